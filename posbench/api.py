@@ -439,18 +439,15 @@ def _words(
     words = list(overrides)
     for key, value in settings.items():
         if isinstance(value, Mapping) and value:
-            parts = {
-                key if (key, name) == ("encoding", "name") else f"{key}.{name}": value[
-                    name
-                ]
-                for name in value
-            }
+            parts = {f"{key}.{name}": part for name, part in value.items()}
+            if "encoding.name" in parts:  # it is typed encoding=NAME
+                parts = {"encoding": parts.pop("encoding.name"), **parts}
             words += _words((), parts, several)
             continue
-        listed = several and isinstance(value, Sequence) and not isinstance(value, str)
-        words.append(
-            f"{key}={','.join(map(_typed_value, value)) if listed else _typed_value(value)}"
-        )
+        text = _typed_value(value)
+        if several and isinstance(value, Sequence) and not isinstance(value, str):
+            text = ",".join(map(_typed_value, value))
+        words.append(f"{key}={text}")
     return words
 
 

@@ -73,14 +73,14 @@ def _hint(arguments: list[str], error: Exception) -> str:
 
 _SETTINGS = """\b
 Settings that people change, with their defaults:
-  encoding=rope                 how tokens know their order; 'posbench list encodings' shows all
-  experiment=demo               size, budget and text: demo, reader, small, tasks, gpt124m ...
+  encoding=rope                 'posbench list encodings' shows all
+  experiment=demo               size, budget, text: demo, reader, small, gpt124m ...
   model=gpt                     the block: gpt, llama or qwen3
-  data=builtin                  the text: wikitext-2, pg19, task/copy ...; your own is data.path=
+  data=builtin                  the text: wikitext-2, pg19, task/copy ...
   data.path=                    your own text: a file, folder or glob
-  data.tokenizer=bpe            bpe, bytes, a tokenizer.json, or a model on the hub: gpt2
+  data.tokenizer=bpe            bpe, bytes, a tokenizer.json, or gpt2 on the hub
   study=demo                    folder below outputs for all runs of a comparison
-  seed=0                        for initial weights, order of the text and random positions
+  seed=0                        for weights, order of the text, random positions
   start=                        begin from the weights of a finished run
   model.n_layers=4              transformer blocks
   model.d_model=128             channels of the residual stream
@@ -88,7 +88,7 @@ Settings that people change, with their defaults:
   training.train_length=64      tokens per sequence
   training.batch_size=32        sequences per forward pass
   training.learning_rate=0.006  the peak
-  ratio=0.0625,...,16           lengths to evaluate, in training lengths; length= in tokens
+  ratio=0.0625,...,16           lengths, in training lengths; length= in tokens
   extension=                    also evaluate RoPE stretched: yarn, ntk, pi ...
   tracking=wandb                Weights & Biases, tensorboard or none
   device=auto                   cpu, cuda, cuda:1 or mps
@@ -474,9 +474,9 @@ def export(
     """Write a run's model as a folder that transformers loads.
 
     It becomes a Llama if it has that block (model=llama) and the encoding is rotary or
-    none; an error says why if not. With code=true it is posbench's own class, for all of its
-    encodings; who loads it needs posbench. The folder is kept only if its logits equal
-    those of the run. It has tokenizer, model card and posbench_parity.json. Needs
+    none; an error says why if not. With code=true it is posbench's own class, for all
+    of its encodings; who loads it needs posbench. The folder is kept only if its logits
+    equal those of the run. It has tokenizer, model card and posbench_parity.json. Needs
     transformers.
     """
     from posbench.huggingface import export

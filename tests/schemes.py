@@ -220,14 +220,12 @@ def by_definition(
     out = []
     for start in range(0, length, block or length):
         rows = slice(start, min(length, start + (block or length)))
-        part = described.replace(
-            rows=rows, keys=slice(0, rows.stop if causal else length)
-        )
-        part = part.replace(window=window, sinks=sinks)
+        seen = slice(0, rows.stop if causal else length)
+        part = described.replace(rows=rows, keys=seen, window=window, sinks=sinks)
         part = part.replace(visible=mask_of(part, q.dtype) == 0)
-        keys = k[:, :, part.keys]
+        keys = k[:, :, seen]
         logits = logits_by_rows(used, q[:, :, rows], keys, part)
-        out.append(used.attend(logits, v[:, :, part.keys], part))
+        out.append(used.attend(logits, v[:, :, seen], part))
     return used.map_outputs(
         torch.cat(out, dim=2), described.replace(rows=slice(0, length))
     )

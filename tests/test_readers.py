@@ -100,6 +100,8 @@ READ: list[tuple[str, bytes, list[str]]] = [
     ("a.csv", b'text,n\r\n"hello\r\nworld",1\r\n', ["hello\r\nworld"]),
     ("a.csv", b"text,n\none\x00two,1\n", ["one\x00two"]),
     ("a.jsonl", '{"text": "a\u2028b\u0085c"}\n'.encode(), ["a\u2028b\u0085c"]),
+    # only the column of the text has to be there once
+    ("a.jsonl", b'{"text": "a", "n": {"x": 1, "x": 2}, "n": 3}\n', ["a"]),
     # blank ones are left out
     (
         "a.jsonl",
@@ -130,9 +132,10 @@ WRONG: list[tuple[str, bytes, str]] = [
     ("a.txt", b"caf\xe9", r"a.txt': not UTF-8 text \(byte 0xe9\): iconv"),
     (
         "a.txt",
-        TEXT.encode("utf-16"),
-        r"a.txt': not UTF-8 text \(byte 0xff\): iconv converts other encodings",
+        TEXT.encode("utf-16-le"),
+        "this looks like UTF-16, not UTF-8: iconv -f UTF-16 converts it",
     ),
+    ("a.csv", "text\nnaïve\n".encode("utf-16-be"), "this looks like UTF-16"),
     (
         "a.csv.gz",
         gzip.compress(b"text\n" + b"a\n" * 9**5 + b"\xe2\x82", mtime=0),

@@ -5,7 +5,6 @@ data in one place.
 """
 
 import dataclasses
-import functools
 import json
 import re
 import typing
@@ -128,6 +127,13 @@ class ModelConfig(Section):
             self.n_kv_heads or self.n_heads,
             "heads of keys and values",
         )
+
+
+def refused(key: str, value: Any, expected: str) -> UserError:
+    """Return the error about a value that a key cannot have."""
+    # as it is typed: null and true, not None and True
+    typed = json.dumps(value, ensure_ascii=False, default=str).replace('"', "'")
+    return UserError(f"{key} is {typed}: expected {expected}")
 
 
 def refuse_uneven(key: str, value: int, divisor: int, parts: str) -> None:
@@ -364,69 +370,60 @@ class Config(Section):
             return encodings.build(encoding.name, shape, encoding.options)
 
     def __post_init__(self) -> None:
+        data, attention = self.data, self.model.attention
+        training, evaluation = self.training, self.evaluation
+        processes = self.runtime.processes or 1
         refuse_uneven(
-            "training.batch_size",
-            self.training.batch_size,
-            self.runtime.processes or 1,
-            "processes",
+            "training.batch_size", training.batch_size, processes, "processes"
         )
-        data, config, length = self.data, self.evaluation, self.training.train_length
-        lists = {
-            f"evaluation.{key}": values
-            for key, values in vars(config).items()
-            if isinstance(values, tuple)
-        }
-        is_task, attention = data.task is not None, self.model.attention
-        unread = (
-            ("evaluation.tasks", "evaluation.at_tokens")
-            if is_task
-            else ("evaluation.offsets",)
-        )
-        protocols = (
-            "problems (experiment=tasks)"
-            if is_task
-            else "fixed_target or nonoverlap, since the data is text"
-        )
-        for key, wrong, expected in (
-            (
-                "data.path",
-                data.path and data.source != "text",
-                f"data=text: data={data.source} does not read it",
-            ),
-            (
-                "data.dataset",
-                data.dataset and data.source != "hub",
-                f"data=hub: data={data.source} does not read it",
-            ),
-            (
-                "model.attention.sinks",
-                attention.sinks and attention.window is None,
-                "model.attention.window",
-            ),
-            (
-                "training.tokens",
-                self.training.steps < 1,
-                f"at least {self.training.tokens_per_step}, one update",
-            ),
-            (
-                "evaluation.protocols",
-                any((name == "problems") != is_task for name in config.protocols),
-                protocols,
-            ),
-            *(
-                (key, len({*lists[key]}) < len(lists[key]), "each value once")
-                for key in lists
-            ),
-            *((key, lists[key], f"[] for data={data.source}") for key in unread),
-            (
-                "evaluation.targets",
-                config.targets > length and not is_task,
-                f"at most training.train_length, {length}",
-            ),
-        ):
-            if wrong:
-                value = functools.reduce(getattr, key.split("."), self)
-                raise UserError(f"{key} is {_as_typed(value)}: expected {expected}")
+        if data.path and data.source != "text":
+            expected = f"data=text: data={data.source} does not read it"
+            raise refused("data.path", data.path, expected)
+        if data.dataset and data.source != "hub":
+            expected = f"data=hub: data={data.source} does not read it"
+            raise refused("data.dataset", data.dataset, expected)
+        if attention.sinks and attention.window is None:
+            raise refused(
+                "model.attention.sinks", attention.sinks, "model.attention.window"
+            )
+        if training.steps < 1:
+            expected = f"at least {training.tokens_per_step}, one update"
+            raise refused("training.tokens", training.tokens, expected)
+        for name, values in vars(evaluation).items():
+            if isinstance(values, tuple) and len(set(values)) < len(values):
+                raise refused(f"evaluation.{name}", values, "each value once")
+        if data.task is None:
+            self._refuse_rows_of_problems()
+        else:
+            self._refuse_rows_of_text()
+
+    def _refuse_rows_of_problems(self) -> None:
+        """Refuse settings of evaluation that only a task has, and targets that do not
+        fit into a training sequence.
+        """
+        evaluation, length = self.evaluation, self.training.train_length
+        if "problems" in evaluation.protocols:
+            expected = "fixed_target or nonoverlap, since the data is text"
+            raise refused("evaluation.protocols", evaluation.protocols, expected)
+        if evaluation.offsets:
+            expected = f"[] for data={self.data.source}"
+            raise refused("evaluation.offsets", evaluation.offsets, expected)
+        if evaluation.targets > length:
+            expected = f"at most training.train_length, {length}"
+            raise refused("evaluation.targets", evaluation.targets, expected)
+
+    def _refuse_rows_of_text(self) -> None:
+        """Refuse settings of evaluation that only a text has."""
+        evaluation = self.evaluation
+        if evaluation.protocols != ("problems",):
+            expected = "problems (experiment=tasks)"
+            raise refused("evaluation.protocols", evaluation.protocols, expected)
+        if evaluation.tasks:
+            raise refused("evaluation.tasks", evaluation.tasks, "[] for data=task")
+        if evaluation.at_tokens:
+            raise refused(
+                "evaluation.at_tokens", evaluation.at_tokens, "[] for data=task"
+            )
 
 
 class ModelElsewhere(Section):  # a model that was trained elsewhere
@@ -488,11 +485,10 @@ def keys(cls: type = Config, prefix: str = "") -> dict[str, Any]:
     hints: dict[str, Any] = {}
     for field in dataclasses.fields(cls):
         key, hint = f"{prefix}{field.name}", field.type
-        hints |= (
-            keys(hint, f"{key}.")
-            if isinstance(hint, type) and dataclasses.is_dataclass(hint)
-            else {key: hint}
-        )
+        if isinstance(hint, type) and dataclasses.is_dataclass(hint):
+            hints |= keys(hint, f"{key}.")
+        else:
+            hints[key] = hint
     return hints
 
 
@@ -513,17 +509,19 @@ def validate(cls: type[_Section], plain: Mapping[str, Any]) -> _Section:
     """Make a section from plain data (`encoding` is flat). A wrong key, type or range
     is a UserError of one line.
     """
-    hints, plain = keys(cls), dict(plain)
-    if isinstance(encoding := plain.get("encoding"), Mapping):
+    hints = keys(cls)
+    plain = dict(plain)
+    encoding = plain.get("encoding")
+    if isinstance(encoding, Mapping):
         fields = {key: encoding.get(key) for key in ("name", *_SOURCE)}
-        plain["encoding"] = fields | {
-            "options": {key: encoding[key] for key in encoding if key not in fields}
-        }
+        options = {key: encoding[key] for key in encoding if key not in fields}
+        plain["encoding"] = fields | {"options": options}
+
     for key, value in flat(plain).items():  # pydantic would read true as 1
-        if kind(hints.get(key)).startswith(("int", "float")) and re.search(
-            "True|False", str(value)
-        ):
-            raise UserError(f"{key} is {_as_typed(value)}: expected a number")
+        is_number = kind(hints.get(key)).startswith(("int", "float"))
+        if is_number and re.search("True|False", str(value)):
+            raise refused(key, value, "a number")
+
     if cls not in _READERS:  # making a reader takes longer than all that it will read
         import pydantic
 
@@ -539,25 +537,20 @@ def _mistake(errors: Any, keys: Collection[str]) -> UserError:
     keys.
     """
     error = errors.errors(include_url=False)[0]
+    place, mistake, message = error["loc"], error["type"], error["msg"]
     # indices into lists say little
-    parts = [part for part in error["loc"] if isinstance(part, str)]
-    key, mistake, value = ".".join(parts), error["type"], error["input"]
+    key = ".".join(part for part in place if isinstance(part, str))
     if mistake == "unexpected_keyword_argument":
         return unknown("key", key, keys, "'posbench train --cfg' shows all")
-    if mistake in ("missing", "missing_argument") and isinstance(error["loc"][-1], str):
+    if mistake in ("missing", "missing_argument") and isinstance(place[-1], str):
         return UserError(f"missing key '{key}'")
-    expected = _EXPECTED.get(mistake.partition("_")[0]) or error["msg"].removeprefix(
-        "Input should be "
-    )
-    expected = expected.replace("greater than or equal to", "at least").replace(
-        "less than or equal to", "at most"
-    )
-    return UserError(f"{key} is {_as_typed(value)}: expected {expected}")
 
-
-def _as_typed(value: Any) -> str:
-    """Return a value as it is typed: null and true, not None and True."""
-    return json.dumps(value, ensure_ascii=False, default=str).replace('"', "'")
+    expected = _EXPECTED.get(mistake.partition("_")[0])
+    if expected is None:
+        expected = message.removeprefix("Input should be ")
+        expected = expected.replace("greater than or equal to", "at least")
+        expected = expected.replace("less than or equal to", "at most")
+    return refused(key, error["input"], expected)
 
 
 def load_saved(path: Path) -> AnyConfig:
@@ -579,8 +572,10 @@ def to_container(config: Any) -> dict[str, Any]:
     name.
     """
     plain: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(config)))
-    source = {key: path for key in _SOURCE if (path := plain["encoding"].pop(key))}
-    plain["encoding"] |= plain["encoding"].pop("options") | source
+    encoding = plain["encoding"]
+    source = {key: encoding.pop(key) for key in _SOURCE}
+    encoding |= encoding.pop("options")
+    encoding |= {key: value for key, value in source.items() if value}
     return plain
 
 
@@ -588,9 +583,8 @@ def flat(container: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     """Return nested dictionaries as one, with dotted keys."""
     settings: dict[str, Any] = {}
     for key, value in container.items():
-        settings |= (
-            flat(value, f"{prefix}{key}.")
-            if isinstance(value, dict)
-            else {f"{prefix}{key}": value}
-        )
+        if isinstance(value, dict):
+            settings |= flat(value, f"{prefix}{key}.")
+        else:
+            settings[f"{prefix}{key}"] = value
     return settings

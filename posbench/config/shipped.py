@@ -48,7 +48,9 @@ def configs_dir() -> Path:
 def choices(
     group: str, folders: Sequence[Path] = (), pattern: str = PLAIN
 ) -> dict[str, Path]:
-    """Return a group's files by name. If several folders have a name, the first counts."""
+    """Return a group's files by name. If several folders have a name, the first
+    counts.
+    """
     roots = [folder / group for folder in (configs_dir(), *reversed(folders))]
     return dict(
         sorted(

@@ -265,13 +265,18 @@ def _rows(path: Path, column: str) -> Iterator[Any]:
 
     packed = PACKED.get(path.suffix.lower())
     binary = io.BufferedReader(pyarrow.input_stream(str(path), packed))
-    head = binary.peek(4096).lstrip(b"\xef\xbb\xbf \t\r\n")
+    head = binary.peek(4096)[:4096]
+    # ASCII in UTF-16 is valid UTF-8, with zeros between
+    zeros = max(head[::2].count(0), head[1::2].count(0))
+    if zeros > len(head) / 4:
+        raise ValueError(
+            "this looks like UTF-16, not UTF-8: iconv -f UTF-16 converts it"
+        )
+    head = head.lstrip(b"\xef\xbb\xbf \t\r\n")
 
     def row_of(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        row = dict(pairs)
-        if len(row) < len(pairs):
-            refuse_unclear(column, [name for name, _ in pairs])
-        return row
+        refuse_double(column, [name for name, _ in pairs])
+        return dict(pairs)
 
     lines = io.TextIOWrapper(binary, "utf-8-sig", newline="")
     if ending in WHOLE:
@@ -312,10 +317,15 @@ def cell_text(value: Any, column: str) -> str:
     return value
 
 
-def refuse_unclear(column: str, columns: Sequence[str]) -> None:
-    """Raise ValueError if the column is not there, or more than once."""
+def refuse_double(column: str, columns: Sequence[str]) -> None:
+    """Raise ValueError if the column is there more than once."""
     if columns.count(column) > 1:
         raise ValueError(f"there are {columns.count(column)} columns '{column}'")
+
+
+def refuse_unclear(column: str, columns: Sequence[str]) -> None:
+    """Raise ValueError if the column is not there, or more than once."""
+    refuse_double(column, columns)
     if column not in columns:
         names = ", ".join(columns)[:200] or "none"
         cure = f"data.column={nearest(column, columns) or 'NAME'}"

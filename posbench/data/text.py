@@ -45,7 +45,9 @@ _FACTORS = np.random.default_rng(0).integers(
 
 
 class Texts(Sequence[str]):
-    """Parts of documents. Each is read when it is asked for; `sizes` are in characters."""
+    """Parts of documents. Each is read when it is asked for; `sizes` are in
+    characters.
+    """
 
     def __init__(self, document: Callable[[int], str], parts: Any) -> None:
         self.document = document
@@ -147,9 +149,8 @@ def _split(config: DataConfig, given: dict[str, Texts]) -> tuple[str, dict[str, 
     elif len(texts) < FEWEST_DOCUMENTS:
         count = config.test_pieces or FEWEST_STRETCHES
         parts = stretches(texts.sizes.tolist(), count)
-        return "stretches", {
-            split: Texts(texts.document, parts[split]) for split in parts
-        }
+        splits = {split: Texts(texts.document, parts[split]) for split in SPLITS}
+        return "stretches", splits
     return "document", _by_document(texts, names, shares, config.test_pieces or 0)
 
 

@@ -133,7 +133,9 @@ class Tokenizer:
 
 
 def train_bpe(texts: Iterable[str], vocab_size: int) -> Tokenizer:
-    """Train byte-level BPE. On little text the vocabulary is smaller than `vocab_size`."""
+    """Train byte-level BPE. On little text the vocabulary is smaller than
+    `vocab_size`.
+    """
     inner = _byte_level(models.BPE())
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size, special_tokens=[SEPARATOR], show_progress=False

@@ -69,7 +69,9 @@ class Tokens:
         return TrainingBatches(self.train.ids, length, rows, seed, self.separator)
 
     def validation_batches(self, training: TrainingConfig) -> list[Batch]:
-        """Return a fixed part of the validation text, in blocks of the training length."""
+        """Return a fixed part of the validation text, in blocks of the training
+        length.
+        """
         by_document = []
         for batch in batches.validation_batches(
             self.validation.ids,

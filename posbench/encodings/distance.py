@@ -294,8 +294,9 @@ class DynamicBias(Encoding):
         self.log = log
         width = width or max(1, shape.d_model // 4)
         blocks = [nn.Sequential(nn.Linear(1, width), nn.SiLU())]
-        for _ in range(depth - 1):
-            blocks.append(nn.Sequential(nn.Linear(width, width), nn.SiLU()))
+        blocks += [
+            nn.Sequential(nn.Linear(width, width), nn.SiLU()) for _ in range(depth - 1)
+        ]
         self.network = nn.Sequential(*blocks, nn.Linear(width, shape.n_heads))
 
     def distance_bias(self, distance: Tensor, layer: Layer) -> Tensor:

@@ -43,9 +43,9 @@ class Layered(Wrapper):
         distinct = list(dict.fromkeys(keys))
 
         self.chunks: list[int | None] = []
-        inners = []
-        for key in distinct:
-            inners.append(self.entry(layers, keys.index(key), keys.count(key)))
+        inners = [
+            self.entry(layers, keys.index(key), keys.count(key)) for key in distinct
+        ]
         self.adopt(inners)
 
         at_input = [inner.name for inner in inners if "embed" in inner.hooks]

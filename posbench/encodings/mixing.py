@@ -349,10 +349,10 @@ class LearnedSinks(Wrapper):
 
     def at(self, layer: Layer) -> tuple[Encoding, Layer]:
         inner, inner_layer = self.within(layer)
-        sinks = self.sinks[layer.index]  # s, (H,)
 
         def attend(logits: Tensor, v: Tensor, inside: Layer) -> Tensor:
-            column = sinks[:, None, None].expand(*logits.shape[:-1], 1)
+            sinks = self.sinks[layer.index][:, None, None]  # s, (H, 1, 1)
+            column = sinks.expand(*logits.shape[:-1], 1)
             with_sink = torch.cat((logits, column), dim=-1)
             weights = with_sink.softmax(-1)[..., :-1]
             return weights @ v.to(weights.dtype)

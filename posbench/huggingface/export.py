@@ -2,7 +2,8 @@
 
     block               encoding                 architecture
     rmsnorm + swiglu    rotary, none             Llama
-    any                 any, with code=true      posbench's own class, which `modeling_posbench.py` imports
+    any                 any, with code=true      posbench's own class, which
+                                                 `modeling_posbench.py` imports
 
 The folder is written under a temporary name, read again, compared and renamed: it is
 equal to the run, or absent.
@@ -63,8 +64,8 @@ ids = torch.tensor([[tokenizer.bos_token_id, *tokenizer("Some text").input_ids]]
 logits = model(ids).logits
 ```
 
-In training `{SEPARATOR}` began every document. The tokenizer does not add it: put its id first yourself, as above.
-Generation also ends at this id."""
+In training `{SEPARATOR}` began every document. The tokenizer does not add it: put its
+id first yourself, as above. Generation also ends at this id."""
 
 # one per length: `length`, `difference` of logits, `largest_logit`, `limit`
 Agreements = list[dict[str, float]]
@@ -124,12 +125,14 @@ def export(run: Path, folder: Path, code: bool = False) -> str:
                 " nothing is written"
             )
         (architecture,) = settings["architectures"]
+        remark = "" if settings["use_cache"] else _NO_CACHE
+        if code:
+            remark = modeling.REMARK
         about = (
             f"A small GPT, trained at {length:,} tokens of"
             f" `{config.data.dataset or config.data.name}` by posbench, as "
             f"`{architecture}`, after {trained.step:,} of {config.training.steps:,}"
-            " updates. It is for measuring, not "
-            f"for use.{modeling.REMARK if code else '' if settings['use_cache'] else _NO_CACHE}"
+            f" updates. It is for measuring, not for use.{remark}"
         )
         use = (
             _USE.replace("float32)", "float32, trust_remote_code=True)")

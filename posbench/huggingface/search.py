@@ -33,7 +33,9 @@ _LEAN = ("protocol=fixed_target", "evaluation.windowed=false", "evaluation.sinks
 
 
 def candidates(ratio: float) -> list[str]:
-    """Return the extensions to try; `ratio`: the length divided by the training length."""
+    """Return the extensions to try; `ratio`: the length divided by the training
+    length.
+    """
     factors = [f"{multiple * ratio:g}" for multiple in MULTIPLES]
     return [f"{method}:factor={factor}" for method in METHODS for factor in factors] + [
         "dynamic_ntk"

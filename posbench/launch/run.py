@@ -157,7 +157,7 @@ def start_processes(
                 ranks.append(pool.start_process(pool.SPAWNED, job, environment, output))
             deadline = math.inf
             while (
-                any([process.exitcode is None for process in ranks])
+                any(process.exitcode is None for process in ranks)
                 and time.monotonic() < deadline
             ):
                 while received:

@@ -1,4 +1,4 @@
-"""The words that the sweeps of a study were typed with: `sweep.json` beside its runs."""
+"""What the sweeps of a study were typed with: `sweep.json` beside its runs."""
 
 import json
 from pathlib import Path

@@ -71,6 +71,7 @@ class Addition(Task):
         for place in range(length, 0, -1):
             total[:, place - 1] += total[:, place] // 10  # the carry
         if self.hints:
+            # a leading zero, for the answer's first hint
             terms = np.pad(terms, ((0, 0), (0, 0), (1, 0)))
 
         numbers = [_DIGIT + digits[:, :, None] for digits in (*terms, total % 10)]

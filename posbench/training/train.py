@@ -26,7 +26,8 @@ from posbench.run import TOKENIZER, checkpoint, tracking
 from posbench.run.run import Run
 from posbench.terminal import console
 from posbench.terminal.signals import signals_as_errors, stop_signals
-from posbench.training.resume import resume, save
+from posbench.training.duties import Duties
+from posbench.training.resume import resume
 from posbench.training.schedule import schedule_of
 from posbench.training.step import (
     Clock,
@@ -36,7 +37,7 @@ from posbench.training.step import (
     learning_rate,
     tell_progress,
 )
-from posbench.training.validation import validate, validation_of
+from posbench.training.validation import validation_of
 
 logger = logging.getLogger(__name__)
 _MORE_ROOM = (
@@ -175,19 +176,17 @@ def fit(
     if run and run.tracker:
         run.tracker.send()
 
-    def log(step: int, values: dict[str, float]) -> None:
-        if run:
-            n_tokens = step * training.tokens_per_step
-            run.log({"step": step, "tokens": n_tokens, **values})
-
-    def evaluate_on_the_way(step: int) -> None:
-        n_tokens = step * training.tokens_per_step
-        logger.info("after %s tokens of training:", f"{n_tokens:,}")
-        with clock.paused():
-            evaluate(step, schedule.evaluations[step])
-
+    duties = Duties(
+        trainer=trainer,
+        run=run,
+        clock=clock,
+        schedule=schedule,
+        validation=validation,
+        is_task=isinstance(tokens, TaskData),
+        evaluate=evaluate,
+    )
     if first_step == 0 and 0 in schedule.evaluations:
-        evaluate_on_the_way(0)
+        duties.evaluate_on_the_way(0)
 
     progress: contextlib.AbstractContextManager[console.Updates | None]
     progress = contextlib.nullcontext()
@@ -212,16 +211,10 @@ def fit(
                 # these updates may bring no signal: `stopped` holds it
                 unread.read()
 
-            if "log" in due:
-                log(step, _training_row(loss, norm, rate, clock.speed(step)))
-            if "validate" in due:
-                log(step, validate(trainer, validation, isinstance(tokens, TaskData)))
-            # before a checkpoint, from which a resumed run would not come back here
-            if "evaluate" in due:
-                evaluate_on_the_way(step)
+            duties.after(step, due, loss, norm, rate)
             stopped = stopped or world.stopped_by()
-            if run and ("save" in due or stopped):
-                save(run, trainer, step, clock)
+            if "save" in due or stopped:
+                duties.save(step)
         # No process ends before rank 0 has saved: its launcher might then end rank 0. A
         # signal may come meanwhile.
         stopped = world.from_first(stopped or next(iter(world.received), None))
@@ -230,16 +223,3 @@ def fit(
         raise Stopped(stopped, f"stopped by {name} after step {step}; saved")
     tell_progress(trainer.model, 1.0)
     return step - first_step
-
-
-def _training_row(
-    loss: float, norm: float, rate: float, speed: dict[str, float]
-) -> dict[str, float]:
-    """Return what is logged of an update, in seven digits."""
-    numbers = {
-        "train/loss": loss,
-        "train/grad_norm": norm,
-        "train/learning_rate": rate,
-        **speed,
-    }
-    return {name: float(f"{number:.7g}") for name, number in numbers.items()}
