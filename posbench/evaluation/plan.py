@@ -86,6 +86,7 @@ def measurements(
     model.
     """
     all_lengths = lengths_of(settings, train_length)
+    shorter = [length for length in all_lengths if length < train_length]
     lengths = [length for length in all_lengths if length >= train_length]
 
     @functools.cache  # rows with equal windows share their forward passes
@@ -106,38 +107,43 @@ def measurements(
     for protocol in settings.protocols:
         points = [(AS_TRAINED, length) for length in lengths]
         if protocol == "fixed_target":
-            shorter = [length for length in all_lengths if length < train_length]
             points = [(AS_TRAINED, length) for length in shorter]
-            points += varied(settings, lengths, train_length)
+            points += variants_at(settings, lengths, train_length)
         windows = windows_of(protocol, settings.targets)
         for variant, length in points:
             rows.append(Measurement(protocol, length, windows.get(length), variant))
 
     for text in settings.tasks:
-        _, colon, options = text.partition(":")
-        points = varied(settings, lengths, train_length)
+        of_task = lengths
         if text == "offset":  # its first row is the baseline
-            points = varied(settings, sorted({train_length, *lengths}), train_length)
-        for variant, length in points:
+            of_task = sorted({train_length, *lengths})
+        for variant, length in variants_at(settings, of_task, train_length):
             for probe in probes.of(text, length, settings.targets, train_length):
+                windows = windows_of("fixed_target", probe.targets)
+                # `offset` reads no more than the window, wherever the passage stands
                 if variant.window is not None and probe.length <= variant.window:
                     continue
-                windows = windows_of("fixed_target", probe.targets)
-                row = Measurement(
-                    "task",
-                    probe.length,
-                    windows.get(probe.length),
-                    variant,
-                    offset=probe.offset,
-                    rewrite=probe.rewrite,
-                    poses=probe.poses,
-                    task=f"{probe.task}{colon}{options}",
-                )
-                rows.append(row)
+                rows.append(_of_probe(text, probe, windows.get(probe.length), variant))
     return rows
 
 
-def varied(
+def _of_probe(
+    text: str, probe: probes.Probe, windows: Windows | None, variant: Variant
+) -> Measurement:
+    _, colon, options = text.partition(":")
+    return Measurement(
+        "task",
+        probe.length,
+        windows,
+        variant,
+        offset=probe.offset,
+        rewrite=probe.rewrite,
+        poses=probe.poses,
+        task=f"{probe.task}{colon}{options}",
+    )
+
+
+def variants_at(
     settings: EvaluationConfig, lengths: list[int], train_length: int
 ) -> list[tuple[Variant, int]]:
     """Return variants with lengths: plain, baselines where they differ from it, and

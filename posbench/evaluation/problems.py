@@ -87,15 +87,13 @@ def measurements(
     length_of = {task.size(length): length for length in sorted(lengths)}
 
     points = []
-    for variant, size in plan.varied(settings, list(length_of), train_length):
+    for variant, size in plan.variants_at(settings, list(length_of), train_length):
         if variant.extension is None or length_of[size] >= longest:
             points.append(TaskPoint(length_of[size], variant))
-    for offset in settings.offsets:
-        points.append(TaskPoint(longest, offset=offset))
+    points += [TaskPoint(longest, offset=offset) for offset in settings.offsets]
+    tested = [ratio * longest for ratio in VARIED if ratio in settings.ratios]
     for of_task in task.variants:
-        for ratio in VARIED:
-            if ratio in settings.ratios:
-                points.append(TaskPoint(ratio * longest, of_task=of_task))
+        points += [TaskPoint(length, of_task=of_task) for length in tested]
     return points
 
 
