@@ -167,13 +167,10 @@ def _planned(
         row, extension_options=plain(facts), targets_sha256=digest
     )
 
-    def measure() -> EvaluationRow:
-        if measurement.poses is None:
-            return _measured(row, evaluation, measurement, nll_of(measurement))
-        # not kept from above: the problems of all rows would take much memory
-        return problems.ranked(row, subject, make_choices(), evaluation)
-
-    return row, measure
+    # the problems of all rows would take much memory, so they are made again
+    if measurement.poses is None:
+        return row, lambda: _measured(row, evaluation, measurement, nll_of(measurement))
+    return row, lambda: problems.ranked(row, subject, make_choices(), evaluation)
 
 
 def _varied(evaluation: Evaluation, measurement: Measurement) -> Varied:
