@@ -3,7 +3,8 @@ known beforehand.
 """
 
 import dataclasses
-from collections.abc import Callable, Iterator
+import types
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import pytest
@@ -25,8 +26,7 @@ from posbench.evaluation.models import (
     nll_of,
     predicted,
 )
-from posbench.evaluation.plan import check
-from posbench.evaluation.probes import Choice, Material
+from posbench.evaluation.probes import Choice, Encode, Material
 from posbench.model.gpt import build
 from posbench.run.rows import EvaluationRow
 
@@ -87,7 +87,7 @@ def text(n: int = 40_000) -> TokenSplit:
 
 
 def pose_of(task: str, length: int, material: Material) -> probes.Pose:
-    (probe,) = probes.of(task, [length], 8, L)
+    (probe,) = probes.of(task, length, 8, L)
     assert probe.poses is not None
     return probe.poses(material)
 
@@ -96,11 +96,9 @@ def material(tokenizer: Tokenizer) -> Material:
     return Material(text().ids.astype(np.int64), tokenizer.encode)
 
 
-def posed_to(
-    number_of: int, task: str, length: int, tokenizer: Tokenizer
-) -> list[Choice]:
-    pose = pose_of(task, length, material(tokenizer))
-    return [pose(np.arange(length) + V, number) for number in range(number_of)]
+def posed(task: str, tokenizer: Tokenizer) -> list[Choice]:
+    pose = pose_of(task, 2 * L, material(tokenizer))
+    return [pose(np.arange(2 * L) + V, number) for number in range(PROBLEMS)]
 
 
 @pytest.fixture(scope="module")
@@ -111,7 +109,7 @@ def tokenizer() -> Tokenizer:
 
 
 def rows_of(
-    subject: Planted, config: Config, tokenizer: Tokenizer | None, *tasks: str
+    subject: Planted, config: Config, encode: Encode, *tasks: str
 ) -> list[EvaluationRow]:
     settings = dataclasses.replace(
         config.evaluation,
@@ -122,17 +120,16 @@ def rows_of(
         protocols=("fixed_target",),
         tasks=tasks,
     )
-    cpu = torch.device("cpu")
-    of = {
-        "subject": subject,
-        "split": text(),
-        "token_bytes": None,
-        "tokenizer": tokenizer,
-    }
-    rows = evaluate(
-        Evaluation(**of, settings=settings, checkpoint_step=7, dtype="fp32", device=cpu)
+    asked = Evaluation(
+        subject=subject,
+        split=text(),
+        tokenizer=types.SimpleNamespace(encode=encode, token_bytes=None),
+        settings=settings,
+        checkpoint_step=7,
+        dtype="fp32",
+        device=torch.device("cpu"),
     )
-    return [row for row in rows if row.task]
+    return [row for row in evaluate(asked) if row.task]
 
 
 @pytest.mark.slow
@@ -143,7 +140,7 @@ def test_who_looks_up_is_right_and_who_ignores_context_is_at_chance(
     rows = rows_of(
         Planted(looks_up),
         tiny_config,
-        tokenizer,
+        tokenizer.encode,
         "passkey",
         "induction",
         "passkey:depth=0",
@@ -169,7 +166,7 @@ def test_who_looks_up_is_right_and_who_ignores_context_is_at_chance(
     for row in rows_of(
         ignores_context,
         tiny_config,
-        tokenizer,
+        tokenizer.encode,
         "passkey",
         "induction",
         "induction:pairs=2",
@@ -187,7 +184,7 @@ def test_who_looks_up_is_right_and_who_ignores_context_is_at_chance(
     alike = rows_of(
         Planted(lambda ids, candidates: np.ones(len(candidates))),
         tiny_config,
-        tokenizer,
+        tokenizer.encode,
         "induction",
     )
     assert {row.accuracy for row in alike} == {0.0}  # none is the likeliest
@@ -237,7 +234,7 @@ def test_each_answer_is_right_equally_often(
     """Always "3" was right in 14.8 % of 128 windows, and always the first pair in 17.2
     %.
     """
-    right = [choice.right for choice in posed_to(PROBLEMS, task, 2 * L, tokenizer)]
+    right = [choice.right for choice in posed(task, tokenizer)]
     counts = np.bincount(right, minlength=answers)
     assert len(counts) == answers and np.ptp(counts) <= 1
     # no fixed order
@@ -266,46 +263,44 @@ def test_a_model_of_ours_ranks_by_the_loss_that_it_has(
     assert np.ptp(got) > 0.01
 
 
+def as_bytes(texts: Sequence[str]) -> list[np.ndarray]:
+    return [np.array(list(text.encode())) for text in texts]
+
+
 @pytest.mark.slow
-def test_what_cannot_be_posed_is_a_row_that_says_why(
-    tiny_config: Config, tokenizer: Tokenizer
-) -> None:
-    for encode, reason in (
-        (None, "tokenizer, which is not known"),
-        (
-            lambda texts: [np.zeros(30, np.int64)] * len(texts),
-            "no token of its own for each answer",
-        ),
-        (
-            lambda texts: [np.array(list(text.encode())) for text in texts],
-            "sentences are 75 tokens of this model",
-        ),
-    ):
-        with pytest.raises(Undefined, match=reason):
-            pose_of("passkey", L, Material(np.arange(99), encode))(np.arange(L), 0)
-    rows = rows_of(
-        Planted(looks_up), tiny_config, None, "passkey", "induction:pairs=40"
-    )
-    statuses = {
-        (row.task, row.length): row.status for row in rows if row.window is None
-    }
-    assert {status for (task, _), status in statuses.items() if task == "passkey"} == {
-        "undefined"
-    }
-    assert (
-        statuses["induction:pairs=40", L] == "undefined"
-        and statuses["induction:pairs=40", 2 * L] == "ok"
-    )
+def test_what_cannot_be_posed_is_a_row_that_says_why(tiny_config: Config) -> None:
+    tasks = ("passkey", "induction:pairs=40")
+    rows = rows_of(Planted(looks_up), tiny_config, as_bytes, *tasks)
+    undefined = {row.task: row.reason for row in rows if row.status == "undefined"}
+    assert "sentences are 75 tokens of this model" in undefined["passkey"]
+    assert "no room for 40 pairs" in undefined["induction:pairs=40"]
+    assert {row.length for row in rows if row.status == "ok"} == {2 * L, 8 * L}
+
+
+def test_a_tokenizer_without_tokens_for_digits_poses_no_passkey() -> None:
+    zeros = Material(np.arange(99), lambda texts: [np.zeros(30)] * len(texts))
+    with pytest.raises(Undefined, match="no token of its own for each answer"):
+        pose_of("passkey", L, zeros)(np.arange(L), 0)
+
+
+def test_a_text_of_few_tokens_poses_no_pairs() -> None:
     with pytest.raises(Undefined, match="17 different tokens"):
-        pose_of("induction", L, Material(np.arange(17), None))(np.arange(L), 0)
-    for asked, reason in (
-        ("passkey:depth=2", "0 to 1 with one key"),
-        ("passkey:keys=11", "expected 1 to 10"),
-        ("induction:pairs=1", "2 to 64"),
-    ):
-        settings = dataclasses.replace(tiny_config.evaluation, tasks=(asked,))
-        with pytest.raises(UserError, match=reason):
-            check(dataclasses.replace(tiny_config, evaluation=settings))
+        pose_of("induction", L, Material(np.arange(17), as_bytes))
+
+
+@pytest.mark.parametrize(
+    ("task", "reason"),
+    [
+        ("passkey:depth=2", "less than or equal to 1 "),
+        ("passkey:keys=2:depth=0.5", "expected one key"),
+        ("passkey:keys=11", "less than or equal to 10 "),
+        ("induction:pairs=1", "greater than or equal to 2 "),
+        ("shuffle:keep=1", "at least evaluation.targets"),
+    ],
+)
+def test_an_option_out_of_range_is_refused(task: str, reason: str) -> None:
+    with pytest.raises(UserError, match=reason):
+        probes.of(task, L, 8, L)
 
 
 def test_problems_are_those_of_rows_that_exist(tokenizer: Tokenizer) -> None:
@@ -318,6 +313,4 @@ def test_problems_are_those_of_rows_that_exist(tokenizer: Tokenizer) -> None:
         "induction": "289f3d935e3fe51c",
     }
     for task, digest in digests.items():
-        assert problems.sha256(posed_to(PROBLEMS, task, 2 * L, tokenizer)).startswith(
-            digest
-        ), task
+        assert problems.sha256(posed(task, tokenizer)).startswith(digest), task

@@ -8,6 +8,7 @@ import math
 import pathlib
 import shutil
 import signal
+import types
 from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
@@ -106,15 +107,15 @@ def rows_of(
     config: Config,
     known: Sequence[EvaluationRow] = (),
 ) -> list[EvaluationRow]:
-    cpu, sizes = torch.device("cpu"), np.arange(V) % 3 + 1
+    sizes = np.arange(V) % 3 + 1
     asked = Evaluation(
         subject=subject,
         split=split,
-        token_bytes=sizes,
+        tokenizer=types.SimpleNamespace(token_bytes=sizes, encode=None),
         settings=config.evaluation,
         checkpoint_step=7,
         dtype="fp32",
-        device=cpu,
+        device=torch.device("cpu"),
     )
     return list(evaluate(asked, known))
 
@@ -245,13 +246,15 @@ def test_options_of_probes_change_what_is_read_and_stand_in_the_rows_task(
     config: Config,
 ) -> None:
     ids = np.arange(65)
-    (probe,) = probes.of("shuffle:keep=20", [20, 64], 8, 32)
+    assert not probes.of("shuffle:keep=20", 20, 8, 32)
+    (probe,) = probes.of("shuffle:keep=20", 64, 8, 32)
     assert probe.rewrite is not None
     changed = probe.rewrite(ids)
     assert (changed[44:] == ids[44:]).all() and (changed[:44] != ids[:44]).any()
     assert sorted(changed[:44]) == list(range(44))
     # in 6 tokens there is no room
-    copied, control = probes.of("repeat:size=3", [6, 64], 8, 32)
+    assert not probes.of("repeat", 6, 3, 32)
+    copied, control = probes.of("repeat", 64, 3, 32)
     assert (
         copied.rewrite is not None
         and control.rewrite is None

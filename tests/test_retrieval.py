@@ -115,15 +115,14 @@ def rows_of(
         protocols=("nonoverlap",),
         tasks=(task,),
     )
-    of = {
-        "subject": subject,
-        "split": text,
-        "token_bytes": None,
-        "tokenizer": tokenizer,
-        "dtype": "fp32",
-    }
     asked = Evaluation(
-        **of, settings=settings, checkpoint_step=7, device=torch.device("cpu")
+        subject=subject,
+        split=text,
+        tokenizer=tokenizer,
+        settings=settings,
+        checkpoint_step=7,
+        dtype="fp32",
+        device=torch.device("cpu"),
     )
     return [row for row in evaluate(asked) if row.task]
 

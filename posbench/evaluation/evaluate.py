@@ -10,10 +10,8 @@ import functools
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from posbench import machine
 from posbench.config.schema import EvaluationConfig
@@ -25,7 +23,6 @@ from posbench.evaluation.models import (
     Floats,
     NotFinite,
     Subject,
-    Variant,
     Varied,
     check_finite,
     score,
@@ -49,39 +46,48 @@ def evaluate(
         for row, measure in evaluation.planned():
             if any(same_row(row, other, evaluation.settings) for other in existing):
                 continue
-            if row.status == "ok":
-                started = time.monotonic()
-                machine.reset_peak_memory(evaluation.device)
-                try:
-                    row = measure(row)
-                except NotFinite as error:
-                    row = dataclasses.replace(row, status="failed", reason=str(error))
-                except UserError as error:  # from a user's own encoding
-                    raise RunFailed(f"at {row.length} tokens: {error}") from error
-                # almost 0 if another row computed the nll
-                seconds = round(time.monotonic() - started, 3)
-                peak = machine.peak_memory(evaluation.device)
-                row = dataclasses.replace(row, seconds=seconds, peak_memory_bytes=peak)
+            if measure is not None:
+                row = _computed(row, measure, evaluation)
             yield row
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Evaluation(AnyEvaluation):
-    """An evaluation on text."""
+def same_row(
+    row: EvaluationRow, other: EvaluationRow, settings: EvaluationConfig
+) -> bool:
+    """Return whether `other`, from a file, is the same row, by what is known before the
+    forward passes.
 
-    subject: Subject
-    split: TokenSplit  # the text that `settings.split` names
-    # UTF-8 bytes of each token id; None: tokens are no exact pieces of text
-    token_bytes: NDArray[np.integer] | None
-    # counts the training tokens; None: these are unknown
-    reader: CachedNGrams | None = None
-    tokenizer: Tokenizer | None = None  # the subject's tokenizer; None: unknown
+    The precision is compared unless the settings leave it to `auto`, which may choose
+    another on another machine.
+    """
+    columns = [*EVALUATION_KEY, "extension_options", "targets_sha256"]
+    # that a row fails, and why, is known only after its passes
+    if other.status != "failed":
+        columns += ["status", "reason"]
+    if settings.precision != "auto":
+        columns.append("dtype")
+    return all(getattr(row, column) == getattr(other, column) for column in columns)
 
-    def planned(self) -> list[Planned]:
-        # rows with equal forward passes share them
-        nll_of = functools.cache(functools.partial(_nll, self))
-        wanted = measurements(self.settings, self.split, self.subject.train_length)
-        return [_planned(self, measurement, nll_of) for measurement in wanted]
+
+def _computed(
+    row: EvaluationRow,
+    measure: Callable[[], EvaluationRow],
+    evaluation: AnyEvaluation,
+) -> EvaluationRow:
+    """Return the row with its numbers, or why it failed, and what it took."""
+    started = time.monotonic()
+    machine.reset_peak_memory(evaluation.device)
+    try:
+        row = measure()
+    except NotFinite as error:
+        row = dataclasses.replace(row, status="failed", reason=str(error))
+    except UserError as error:  # from a user's own encoding
+        raise RunFailed(f"at {row.length} tokens: {error}") from error
+
+    # almost 0 if another row computed the nll
+    seconds = round(time.monotonic() - started, 3)
+    peak = machine.peak_memory(evaluation.device)
+    return dataclasses.replace(row, seconds=seconds, peak_memory_bytes=peak)
 
 
 def describe(row: EvaluationRow) -> str:
@@ -106,82 +112,76 @@ def describe(row: EvaluationRow) -> str:
     return f"{label}: {', '.join(parts)}"
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Evaluation(AnyEvaluation):
+    """An evaluation on text."""
+
+    subject: Subject
+    split: TokenSplit  # the text that `settings.split` names
+    tokenizer: Tokenizer  # the subject's
+    # counts the training tokens; None: these are unknown
+    reader: CachedNGrams | None = None
+
+    def planned(self) -> list[Planned]:
+        # rows with equal forward passes share them
+        nll_of = functools.cache(functools.partial(_nll, self))
+        wanted = measurements(self.settings, self.split, self.subject.train_length)
+        return [_planned(self, measurement, nll_of) for measurement in wanted]
+
+
 def _planned(
     evaluation: Evaluation,
     measurement: Measurement,
     nll_of: Callable[[Measurement], Floats],
 ) -> Planned:
-    """Return a row with all that is known before its forward passes, and the function
-    that fills in its numbers.
-    """
-    windows, variant, split = measurement.windows, measurement.variant, evaluation.split
+    split = evaluation.split
+    windows = measurement.windows
     row = evaluation.row(
         protocol=measurement.protocol,
         length=measurement.length,
         length_ratio=measurement.length / evaluation.subject.train_length,
-        window=variant.window,
-        extension=variant.name,
+        window=measurement.variant.window,
+        extension=measurement.variant.name,
         task=measurement.task,
         offset=measurement.offset or None,
         documents=windows.documents if windows else None,
     )
-    if not windows:
+    if windows is None:
         reason = (
             f"the {evaluation.settings.split} text has too few windows of"
             f" {measurement.length} tokens"
         )
-        return (
-            dataclasses.replace(row, status="too_short", reason=reason),
-            lambda row: row,
-        )
-    encode = None if evaluation.tokenizer is None else evaluation.tokenizer.encode
+        return dataclasses.replace(row, status="too_short", reason=reason), None
+
+    encode = evaluation.tokenizer.encode
     make_choices = functools.partial(problems.choices_of, measurement, split, encode)
     try:
         subject, facts = _varied(evaluation, measurement)
-        digest = "" if not measurement.poses else problems.sha256(make_choices())
+        if measurement.poses is None:
+            digest = protocols.targets_of(windows).sha256(split)
+        else:
+            digest = problems.sha256(make_choices())
     except Undefined as error:
-        return (
-            dataclasses.replace(row, status="undefined", reason=str(error)),
-            lambda row: row,
-        )
-    targets = protocols.targets_of(windows)
+        return dataclasses.replace(row, status="undefined", reason=str(error)), None
     row = dataclasses.replace(
-        row,
-        extension_options=plain(facts),
-        targets_sha256=digest or targets.sha256(split),
-    )
-    # not kept from above: the problems of all rows would take much memory
-    if measurement.poses:
-        return row, lambda row: problems.ranked(
-            row, subject, make_choices(), evaluation
-        )
-    return row, lambda row: _measured(
-        row, evaluation, variant, targets, nll_of(measurement)
+        row, extension_options=plain(facts), targets_sha256=digest
     )
 
+    # the problems of all rows would take much memory, so they are made again
+    if measurement.poses is None:
+        return row, lambda: _measured(row, evaluation, measurement, nll_of(measurement))
+    return row, lambda: problems.ranked(row, subject, make_choices(), evaluation)
 
-def same_row(
-    row: EvaluationRow, other: EvaluationRow, settings: EvaluationConfig
-) -> bool:
-    """Return whether `other`, from a file, is the same row, by what is known before the
-    forward passes.
 
-    The precision is compared unless the settings leave it to `auto`, which may choose
-    another on another machine.
+def _varied(evaluation: Evaluation, measurement: Measurement) -> Varied:
+    """Return the subject in the variant and at the offset of a row. Raises as
+    `Subject.varied` and `shifted` do.
     """
-    columns = [*EVALUATION_KEY, "extension_options"]
-    # the reason of a failed row is known only after its passes
-    if other.status != "failed" or row.reason:
-        columns.append("reason")
-    if settings.precision != "auto":
-        columns.append("dtype")
-    if row.targets_sha256:
-        columns += (
-            ["targets_sha256"]
-            if other.status == "failed"
-            else ["status", "targets_sha256"]
-        )
-    return all(getattr(row, column) == getattr(other, column) for column in columns)
+    furthest = measurement.length + measurement.offset
+    subject, facts = evaluation.subject.varied(measurement.variant, furthest)
+    if measurement.offset:
+        subject = subject.shifted(measurement.offset)
+    return Varied(subject, facts)
 
 
 def _nll(evaluation: Evaluation, measurement: Measurement) -> Floats:
@@ -190,77 +190,39 @@ def _nll(evaluation: Evaluation, measurement: Measurement) -> Floats:
     """
     assert measurement.windows is not None
     subject, _ = _varied(evaluation, measurement)
-    batch_tokens, world = evaluation.settings.batch_tokens, evaluation.world
     return score(
         subject,
         evaluation.split,
         measurement.windows,
-        batch_tokens,
+        evaluation.settings.batch_tokens,
         measurement.rewrite,
-        world,
+        evaluation.world,
     ).ravel()
 
 
-def _varied(evaluation: Evaluation, measurement: Measurement) -> Varied:
-    """Return the subject in the variant and at the offset of a row. Raises as
-    `Subject.varied` and `shifted` do.
-    """
-    varied = evaluation.subject.varied(
-        measurement.variant, measurement.length + measurement.offset
-    )
-    return (
-        varied._replace(subject=varied.subject.shifted(measurement.offset))
-        if measurement.offset
-        else varied
-    )
-
-
 def _measured(
-    row: EvaluationRow,
-    evaluation: Evaluation,
-    variant: Variant,
-    targets: Targets,
-    nll: Floats,
+    row: EvaluationRow, evaluation: Evaluation, measurement: Measurement, nll: Floats
 ) -> EvaluationRow:
     """Return the row with its mean nll, the interval of this mean over units of text,
     and its sums by unit.
     """
     check_finite(nll)
+    assert measurement.windows is not None
+    targets = protocols.targets_of(measurement.windows)
     documents, unit = _units(targets, evaluation.split)
+    n_documents = len(np.unique(documents))
 
-    def sums_of(nats: Floats) -> list[float]:
-        return [round(total, 4) for total in np.bincount(unit, nats).tolist()]
-
-    tokens, text, reader = np.bincount(unit), evaluation.split.ids, evaluation.reader
-    mean, n_documents = float(nll.mean()), len(np.unique(documents))
+    tokens = np.bincount(unit)
+    mean = float(nll.mean())
     interval = estimate(np.bincount(unit, nll)[None], tokens)
     units = {
         "document": documents.tolist(),
         "tokens": tokens.tolist(),
-        "nll": sums_of(nll),
+        "nll": _sums(nll, unit),
     }
-    columns: dict[str, Any] = {}
-    if evaluation.token_bytes is not None:
-        columns["n_bytes"] = n_bytes = int(
-            evaluation.token_bytes[text[targets.indices]].sum()
-        )
-        columns["bits_per_byte"] = (
-            float(nll.sum()) / math.log(2) / n_bytes if n_bytes else None
-        )
-    # a probe rewrites the text that the reader would score
-    if reader is not None and row.task is None:
-        columns["ngram_order"], of_ngrams = reader.ngrams.best(text, targets.indices)
-        columns["ngram_nll"], units["ngram"] = (
-            float(of_ngrams.mean()),
-            sums_of(of_ngrams),
-        )
-        if row.protocol == "fixed_target" and row.kind == PLAIN:
-            units["cached_ngram"] = sums_of(
-                reader.nll(targets.indices, targets.context)
-            )
-    return dataclasses.replace(
+    row = dataclasses.replace(
         row,
-        mean_context=float(variant.visible(targets.context).mean()),
+        mean_context=float(measurement.variant.visible(targets.context).mean()),
         n_tokens=nll.size,
         n_blocks=targets.n_blocks,
         n_documents=n_documents,
@@ -270,8 +232,30 @@ def _measured(
         ci_high=interval.high(),
         ci_over="documents" if n_documents >= FEW_DOCUMENTS else "segments",
         units=units,
-        **columns,
     )
+
+    text = evaluation.split.ids
+    token_bytes = evaluation.tokenizer.token_bytes
+    if token_bytes is not None:
+        n_bytes = int(token_bytes[text[targets.indices]].sum())
+        bits = float(nll.sum()) / math.log(2)
+        row = dataclasses.replace(row, n_bytes=n_bytes, bits_per_byte=bits / n_bytes)
+
+    reader = evaluation.reader
+    # a probe rewrites the text that the reader would score
+    if reader is not None and row.task is None:
+        order, of_ngrams = reader.ngrams.best(text, targets.indices)
+        ngram_nll = float(of_ngrams.mean())
+        row = dataclasses.replace(row, ngram_order=order, ngram_nll=ngram_nll)
+        units["ngram"] = _sums(of_ngrams, unit)
+        if row.protocol == "fixed_target" and row.kind == PLAIN:
+            with_cache = reader.nll(targets.indices, targets.context)
+            units["cached_ngram"] = _sums(with_cache, unit)
+    return row
+
+
+def _sums(nats: Floats, unit: Integers) -> list[float]:
+    return [round(total, 4) for total in np.bincount(unit, nats).tolist()]
 
 
 def _units(targets: Targets, split: TokenSplit) -> tuple[Integers, Integers]:
@@ -281,12 +265,13 @@ def _units(targets: Targets, split: TokenSplit) -> tuple[Integers, Integers]:
     out, to the stretch of that token.
     """
     order = np.argsort(targets.indices, kind="stable")
-    firsts = targets.indices[order][
-        np.unique(targets.blocks[order], return_index=True)[1]
-    ]
-    stretches = np.searchsorted(split.starts, firsts, side="right") - 1
-    documents = (
-        stretches if split.sources is None else np.asarray(split.sources)[stretches]
-    )
-    unit = units_of_text(documents, None if split.sources is None else stretches)
-    return documents[np.unique(unit, return_index=True)[1]], unit[targets.blocks]
+    _, first_of_block = np.unique(targets.blocks[order], return_index=True)
+    first_targets = targets.indices[order][first_of_block]  # (blocks,)
+
+    stretches = np.searchsorted(split.starts, first_targets, side="right") - 1
+    documents = stretches
+    if split.sources is not None:
+        documents = np.asarray(split.sources)[stretches]
+    unit = units_of_text(documents, stretches)  # of each block
+    _, first_of_unit = np.unique(unit, return_index=True)
+    return documents[first_of_unit], unit[targets.blocks]

@@ -7,7 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from posbench import machine
 from posbench.config.schema import Config, EvaluationConfig
@@ -84,37 +86,36 @@ def evaluate_into(
     `run`: None in every process but the first. Such a process computes its share and
     writes nothing.
     """
-    world, settings = world or World(), config.evaluation
+    world = world or World()
+    settings = config.evaluation
     precision = settings.precision
     if precision == "auto":  # that of the training, perhaps on another machine
         precision = world.from_first(run.record["attempt"]["dtype"] if run else None)
     dtype = machine.resolve_precision(precision, device)
-    arguments: dict[str, Any] = {
+    subject = subject_of(model, config, device, dtype)
+    common: dict[str, Any] = {
+        "subject": subject,
         "settings": settings,
         "checkpoint_step": step,
+        "tokens": step * config.training.tokens_per_step,
+        "dtype": precision,
         "device": device,
         "world": world,
     }
-    arguments |= {
-        "tokens": step * config.training.tokens_per_step,
-        "dtype": precision,
-    }
-    arguments["subject"] = subject_of(model, config, device, dtype)
+
     evaluation: AnyEvaluation
     if isinstance(tokens, TaskData):
-        evaluation = TaskEvaluation(**arguments, task=tokens.task)
+        evaluation = TaskEvaluation(task=tokens.task, **common)
     else:
-        arguments |= {
-            "token_bytes": tokens.tokenizer.token_bytes,
-            "tokenizer": tokens.tokenizer,
-        }
         split = getattr(tokens, settings.split)
         evaluation = Evaluation(
-            **arguments, split=split, reader=_reader(tokens, config, step, split.ids)
+            split=split,
+            tokenizer=tokens.tokenizer,
+            reader=_reader(tokens, config, step, split.ids),
+            **common,
         )
-    return rows_into(
-        run, evaluation, world.from_first(every_row(run.folder) if run else None)
-    )
+    existing = world.from_first(every_row(run.folder) if run else None)
+    return rows_into(run, evaluation, existing)
 
 
 def subject_of(
@@ -123,18 +124,15 @@ def subject_of(
     """Return the model as it is evaluated; UserError if a user's class lets it see
     later tokens. Ours are tested.
     """
-    subject = TrainedGPT(
-        model.eval(), config.training.train_length, device, dtype, config.seed
-    )
-    parts = [part for part in model.encoding.modules() if isinstance(part, Encoding)]
-    if not all(type(part).__module__.startswith("posbench.") for part in parts):
-        exact = dataclasses.replace(subject, dtype=torch.float32)
-        refuse_not_causal(
-            exact,
-            model.tokens.num_embeddings,
-            "fp32",
-            f"encoding '{model.encoding.name}'",
-        )
+    train_length = config.training.train_length
+    subject = TrainedGPT(model.eval(), train_length, device, dtype, config.seed)
+    for part in model.encoding.modules():
+        is_ours = type(part).__module__.startswith("posbench.")
+        if isinstance(part, Encoding) and not is_ours:
+            exact = dataclasses.replace(subject, dtype=torch.float32)
+            name = f"encoding '{model.encoding.name}'"
+            refuse_not_causal(exact, model.tokens.num_embeddings, "fp32", name)
+            break
     return subject
 
 
@@ -144,7 +142,8 @@ def rows_into(
     """Write each missing row as soon as it is computed, so that none is lost. Return
     how many rows were missing.
     """
-    started, n_rows = time.monotonic(), 0
+    started = time.monotonic()
+    n_rows = 0
     try:
         for row in evaluate(evaluation, existing):
             if run:
@@ -154,9 +153,8 @@ def rows_into(
             n_rows += 1
     finally:
         if run:
-            seconds = (
-                (run.record["evaluate_seconds"] or 0.0) + time.monotonic() - started
-            )
+            earlier = run.record["evaluate_seconds"] or 0.0
+            seconds = earlier + time.monotonic() - started
             run.update(evaluate_seconds=round(seconds, 3))
     return n_rows
 
@@ -165,39 +163,45 @@ def evaluations_on_the_way(config: Config) -> dict[int, EvaluationConfig]:
     """Return the settings of evaluations during training, by update: plain
     `fixed_target` rows at all lengths.
     """
-    final, training = config.evaluation, config.training
+    training = config.training
     settings = dataclasses.replace(
-        final,
+        config.evaluation,
         protocols=("fixed_target",),
         windowed=False,
         sinks=0,
         extensions=(),
         tasks=(),
     )
-    steps = {tokens // training.tokens_per_step for tokens in final.at_tokens}
     first_step = 0 if config.start else 1  # untrained weights have nothing to show
-    return {step: settings for step in steps if first_step <= step < training.steps}
+    evaluations = {}
+    for tokens in settings.at_tokens:
+        step = tokens // training.tokens_per_step
+        if first_step <= step < training.steps:
+            evaluations[step] = settings
+    return evaluations
 
 
 def _reader(
-    tokens: Tokens, config: Config, step: int, text: Any
+    tokens: Tokens, config: Config, step: int, text: NDArray[np.integer]
 ) -> CachedNGrams | None:
     """Return the n-gram reader of the tokens that a run, and the run it began from,
     trained on; None if unknown.
     """
-    start, training = config.start, config.training
-    spans = [tokens.batches(training, config.seed).spans(step)] if step else []
+    spans = []
+    if step:  # else the run began from another one
+        spans.append(tokens.batches(config.training, config.seed).spans(step))
+    start = config.start
     if start is not None:
         if start.text_sha256 != tokens.record["sha256"]:
             return None
-        sizes: dict[str, Any] = {
-            "train_length": start.train_length,
-            "batch_size": start.batch_size,
-        }
-        earlier = dataclasses.replace(training, accumulation=1, **sizes)
+        earlier = dataclasses.replace(
+            config.training,
+            train_length=start.train_length,
+            batch_size=start.batch_size,
+            accumulation=1,
+        )
         spans.append(tokens.batches(earlier, start.seed).spans(start.steps))
-    if not spans:
-        return None
+
     ngrams = NGrams(tokens.train.ids, merge_spans(spans), tokens.tokenizer.vocab_size)
     return CachedNGrams(ngrams, text, tokens.validation.ids)
 

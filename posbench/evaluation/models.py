@@ -52,19 +52,15 @@ class Variant:
 
     def visible(self, context: Integers) -> Integers:
         """Return the number of preceding tokens that a prediction sees."""
-        return (
-            context
-            if self.window is None
-            else context.clip(max=self.window + self.sinks)
-        )
+        if self.window is None:
+            return context
+        return context.clip(max=self.window + self.sinks)
 
 
 AS_TRAINED = Variant()
 
 
-def parse_choice(
-    text: str, example: str = "yarn:factor=4"
-) -> tuple[str, dict[str, Any]]:
+def parse_choice(text: str) -> tuple[str, dict[str, Any]]:
     """Return the name and the options of `yarn:factor=4:beta=16`: an extension, a
     probe, or a variant of a task.
     """
@@ -74,7 +70,8 @@ def parse_choice(
         key, equals, value = part.partition("=")
         if not equals or not value:
             raise UserError(
-                f"cannot read '{text}': expected name:option=value, such as {example}"
+                f"cannot read '{text}': expected name:option=value, such as"
+                " yarn:factor=4"
             )
         if key in options:
             raise UserError(f"'{text}' gives {key} twice: expected each option once")
@@ -133,10 +130,11 @@ class NotFinite(Exception):
     """
 
 
-def check_finite(nll: Floats, unit: str = "tokens") -> None:
+def check_finite(nll: Floats) -> None:
     """Raise NotFinite if a negative log-likelihood is infinite or not a number."""
-    if count := int((~np.isfinite(nll)).sum()):
-        raise NotFinite(f"nll is not finite at {count:,} of {nll.size:,} {unit}")
+    count = int((~np.isfinite(nll)).sum())
+    if count:
+        raise NotFinite(f"nll is not finite at {count:,} of {nll.size:,} tokens")
 
 
 class Predicted(NamedTuple):
@@ -162,24 +160,24 @@ def predicted(
     `candidates`: (n, K), tokens that may come next; `likeliest`: also find the
     likeliest tokens, which takes time.
     """
-    nll, best, start = [], [torch.empty(0, dtype=torch.int64)], 0
+    nll = []
+    best = [torch.empty(0, dtype=torch.int64)]
+    start = 0
     for logits in subject.logits(ids, scored, first):
-        tokens = torch.from_numpy(candidates[start : start + len(logits)]).to(
-            logits.device
-        )
+        end = start + len(logits)
+        tokens = torch.from_numpy(candidates[start:end]).to(logits.device)
         nll.append(-logits.log_softmax(-1).gather(1, tokens).cpu())
         if likeliest:
             best.append(logits.argmax(-1).cpu())
-        start += len(logits)
+        start = end
     # MPS has no fp64
     return Predicted(torch.cat(nll).double().numpy(), torch.cat(best).numpy())
 
 
 def differ(logits: Tensor, other: Tensor, precision: str) -> bool:
     """Return whether logits differ by more than rounding."""
-    return not bool(
-        (logits - other).square().mean().sqrt() <= ROUNDING[precision] * logits.std()
-    )
+    difference = (logits - other).square().mean().sqrt()
+    return not bool(difference <= ROUNDING[precision] * logits.std())  # NaN differs
 
 
 def refuse_not_causal(
@@ -188,13 +186,14 @@ def refuse_not_causal(
     """Raise UserError unless logits are finite, and later tokens change no earlier
     logits.
     """
-    length, half = min(64, subject.train_length), min(64, subject.train_length + 1) // 2
+    length = min(64, subject.train_length)
+    half = min(64, subject.train_length + 1) // 2
     ids = np.random.default_rng(0).integers(vocabulary, size=(2, length + 1))
     ids[1, :half] = ids[0, :half]
-    logits, altered = (
-        torch.cat([*subject.logits(row[None], np.arange(length)[None] < half, 0)])
-        for row in ids
-    )
+    scored = np.arange(length)[None] < half
+
+    logits = torch.cat([*subject.logits(ids[:1], scored, 0)])
+    altered = torch.cat([*subject.logits(ids[1:], scored, 0)])
     if not logits.isfinite().all():
         raise UserError(f"{name}: its logits are not finite in {precision}")
     if differ(logits, altered, precision):
@@ -234,18 +233,18 @@ def score(
             result.
     """
 
+    places = np.arange(windows.length + 1)
+
     def nll(batch: slice) -> Floats:
-        ids = split.ids[
-            windows.starts[batch, None] + np.arange(windows.length + 1)
-        ].astype(np.int64)
+        ids = split.ids[windows.starts[batch, None] + places].astype(np.int64)
         if rewrite is not None:
             ids = np.stack([rewrite(window) for window in ids])
         return nll_of(subject, ids, windows.scored, batch.start)
 
+    n_windows = len(windows.starts)
+    world = world or World()
     return np.concatenate(
-        in_batches(
-            world or World(), len(windows.starts), windows.length, batch_tokens, nll
-        )
+        in_batches(world, n_windows, windows.length, batch_tokens, nll)
     )
 
 
@@ -259,10 +258,9 @@ def in_batches(
     """Return the results of `work`, called with the numbers of each batch of windows;
     `batch_tokens` as in `score`.
     """
-    per_batch = max(1, batch_tokens // length)
-    return world.map(
-        lambda first: work(slice(first, first + per_batch)), range(0, count, per_batch)
-    )
+    size = max(1, batch_tokens // length)
+    batches = [slice(first, first + size) for first in range(0, count, size)]
+    return world.map(work, batches)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -279,51 +277,49 @@ class TrainedGPT:
 
     @torch.inference_mode()
     def logits(self, ids: Integers, scored: Bools, first: int) -> Iterator[Tensor]:
-        encoding, inputs = (
-            self._encoding,
-            machine.to_device(torch.from_numpy(ids[:, :-1]), self.device),
-        )
-        length, tail, positions = scored.shape[1], tail_length(scored), None
-        if self.offset:
-            positions = torch.arange(
-                self.offset, self.offset + length, device=inputs.device
-            )[None]
-        # each window draws them from its own random stream
-        if "positions" in encoding.hooks:
-            streams = [
-                (self.seed, "evaluation", length, number)
-                for number in range(first, first + len(ids))
-            ]
-            generators = [
-                generator(*stream, device=inputs.device) for stream in streams
-            ]
-            positions = torch.cat(
-                [
-                    encoding.positions(*pair)
-                    for pair in zip(inputs[:, None], generators, strict=True)
-                ]
-            )
+        inputs = machine.to_device(torch.from_numpy(ids[:, :-1]), self.device)
+        length = inputs.shape[1]
+        tail = tail_length(scored)
         with machine.autocast(self.device, self.dtype):
             hidden = self.model.hidden(
                 inputs,
-                positions,
+                self._positions(inputs, first),
                 last=tail if tail < length else None,
                 reading=self.reading,
-            )
+            )  # (B, tail, D)
         hidden = hidden.flatten(0, 1)
-        if not (mask := scored[:, -tail:].ravel()).all():
-            hidden = hidden[
-                machine.to_device(torch.from_numpy(np.flatnonzero(mask)), self.device)
-            ]
+
+        wanted = scored[:, -tail:].ravel()
+        if not wanted.all():
+            rows = torch.from_numpy(np.flatnonzero(wanted))
+            hidden = hidden[machine.to_device(rows, self.device)]
         # in pieces: logits are the largest tensor of all
         for states in torch.split(hidden.float(), HEAD_ROWS):
             yield self.model.logits(states)
 
+    def _positions(self, inputs: Tensor, first: int) -> Tensor | None:
+        """Return the positions (1|B, T) of inputs (B, T); None: the encoding's own."""
+        length = inputs.shape[1]
+        if self.offset:
+            end = self.offset + length
+            return torch.arange(self.offset, end, device=inputs.device)[None]
+        encoding = self._encoding
+        if "positions" not in encoding.hooks:
+            return None
+
+        # each window draws them from its own random stream
+        drawn = []
+        for number, window in enumerate(inputs, first):
+            stream = (self.seed, "evaluation", length, number)
+            rng = generator(*stream, device=inputs.device)
+            drawn.append(encoding.positions(window[None], rng))
+        return torch.cat(drawn)
+
     def varied(self, variant: Variant, length: int) -> Varied:
         encoding = self.model.encoding
-        facts: dict[str, Any] | None = (
-            {"sinks": variant.sinks} if variant.sinks else None
-        )
+        facts: dict[str, Any] | None = None
+        if variant.sinks:
+            facts = {"sinks": variant.sinks}
         if variant.extension is not None:
             method, options = parse_choice(variant.extension)
             encoding, facts = extend.extend_encoding(
@@ -334,20 +330,18 @@ class TrainedGPT:
         return Varied(dataclasses.replace(self, reading=reading), facts)
 
     def shifted(self, offset: int) -> "TrainedGPT":
-        if "positions" in self._encoding.hooks:
+        encoding = self._encoding
+        if "positions" in encoding.hooks:
             raise Undefined(
-                f"'{self._encoding.name}' chooses its own positions: they cannot be"
-                " shifted"
+                f"'{encoding.name}' chooses its own positions: they cannot be shifted"
             )
         return dataclasses.replace(self, offset=offset)
 
     @property
     def _encoding(self) -> Encoding:
-        return (
-            self.model.encoding
-            if self.reading.encoding is None
-            else self.reading.encoding
-        )
+        if self.reading.encoding is not None:
+            return self.reading.encoding
+        return self.model.encoding
 
 
 def tail_length(scored: Bools) -> int:

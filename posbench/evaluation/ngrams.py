@@ -63,9 +63,9 @@ class NGrams:
         """
         key = places.tobytes()  # curves score the same tokens at every length
         if key not in self._known:
-            by_order = self.nll(tokens_before(text, places), text[places])[1:]
-            best = int(by_order.mean(1).argmin())
-            self._known[key] = ORDERS[1 + best], by_order[best]
+            by_order = self.nll(tokens_before(text, places), text[places])
+            best = 1 + int(by_order[1:].mean(1).argmin())
+            self._known[key] = ORDERS[best], by_order[best]
         return self._known[key]
 
     def nll(self, before: NDArray[np.integer], tokens: NDArray[np.integer]) -> Floats:
@@ -75,45 +75,54 @@ class NGrams:
         `before`: (n, 4), the four tokens before each token, the nearest one last;
         `tokens`: (n,).
         """
-        size, targets = self.vocab_size, tokens.astype(np.int64)
-        lengths = np.diff(
-            np.minimum((self.spans[:, 1] - self.spans[:, 0]).cumsum(), COUNTED),
-            prepend=0,
-        )
-        # tokens before it in its span
-        n_before = np.concatenate([np.arange(length) for length in lengths])
-        places = np.repeat(self.spans[:, 0], lengths) + n_before
+        size = self.vocab_size
+        targets = tokens.astype(np.int64)
+        places, n_before = self._counted()
         unigrams = np.bincount(self.ids[places], minlength=size)
         n_different = np.count_nonzero(unigrams)
-        by_order: list[Floats] = [
-            (unigrams[targets] + n_different / size) / (unigrams.sum() + n_different)
-        ]
+        n_tokens = unigrams.sum()
+        lower = (unigrams[targets] + n_different / size) / (n_tokens + n_different)
+        by_order: list[Floats] = [lower]
+
         # A context is the next shorter one with one more token in front. Its number is
         # its place among the contexts that are asked for. Only tokens after these are
         # counted, so that memory shrinks from order to order.
-        of_target, of_place = (
-            np.zeros(len(targets), np.int64),
-            np.zeros(len(places), np.int64),
-        )
+        of_target = np.zeros(len(targets), np.int64)  # the number of its context
+        of_place = np.zeros(len(places), np.int64)
         for back in range(1, len(ORDERS)):
-            contexts, of_target = np.unique(
-                of_target * size + before[:, -back].astype(np.int64),
-                return_inverse=True,
-            )
-            mask = n_before >= back
-            places, n_before, of_place = places[mask], n_before[mask], of_place[mask]
-            index, mask = _find(contexts, of_place * size + self.ids[places - back])
-            places, n_before, of_place = places[mask], n_before[mask], index[mask]
-            grams, counts = np.unique(
-                of_place * size + self.ids[places], return_counts=True
-            )
-            totals = np.bincount(grams // size, counts, len(contexts))[of_target]
-            kinds = np.bincount(grams // size, minlength=len(contexts))[of_target]
+            wanted = of_target * size + before[:, -back].astype(np.int64)
+            contexts, of_target = np.unique(wanted, return_inverse=True)
+
+            long_enough = n_before >= back
+            places = places[long_enough]
+            n_before = n_before[long_enough]
+            of_place = of_place[long_enough] * size + self.ids[places - back]
+            index, is_wanted = _find(contexts, of_place)
+            places = places[is_wanted]
+            n_before = n_before[is_wanted]
+            of_place = index[is_wanted]
+
+            # c(hw), c(h) and T(h)
+            followed = of_place * size + self.ids[places]
+            grams, counts = np.unique(followed, return_counts=True)
             index, occurs = _find(grams, of_target * size + targets)
             hits = np.where(occurs, np.append(counts, 0)[index], 0)
-            interpolated = (hits + kinds * by_order[-1]) / np.maximum(totals + kinds, 1)
-            by_order.append(np.where(totals > 0, interpolated, by_order[-1]))
+            totals = np.bincount(grams // size, counts, len(contexts))[of_target]
+            kinds = np.bincount(grams // size, minlength=len(contexts))[of_target]
+
+            interpolated = (hits + kinds * lower) / np.maximum(totals + kinds, 1)
+            lower = np.where(totals > 0, interpolated, lower)
+            by_order.append(lower)
         return -np.log(np.stack(by_order))
+
+    def _counted(self) -> tuple[Integers, Integers]:
+        """Return the places of the tokens that are counted, and how many tokens stand
+        before each in its span.
+        """
+        ends = (self.spans[:, 1] - self.spans[:, 0]).cumsum()
+        lengths = np.diff(np.minimum(ends, COUNTED), prepend=0)
+        n_before = np.concatenate([np.arange(length) for length in lengths])
+        return np.repeat(self.spans[:, 0], lengths) + n_before, n_before
 
 
 def _find(ascending: Integers, items: Integers) -> tuple[Integers, NDArray[np.bool_]]:
@@ -139,66 +148,48 @@ class CachedNGrams:
         each in its window, at least one.
         """
         order, of_ngrams = self.ngrams.best(self.text, places)
-        parts = np.stack([np.exp(-of_ngrams), *self._caches[0].shares(places, context)])
-        mixture: Floats = self._weights(order, int(context.mean())) @ parts
+        shares = self._text_cache.shares(places, context)
+        weights = self._weights(order, int(context.mean()))
+        mixture: Floats = weights @ np.stack([np.exp(-of_ngrams), *shares])
         return -np.log(mixture)
 
     def _weights(self, order: int, context: int) -> Floats:
         """Return the weights (3,) of an order, of the cached tokens and of the cached
         pairs, after `context` tokens.
         """
-        places, by_order = self._weighed
-        cache = self._caches[1].shares(places, np.minimum(places, context))
-        parts, weights = (
-            np.stack([np.exp(-by_order[order - 1]), *cache]),
-            np.full(3, 1 / 3),
-        )
+        places, by_order, cache = self._weighed
+        shares = cache.shares(places, np.minimum(places, context))
+        parts = np.stack([np.exp(-by_order[order - 1]), *shares])  # (3, n)
+        weights = np.full(3, 1 / 3)
         for _ in range(ROUNDS):
             likelihoods = weights[:, None] * parts
             weights = (likelihoods / likelihoods.sum(0)).mean(1)
         return weights
 
     @functools.cached_property
-    def _weighed(self) -> tuple[Integers, Floats]:
-        """Evenly spread places in the validation text, and the nats of their tokens by
-        each order.
-        """
-        places = np.unique(
-            np.linspace(1, len(self.validation) - 1, WEIGHED).astype(np.int64)
-        )
-        return places, self.ngrams.nll(
-            tokens_before(self.validation, places), self.validation[places]
-        )
+    def _text_cache(self) -> "_Cache":
+        return _Cache(self.text, self.ngrams.vocab_size)
 
     @functools.cached_property
-    def _caches(self) -> "tuple[_Cache, _Cache]":
-        return _Cache(self.text, self.ngrams.vocab_size), _Cache(
-            self.validation, self.ngrams.vocab_size
-        )
+    def _weighed(self) -> "tuple[Integers, Floats, _Cache]":
+        """Evenly spread places in the validation text, the nats of their tokens by each
+        order, and the text's cache.
+        """
+        text = self.validation
+        spread = np.linspace(1, len(text) - 1, WEIGHED)
+        places = np.unique(spread.astype(np.int64))
+        by_order = self.ngrams.nll(tokens_before(text, places), text[places])
+        return places, by_order, _Cache(text, self.ngrams.vocab_size)
 
 
 class _Cache:
     """Counts of tokens and of pairs of tokens in any stretch of a text."""
 
     def __init__(self, ids: NDArray[np.integer], vocab_size: int) -> None:
-        text: Integers = ids.astype(np.int64)
-        kinds = text, np.concatenate([[-1], text[:-1] * vocab_size + text[1:]])
-        self._kinds = [
-            np.unique(kind, return_inverse=True)[1] * (len(text) + 1) for kind in kinds
-        ]
-        # by kind, then by place
-        self._sorted = [np.sort(kinds + np.arange(len(text))) for kinds in self._kinds]
-
-    def _count(
-        self, kind: int, places: Integers, first: Integers, end: Integers
-    ) -> Integers:
-        """Count the tokens (kind 0) or pairs (1) that end in `first` .. `end` - 1 and
-        equal those at `places`.
-        """
-        kinds, ascending = self._kinds[kind][places], self._sorted[kind]
-        return np.searchsorted(ascending, kinds + end) - np.searchsorted(
-            ascending, kinds + first
-        )
+        tokens: Integers = ids.astype(np.int64)
+        pairs = np.concatenate([[-1], tokens[:-1] * vocab_size + tokens[1:]])
+        self._tokens = _Occurrences(tokens)
+        self._pairs = _Occurrences(pairs)  # each at the place of its second token
 
     def shares(self, places: Integers, context: Integers) -> tuple[Floats, Floats]:
         """Return each token's share of its context, and its share of the tokens there
@@ -207,21 +198,35 @@ class _Cache:
         Where the predecessor does not occur earlier in the context, the second share
         equals the first.
         """
-        first, previous = places - context, places - 1
-        share = self._count(0, places, first, places) / context
-        n_after = self._count(0, previous, first, previous)
-        return share, np.where(
-            n_after > 0,
-            self._count(1, places, first + 1, places) / np.maximum(n_after, 1),
-            share,
-        )
+        first = places - context
+        previous = places - 1
+        share = self._tokens.count(places, first, places) / context
+        n_after = self._tokens.count(previous, first, previous)
+        n_pairs = self._pairs.count(places, first + 1, places)
+        return share, np.where(n_after > 0, n_pairs / np.maximum(n_after, 1), share)
+
+
+class _Occurrences:
+    """Where equal items of a sequence stand."""
+
+    def __init__(self, items: Integers) -> None:
+        # a number of its own for each item at each place, those of equal items together
+        _, kinds = np.unique(items, return_inverse=True)
+        self._kinds = kinds * (len(items) + 1)
+        self._sorted = np.sort(self._kinds + np.arange(len(items)))
+
+    def count(self, places: Integers, first: Integers, end: Integers) -> Integers:
+        """Count the items in `first` .. `end` - 1 that equal those at `places`."""
+        kinds = self._kinds[places]
+        n_before_end = np.searchsorted(self._sorted, kinds + end)
+        n_before_first = np.searchsorted(self._sorted, kinds + first)
+        return n_before_end - n_before_first
 
 
 def tokens_before(text: NDArray[np.integer], places: Integers) -> NDArray[np.integer]:
     """Return the four tokens before each place of a text, (n, 4). The first token
     stands for those before the text.
     """
-    return np.stack(
-        [text[np.maximum(places - back, 0)] for back in range(len(ORDERS) - 1, 0, -1)],
-        1,
-    )
+    back = np.arange(len(ORDERS) - 1, 0, -1)
+    before: NDArray[np.integer] = text[np.maximum(places[:, None] - back, 0)]
+    return before

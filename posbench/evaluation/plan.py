@@ -20,8 +20,9 @@ from posbench.evaluation.protocols import MIN_BLOCKS, Integers, Windows
 from posbench.processes import World
 from posbench.run.rows import EvaluationRow
 
-# a row; what fills in its numbers
-Planned = tuple[EvaluationRow, Callable[[EvaluationRow], EvaluationRow]]
+# a row with all that is known before its forward passes, and the function that makes
+# them and returns the row with its numbers; None: the row says why there is no number
+Planned = tuple[EvaluationRow, Callable[[], EvaluationRow] | None]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -37,19 +38,19 @@ class AnyEvaluation:
     world: World = dataclasses.field(default_factory=World)
 
     def planned(self) -> list[Planned]:
-        """Return all rows that the settings ask for, with what is known of them before
-        their forward passes.
-        """
+        """Return all rows that the settings ask for."""
         raise NotImplementedError
 
     def row(self, **columns: Any) -> EvaluationRow:
         """Return a row that has yet to be computed."""
-        columns |= {
-            "split": self.settings.split,
-            "checkpoint_step": self.checkpoint_step,
-            "tokens": self.tokens,
-        }
-        return EvaluationRow(status="ok", dtype=self.dtype, **columns)
+        return EvaluationRow(
+            split=self.settings.split,
+            checkpoint_step=self.checkpoint_step,
+            tokens=self.tokens,
+            status="ok",
+            dtype=self.dtype,
+            **columns,
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,12 +71,9 @@ class Measurement:
     task: str | None = dataclasses.field(default=None, compare=False)
 
 
-def lengths_of(
-    settings: EvaluationConfig, train_length: int, shortest: int = 1
-) -> list[int]:
-    """Return the lengths to evaluate from `shortest` on, in tokens, ascending."""
-    lengths = {max(1, round(ratio * train_length)) for ratio in settings.ratios}
-    return sorted(length for length in lengths if length >= shortest)
+def lengths_of(settings: EvaluationConfig, train_length: int) -> list[int]:
+    """Return the lengths to evaluate in tokens, ascending."""
+    return sorted({max(1, round(ratio * train_length)) for ratio in settings.ratios})
 
 
 def measurements(
@@ -87,76 +85,81 @@ def measurements(
     Lengths below the training length have only `fixed_target` rows of the unchanged
     model.
     """
-    all_lengths, lengths = (
-        lengths_of(settings, train_length),
-        lengths_of(settings, train_length, train_length),
-    )
-    longest = round((settings.longest or 1) * train_length)
+    all_lengths = lengths_of(settings, train_length)
+    shorter = [length for length in all_lengths if length < train_length]
+    lengths = [length for length in all_lengths if length >= train_length]
 
     @functools.cache  # rows with equal windows share their forward passes
-    def plan(protocol: str, targets: int) -> dict[int, Windows]:
-        # `offset` reads that length
-        planned = (
-            sorted({*all_lengths, train_length}) if settings.tasks else all_lengths
-        )
-        selected, of_text = (
-            planned if protocol == "fixed_target" else lengths,
-            (settings.blocks, settings.documents),
-        )
+    def windows_of(protocol: str, targets: int) -> dict[int, Windows]:
+        longest = round((settings.longest or 1) * train_length)
         return protocols.plan(
-            protocol, split, selected, targets, *of_text, longest, train_length
+            protocol,
+            split,
+            sorted({*all_lengths, train_length}),  # which `offset` reads
+            targets,
+            settings.blocks,
+            settings.documents,
+            longest,
+            train_length,
         )
 
-    below = [(AS_TRAINED, length) for length in all_lengths if length < train_length]
-    rows: list[Measurement] = []
+    rows = []
     for protocol in settings.protocols:
-        variants = [(AS_TRAINED, length) for length in lengths]
+        points = [(AS_TRAINED, length) for length in lengths]
         if protocol == "fixed_target":
-            variants = [*below, *varied(settings, lengths, train_length)]
-        windows_of = plan(protocol, settings.targets)
-        rows += [
-            Measurement(protocol, length, windows_of.get(length), variant)
-            for variant, length in variants
-        ]
+            points = [(AS_TRAINED, length) for length in shorter]
+            points += variants_at(settings, lengths, train_length)
+        windows = windows_of(protocol, settings.targets)
+        for variant, length in points:
+            rows.append(Measurement(protocol, length, windows.get(length), variant))
+
     for text in settings.tasks:
-        task, colon, options = text.partition(":")
-        # the first is the baseline
-        probe_lengths = (
-            sorted({train_length, *lengths}) if task == "offset" else lengths
-        )
-        for variant, length in varied(settings, probe_lengths, train_length):
-            for probe in probes.of(text, [length], settings.targets, train_length):
-                windows, name = (
-                    plan("fixed_target", probe.targets).get(probe.length),
-                    f"{probe.task}{colon}{options}",
-                )
-                if variant.window and probe.length <= variant.window:
+        of_task = lengths
+        if text == "offset":  # its first row is the baseline
+            of_task = sorted({train_length, *lengths})
+        for variant, length in variants_at(settings, of_task, train_length):
+            for probe in probes.of(text, length, settings.targets, train_length):
+                windows = windows_of("fixed_target", probe.targets)
+                # `offset` reads no more than the window, wherever the passage stands
+                if variant.window is not None and probe.length <= variant.window:
                     continue
-                of_probe = (probe.offset, probe.rewrite, probe.poses, name)
-                rows.append(
-                    Measurement("task", probe.length, windows, variant, *of_probe)
-                )
+                rows.append(_of_probe(text, probe, windows.get(probe.length), variant))
     return rows
 
 
-def varied(
+def _of_probe(
+    text: str, probe: probes.Probe, windows: Windows | None, variant: Variant
+) -> Measurement:
+    _, colon, options = text.partition(":")
+    return Measurement(
+        "task",
+        probe.length,
+        windows,
+        variant,
+        offset=probe.offset,
+        rewrite=probe.rewrite,
+        poses=probe.poses,
+        task=f"{probe.task}{colon}{options}",
+    )
+
+
+def variants_at(
     settings: EvaluationConfig, lengths: list[int], train_length: int
 ) -> list[tuple[Variant, int]]:
     """Return variants with lengths: plain, baselines where they differ from it, and
     extensions at all lengths.
     """
-    variants = [AS_TRAINED]
+    longer = [length for length in lengths if length > train_length]
+    points = [(AS_TRAINED, length) for length in lengths]
     if settings.windowed:
-        variants.append(Variant(window=train_length))
+        windowed = Variant(window=train_length)
+        points += [(windowed, length) for length in longer]
     if settings.sinks:
-        variants.append(Variant(window=train_length, sinks=settings.sinks))
-    variants += [Variant(extension=text) for text in settings.extensions]
-    return [
-        (v, length)
-        for v in variants
-        for length in lengths
-        if v.window is None or length > v.window
-    ]
+        sinks = Variant(window=train_length, sinks=settings.sinks)
+        points += [(sinks, length) for length in longer]
+    for text in settings.extensions:
+        points += [(Variant(extension=text), length) for length in lengths]
+    return points
 
 
 def check(config: Config) -> None:
@@ -188,9 +191,11 @@ def check_settings(
             " for an interval"
         )
     for text in settings.tasks:
-        probes.of(text, [], settings.targets, train_length)
+        probes.of(text, train_length, settings.targets, train_length)
     # at every length: the allowed options can depend on it
     for text in settings.extensions:
-        for length in lengths_of(settings, train_length, train_length):
+        for length in lengths_of(settings, train_length):
+            if length < train_length:
+                continue
             with contextlib.suppress(Undefined):
                 extended(text, length)

@@ -19,7 +19,7 @@ import dataclasses
 import functools
 import hashlib
 from collections.abc import Callable
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 
@@ -28,7 +28,14 @@ from posbench.data import batches as data
 from posbench.data.tokens import TokenSplit
 from posbench.errors import Undefined
 from posbench.evaluation import models, plan
-from posbench.evaluation.models import AS_TRAINED, Bools, Floats, Subject, Variant
+from posbench.evaluation.models import (
+    AS_TRAINED,
+    Bools,
+    Floats,
+    Predicted,
+    Subject,
+    Variant,
+)
 from posbench.evaluation.plan import AnyEvaluation, Planned
 from posbench.evaluation.probes import Choice, Encode, Ids, Material
 from posbench.results.estimate import estimate
@@ -37,134 +44,16 @@ from posbench.tasks.base import Problems, Task
 
 # multiples of the longest trained length at which variants of a task are tested
 VARIED = (1, 4)
-# length of problems, variants of the model and of the task, first position
-TaskPoint = tuple[int, Variant, str, int]
 _TEXT = 2**16  # at most so many tokens of the text are material for a probe's problems
 
 
-def _predicted(
-    subject: Subject,
-    evaluation: AnyEvaluation,
-    ids: Ids,
-    scored: Bools,
-    candidates: Ids,
-    unit: str = "tokens",
-) -> models.Predicted:
-    """Return the predictions in problems (B, C + 1), made in batches. Other arguments
-    are as in `models.predicted`.
-    """
-    n_scored = np.concatenate([[0], scored.sum(axis=1).cumsum()])
+class TaskPoint(NamedTuple):
+    """What a row of a task is about."""
 
-    def predict(batch: slice) -> models.Predicted:
-        start, end, _ = batch.indices(len(ids))
-        return models.predicted(
-            subject,
-            ids[batch],
-            scored[batch],
-            start,
-            candidates[n_scored[start] : n_scored[end]],
-        )
-
-    parts = models.in_batches(
-        evaluation.world,
-        len(ids),
-        ids.shape[1] - 1,
-        evaluation.settings.batch_tokens,
-        predict,
-    )
-    predictions = models.Predicted(
-        *(np.concatenate(arrays) for arrays in zip(*parts, strict=True))
-    )
-    models.check_finite(predictions.nll, unit)
-    return predictions
-
-
-def _with_answers(
-    row: EvaluationRow, nll: Floats, correct: Bools, problem: Ids
-) -> EvaluationRow:
-    """Return the row with the numbers of its answers, from the nats, the correctness
-    and the problem of each token.
-    """
-    tokens, sums = np.bincount(problem), np.bincount(problem, nll)
-    means: dict[str, Any] = {
-        "nll": float(nll.mean()),
-        "accuracy": float(correct.mean()),
-    }
-    row = dataclasses.replace(row, n_tokens=len(problem), n_blocks=len(tokens), **means)
-    # too repetitive for an interval
-    if len(tokens) < 2 or 2 * (row.n_distinct or len(tokens)) < len(tokens):
-        return row
-    interval = estimate(sums[None], tokens)
-    return dataclasses.replace(
-        row, ci_low=interval.low(), ci_high=interval.high(), ci_over="problems"
-    )
-
-
-def choices_of(
-    measurement: plan.Measurement, split: TokenSplit, encode: Encode | None
-) -> list[Choice]:
-    """Return the problems of a row, one in each window.
-
-    Raises Undefined if the model's tokenizer or the text has no such problems, or they
-    do not fit into the window.
-    """
-    windows = measurement.windows
-    assert measurement.poses is not None and windows is not None
-    text = np.asarray(split.ids[:_TEXT], dtype=np.int64)
-    pose = measurement.poses(Material(text[text != split.ids[split.starts[0]]], encode))
-    passages = (
-        np.asarray(split.ids[start : start + windows.length], dtype=np.int64)
-        for start in windows.starts
-    )
-    return [pose(window, number) for number, window in enumerate(passages)]
-
-
-def sha256(choices: list[Choice]) -> str:
-    """Return the digest of problems; rows that share it are paired. Candidates cover
-    the last token of each problem.
-    """
-    digest = hashlib.sha256()
-    for part in (
-        [c.ids[:-1] for c in choices],
-        [c.candidates for c in choices],
-        [c.right for c in choices],
-    ):
-        digest.update(np.array(part, dtype=np.int64).tobytes())
-    return digest.hexdigest()
-
-
-def ranked(
-    row: EvaluationRow,
-    subject: Subject,
-    choices: list[Choice],
-    evaluation: AnyEvaluation,
-) -> EvaluationRow:
-    """Return the row with its numbers: the model ranks the candidates of each problem."""
-    ids, candidates = (
-        np.stack([c.ids for c in choices]),
-        np.stack([c.candidates for c in choices]),
-    )
-    right, number = np.array([c.right for c in choices]), np.arange(len(ids))
-    scored = np.zeros((len(ids), ids.shape[1] - 1), np.bool_)
-    scored[:, -1] = True
-    nll, likeliest = _predicted(
-        subject, evaluation, ids, scored, candidates, "candidates"
-    )
-    others, trivial = (
-        nll.copy(),
-        [c.trivial == c.right for c in choices if c.trivial is not None],
-    )
-    others[number, right] = np.inf
-    row = dataclasses.replace(
-        row,
-        mean_context=float(row.length),
-        chance=1 / nll.shape[1],
-        trivial=float(np.mean(trivial)) if trivial else None,
-        exact_match=float((likeliest == ids[:, -1]).mean()),
-    )
-    return _with_answers(
-        row, nll[number, right], nll[number, right] < others.min(axis=1), number
-    )
+    length: int  # of problems
+    variant: Variant = AS_TRAINED  # of the model
+    of_task: str = ""  # the variant of the task
+    offset: int = 0  # the first position
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -182,20 +71,6 @@ class TaskEvaluation(AnyEvaluation):
         return [_planned(self, point, problems_of) for point in points]
 
 
-def _test_problems(
-    task: Task, settings: EvaluationConfig, length: int, variant: str
-) -> Problems:
-    """Return the test problems of a length and a variant of the task; raises Undefined
-    if there are none.
-    """
-    task = (
-        task.varied(**models.parse_choice(f"{task.name}:{variant}")[1])
-        if variant
-        else task
-    )
-    return data.fixed_problems(task, settings.split, length, settings.blocks, variant)
-
-
 def measurements(
     settings: EvaluationConfig, task: Task, train_length: int
 ) -> list[TaskPoint]:
@@ -205,23 +80,33 @@ def measurements(
     `train_length`: in tokens; beyond it a narrowed model differs from the plain one.
     """
     longest = task.longest
-    further = [max(task.shortest, round(ratio * longest)) for ratio in settings.ratios]
-    lengths = sorted({task.shortest, (task.shortest + longest) // 2, longest, *further})
+    lengths = {task.shortest, (task.shortest + longest) // 2, longest}
+    for ratio in settings.ratios:
+        lengths.add(max(task.shortest, round(ratio * longest)))
     # windows and extensions depend on tokens
-    of_size = {task.size(length): length for length in lengths}
-    variants = plan.varied(settings, list(of_size), train_length)
-    rows = [(of_size[size], variant, "", 0) for variant, size in variants]
-    rows = [row for row in rows if row[1].extension is None or row[0] >= longest]
-    rows += [(longest, AS_TRAINED, "", offset) for offset in settings.offsets]
-    varied = [
-        (variant, ratio)
-        for variant in task.variants
-        for ratio in VARIED
-        if ratio in settings.ratios
-    ]
-    return rows + [
-        (round(ratio * longest), AS_TRAINED, variant, 0) for variant, ratio in varied
-    ]
+    length_of = {task.size(length): length for length in sorted(lengths)}
+
+    points = []
+    for variant, size in plan.variants_at(settings, list(length_of), train_length):
+        if variant.extension is None or length_of[size] >= longest:
+            points.append(TaskPoint(length_of[size], variant))
+    points += [TaskPoint(longest, offset=offset) for offset in settings.offsets]
+    tested = [ratio * longest for ratio in VARIED if ratio in settings.ratios]
+    for of_task in task.variants:
+        points += [TaskPoint(length, of_task=of_task) for length in tested]
+    return points
+
+
+def _test_problems(
+    task: Task, settings: EvaluationConfig, length: int, of_task: str
+) -> Problems:
+    """Return the test problems of a length and a variant of the task; raises Undefined
+    if there are none.
+    """
+    if of_task:
+        _, options = models.parse_choice(f"{task.name}:{of_task}")
+        task = task.varied(**options)
+    return data.fixed_problems(task, settings.split, length, settings.blocks, of_task)
 
 
 def _planned(
@@ -229,55 +114,174 @@ def _planned(
     point: TaskPoint,
     problems_of: Callable[[int, str], Problems],
 ) -> Planned:
-    """Return a row with all that is known before its forward passes, and the function
-    that fills in its numbers.
-    """
-    task, (length, variant, of_task, offset) = evaluation.task, point
+    task = evaluation.task
     row = evaluation.row(
         protocol="problems",
-        length=task.size(length),
-        length_ratio=length / task.longest,
-        window=variant.window,
-        extension=variant.name,
-        task=f"{task.name}:{of_task}" if of_task else task.name,
-        problem_length=length,
-        offset=offset,
+        length=task.size(point.length),
+        length_ratio=point.length / task.longest,
+        window=point.variant.window,
+        extension=point.variant.name,
+        task=f"{task.name}:{point.of_task}" if point.of_task else task.name,
+        problem_length=point.length,
+        offset=point.offset,
     )
+
+    # An extension covers at least the training length.
+    furthest = max(row.length + point.offset, evaluation.subject.train_length)
     try:
-        problems = problems_of(length, of_task)
-        # An extension covers at least the training length.
-        subject, facts = evaluation.subject.varied(
-            variant, max(row.length + offset, evaluation.subject.train_length)
-        )
-        subject = subject.shifted(offset) if offset else subject
+        problems = problems_of(point.length, point.of_task)
+        subject, facts = evaluation.subject.varied(point.variant, furthest)
+        if point.offset:
+            subject = subject.shifted(point.offset)
     except Undefined as error:
-        return (
-            dataclasses.replace(row, status="undefined", reason=str(error)),
-            lambda row: row,
-        )
-    labels, right = problems.ids[:, 1:], task.trivial(problems) == problems.ids[:, 1:]
+        return dataclasses.replace(row, status="undefined", reason=str(error)), None
+
+    labels = problems.ids[:, 1:]  # (problems, C)
+    answers = labels[problems.scored]  # (n,)
+    guesses = task.trivial(problems)[problems.scored]
     row = dataclasses.replace(
         row,
         n_distinct=len(np.unique(problems.ids, axis=0)),
-        chance=1 / len(np.unique(labels[problems.scored])),
-        trivial=float(right[problems.scored].mean()),
+        chance=1 / len(np.unique(answers)),
+        trivial=float((guesses == answers).mean()),
         extension_options=plain(facts),
         targets_sha256=data.problems_sha256(problems),
     )
 
-    def solved(row: EvaluationRow) -> EvaluationRow:
-        answers, (problem, position) = (
-            labels[problems.scored],
-            np.nonzero(problems.scored),
+    def measure() -> EvaluationRow:
+        scored = problems.scored
+        predictions = _predicted(
+            subject, evaluation, problems.ids, scored, answers[:, None]
         )
-        nll, likeliest = _predicted(
-            subject, evaluation, problems.ids, problems.scored, answers[:, None]
-        )
-        correct = likeliest == answers
+        correct = predictions.likeliest == answers
+        number, place = np.nonzero(scored)
+        n_wrong = np.bincount(number, ~correct)  # of each problem
         return dataclasses.replace(
-            _with_answers(row, nll[:, 0], correct, problem),
-            mean_context=float(variant.visible(position + 1).mean()),
-            exact_match=float((np.bincount(problem, ~correct) == 0).mean()),
+            _with_answers(row, predictions.nll[:, 0], correct, number),
+            mean_context=float(point.variant.visible(place + 1).mean()),
+            exact_match=float((n_wrong == 0).mean()),
         )
 
-    return row, solved
+    return row, measure
+
+
+def choices_of(
+    measurement: plan.Measurement, split: TokenSplit, encode: Encode
+) -> list[Choice]:
+    """Return the problems of a row, one in each window.
+
+    Raises Undefined if the model's tokenizer or the text has no such problems, or they
+    do not fit into the window.
+    """
+    windows = measurement.windows
+    assert measurement.poses is not None and windows is not None
+    text = np.asarray(split.ids[:_TEXT], dtype=np.int64)
+    separator = split.ids[split.starts[0]]
+    pose = measurement.poses(Material(text[text != separator], encode))
+
+    choices = []
+    for number, start in enumerate(windows.starts):
+        window = np.asarray(split.ids[start : start + windows.length], dtype=np.int64)
+        choices.append(pose(window, number))
+    return choices
+
+
+def sha256(choices: list[Choice]) -> str:
+    """Return the digest of problems; rows that share it are paired. Candidates cover
+    the last token of each problem.
+    """
+    read = [choice.ids[:-1] for choice in choices]
+    candidates = [choice.candidates for choice in choices]
+    right = [choice.right for choice in choices]
+    digest = hashlib.sha256()
+    for part in (read, candidates, right):
+        digest.update(np.array(part, dtype=np.int64).tobytes())
+    return digest.hexdigest()
+
+
+def ranked(
+    row: EvaluationRow,
+    subject: Subject,
+    choices: list[Choice],
+    evaluation: AnyEvaluation,
+) -> EvaluationRow:
+    """Return the row with its numbers: the model ranks the candidates of each problem."""
+    ids = np.stack([choice.ids for choice in choices])  # (n, C + 1)
+    candidates = np.stack([choice.candidates for choice in choices])  # (n, K)
+    right = np.array([choice.right for choice in choices])
+    trivial = [
+        choice.trivial == choice.right
+        for choice in choices
+        if choice.trivial is not None
+    ]
+
+    problems = Problems.ending(ids, 1)
+    nll, likeliest = _predicted(subject, evaluation, ids, problems.scored, candidates)
+    number = np.arange(len(ids))
+    nll_of_right = nll[number, right]
+    others = nll.copy()
+    others[number, right] = np.inf
+
+    row = dataclasses.replace(
+        row,
+        mean_context=float(row.length),
+        chance=1 / nll.shape[1],
+        trivial=float(np.mean(trivial)) if trivial else None,
+        exact_match=float((likeliest == ids[:, -1]).mean()),
+    )
+    correct = nll_of_right < others.min(axis=1)
+    return _with_answers(row, nll_of_right, correct, number)
+
+
+def _predicted(
+    subject: Subject,
+    evaluation: AnyEvaluation,
+    ids: Ids,
+    scored: Bools,
+    candidates: Ids,
+) -> Predicted:
+    """Return the predictions in problems (B, C + 1), made in batches. Other arguments
+    are as in `models.predicted`.
+    """
+    n_scored = np.concatenate([[0], scored.sum(axis=1).cumsum()])
+
+    def predict(batch: slice) -> Predicted:
+        start, end, _ = batch.indices(len(ids))
+        of_batch = candidates[n_scored[start] : n_scored[end]]
+        return models.predicted(subject, ids[batch], scored[batch], start, of_batch)
+
+    parts = models.in_batches(
+        evaluation.world,
+        len(ids),
+        ids.shape[1] - 1,
+        evaluation.settings.batch_tokens,
+        predict,
+    )
+    nll = np.concatenate([part.nll for part in parts])
+    models.check_finite(nll)
+    return Predicted(nll, np.concatenate([part.likeliest for part in parts]))
+
+
+def _with_answers(
+    row: EvaluationRow, nll: Floats, correct: Bools, problem: Ids
+) -> EvaluationRow:
+    """Return the row with the numbers of its answers, from the nats, the correctness
+    and the problem of each token.
+    """
+    tokens = np.bincount(problem)
+    n_problems = len(tokens)
+    row = dataclasses.replace(
+        row,
+        n_tokens=len(problem),
+        n_blocks=n_problems,
+        nll=float(nll.mean()),
+        accuracy=float(correct.mean()),
+    )
+    n_distinct = row.n_distinct or n_problems
+    if n_problems < 2 or 2 * n_distinct < n_problems:  # too repetitive for an interval
+        return row
+
+    interval = estimate(np.bincount(problem, nll)[None], tokens)
+    return dataclasses.replace(
+        row, ci_low=interval.low(), ci_high=interval.high(), ci_over="problems"
+    )

@@ -19,7 +19,6 @@ arXiv:2108.12409, section 2 and appendix B for the early-token effect.
 import dataclasses
 import hashlib
 import itertools
-from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,7 +26,6 @@ from numpy.typing import NDArray
 from posbench.data.tokens import TokenSplit
 
 Integers = NDArray[np.int64]
-Boundaries = Literal["doc", "concat"]
 
 MIN_BLOCKS = 8  # fewer blocks say nothing about uncertainty: the row is `too_short`
 
@@ -44,7 +42,7 @@ class Windows:
     # the number, from 0 on, of the block that each window's targets belong to
     blocks: Integers
     # doc: no window crosses a document's end; concat: windows may
-    documents: Boundaries
+    documents: str
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,12 +60,9 @@ class Targets:
         """
         order = np.argsort(self.indices)
         indices = self.indices[order]
+        ids = np.asarray(split.ids[indices], dtype=np.int64)
         digest = hashlib.sha256()
-        for part in (
-            indices,
-            self.blocks[order],
-            np.asarray(split.ids[indices], dtype=np.int64),
-        ):
+        for part in (indices, self.blocks[order], ids):
             digest.update(np.ascontiguousarray(part).tobytes())
         return digest.hexdigest()
 
@@ -113,47 +108,48 @@ def plan(
         train_length: in tokens; shorter windows of `fixed_target` score a part of a
             block.
     """
-    choices: list[Boundaries] = ["doc", "concat"]
-    if documents != "auto":
-        choices = [documents]  # type: ignore[list-item]
+    is_fixed = protocol == "fixed_target"
+    count = blocks if is_fixed else max(MIN_BLOCKS, blocks // 4)
+    choices = ["doc", "concat"] if documents == "auto" else [documents]
     halvings = {longest >> times for times in range(longest.bit_length())}
-    for reach in sorted(
-        (c for c in {*lengths, *halvings} if c >= train_length), reverse=True
-    ):
-        for boundaries in choices:
-            edges = np.asarray(split.starts)[
-                [0, -1] if boundaries == "concat" else slice(None)
-            ].tolist()
-            # stretches of text that no window may leave
-            ends = list(itertools.pairwise(edges))
-            # disjoint blocks, with the longest context before them
-            if protocol == "fixed_target":
-                places = [
-                    np.arange(first + reach - targets + 1, end - targets + 1, targets)
-                    for first, end in ends
-                ]
-                firsts = _dealt_places(places, blocks)
-            else:  # disjoint spans of inputs; the token after a span is a target, too
-                places = [
-                    np.arange(first + 1, end - reach + 1, reach) for first, end in ends
-                ]
-                firsts = _dealt_places(places, max(MIN_BLOCKS, blocks // 4))
+
+    for reach in sorted({*lengths, *halvings}, reverse=True):
+        if reach < train_length:
+            break
+        size = targets if is_fixed else reach  # of a block or a span
+        for choice in choices:
+            edges = np.asarray(split.starts)
+            if choice == "concat":
+                edges = edges[[0, -1]]
+            firsts = _dealt_places(_places(edges, reach, size), count)
             if len(firsts) < MIN_BLOCKS:
                 continue
-            possible = [length for length in lengths if length <= reach]
-            if protocol == "nonoverlap":
-                return {
-                    n: _windows(firsts, n, reach // n * n, n, boundaries)
-                    for n in possible
-                }
-            scored = {
-                n: targets if n >= train_length else _part_size(targets, n)
-                for n in possible
-            }
-            return {
-                n: _windows(firsts, n, targets, scored[n], boundaries) for n in possible
-            }
+
+            windows = {}
+            for length in lengths:
+                if length > reach:
+                    break
+                if not is_fixed:
+                    parts, scored = reach // length, length
+                elif length >= train_length:
+                    parts, scored = 1, targets
+                else:
+                    scored = _part_size(targets, length)
+                    parts = targets // scored
+                windows[length] = _windows(firsts, length, scored, parts, choice)
+            return windows
     return {}
+
+
+def _places(edges: Integers, reach: int, size: int) -> list[Integers]:
+    """Return where disjoint parts of `size` targets may begin, by stretch. Each ends a
+    window of `reach` tokens; no window leaves the text between two edges.
+    """
+    places = []
+    for first, end in itertools.pairwise(edges.tolist()):
+        earliest = first + reach - size + 1
+        places.append(np.arange(earliest, end - size + 1, size))
+    return places
 
 
 def _dealt_places(candidates: list[Integers], count: int) -> Integers:
@@ -165,20 +161,21 @@ def _dealt_places(candidates: list[Integers], count: int) -> Integers:
     """
     candidates = [places for places in candidates if len(places)]
     sizes = np.array([len(places) for places in candidates], dtype=np.int64)
-    if not candidates or sizes.sum() <= count:
+    if sizes.sum() <= count:
         return np.concatenate([np.empty(0, np.int64), *candidates])
+
     rounds = 0
     while np.minimum(sizes, rounds + 1).sum() <= count:
         rounds += 1
     shares = np.minimum(sizes, rounds)
     larger = np.flatnonzero(sizes > rounds)
-    shares[larger[_spread(len(larger), count - int(shares.sum()))]] += 1
-    return np.concatenate(
-        [
-            places[_spread(len(places), int(n))]
-            for places, n in zip(candidates, shares, strict=True)
-        ]
-    )
+    left = count - int(shares.sum())
+    shares[larger[_spread(len(larger), left)]] += 1
+
+    dealt = []
+    for places, share in zip(candidates, shares.tolist(), strict=True):
+        dealt.append(places[_spread(len(places), share)])
+    return np.concatenate(dealt)
 
 
 def _spread(n: int, count: int) -> Integers:
@@ -190,24 +187,23 @@ def _part_size(targets: int, length: int) -> int:
     """Return how many targets a short window scores: the highest divisor of a block
     within half of the window.
     """
-    return next(
-        part
-        for part in range(min(targets, max(1, length // 2)), 0, -1)
-        if targets % part == 0
-    )
+    part = min(targets, max(1, length // 2))
+    while targets % part:
+        part -= 1
+    return part
 
 
 def _windows(
-    firsts: Integers, length: int, targets: int, scored: int, boundaries: Boundaries
+    firsts: Integers, length: int, scored: int, parts: int, documents: str
 ) -> Windows:
-    """Return windows that score blocks of `targets` tokens, `scored` at a time, given
-    the first token of each block.
+    """Return windows that score `parts` times `scored` tokens from each of the first
+    ones on.
     """
-    ends = (firsts[:, None] + np.arange(scored, targets + 1, scored)).ravel()
+    ends = firsts[:, None] + scored * np.arange(1, parts + 1)  # (blocks, parts)
     return Windows(
-        length,
-        scored,
-        ends - 1 - length,
-        np.repeat(np.arange(len(firsts)), targets // scored),
-        boundaries,
+        length=length,
+        scored=scored,
+        starts=ends.ravel() - 1 - length,
+        blocks=np.repeat(np.arange(len(firsts)), parts),
+        documents=documents,
     )

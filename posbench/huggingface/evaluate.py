@@ -340,7 +340,6 @@ def evaluate_into(
         settings=settings,
         split=getattr(tokens, settings.split),
         tokenizer=tokens.tokenizer,
-        token_bytes=tokens.tokenizer.token_bytes,
         checkpoint_step=0,
         tokens=None,  # of training: unknown
         dtype=subject.precision,

@@ -1,10 +1,10 @@
 """Probes of what a model does with its context. The folder is the registry: each
 `<name>.py` is a probe.
 
-A probe says which rows it wants: `rows(lengths, targets, train_length, *, option=...)
--> list[Probe]`. Some score fixed targets at the end of their windows and vary only the
-context in them. Others pose a problem in each window, with a choice of tokens as
-answers. Options are written like those of extensions: `shuffle:keep=32`.
+A probe says which rows it wants at a length: `rows(length, targets, train_length, *,
+option=...) -> list[Probe]`. Some score fixed targets at the end of their windows and
+vary only the context in them. Others pose a problem in each window, with a choice of
+tokens as answers. Options are written like those of extensions: `shuffle:keep=32`.
 """
 
 import dataclasses
@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from posbench.errors import OptionError, unknown
+from posbench.errors import unknown
 from posbench.evaluation.models import parse_choice
 from posbench.options import checked
 from posbench.randomness import derive
@@ -33,7 +33,7 @@ class Material:
     """The material for problems."""
 
     text: Ids  # tokens of the text
-    encode: Encode | None  # encodes with the model's own tokenizer; None: unknown
+    encode: Encode  # encodes with the model's own tokenizer
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -75,11 +75,8 @@ def balanced(task: str, number: int, answers: int) -> int:
     that always gives that answer.
     """
     turn, place = divmod(number, answers)
-    return int(
-        np.random.default_rng(derive(0, task, "answers", turn)).permutation(answers)[
-            place
-        ]
-    )
+    rng = np.random.default_rng(derive(0, task, "answers", turn))
+    return int(rng.permutation(answers)[place])
 
 
 def names() -> list[str]:
@@ -89,19 +86,18 @@ def names() -> list[str]:
 
 def options_of(name: str) -> dict[str, Any]:
     """Return a probe's options with their defaults."""
-    rows = importlib.import_module(f"{__name__}.{name}").rows
-    return {
-        p.name: p.default
-        for p in inspect.signature(rows).parameters.values()
-        if p.kind is p.KEYWORD_ONLY
-    }
+    options = {}
+    for parameter in inspect.signature(_rows_of(name)).parameters.values():
+        if parameter.kind is parameter.KEYWORD_ONLY:
+            options[parameter.name] = parameter.default
+    return options
 
 
-def of(text: str, lengths: list[int], targets: int, train_length: int) -> list[Probe]:
-    """Return the rows of a probe, `repeat` or `shuffle:keep=32`. Raises UserError for
-    an unknown probe or option.
+def of(text: str, length: int, targets: int, train_length: int) -> list[Probe]:
+    """Return the rows of a probe, `repeat` or `shuffle:keep=32`, at a length. Raises
+    UserError for an unknown probe or option.
     """
-    name, options = parse_choice(text, "shuffle:keep=32")
+    name, options = parse_choice(text)
     if name not in names():
         raise unknown(
             "probe",
@@ -109,20 +105,14 @@ def of(text: str, lengths: list[int], targets: int, train_length: int) -> list[P
             names(),
             f"there are {', '.join(names())}; to train on a task: data=task/copy",
         )
-    rows: Callable[..., list[Probe]] = importlib.import_module(
-        f"{__name__}.{name}"
-    ).rows
-    return rows(
-        lengths,
-        targets,
-        train_length,
-        **checked(options, typing.get_type_hints(rows), options_of(name), name),
-    )
+
+    rows = _rows_of(name)
+    hints = typing.get_type_hints(rows, include_extras=True)
+    options = checked(options, hints, options_of(name), name)
+    return rows(length, targets, train_length, **options)
 
 
-def expect(
-    condition: bool, task: str, option: str, value: object, expected: str
-) -> None:
-    """Raise OptionError unless the condition holds."""
-    if not condition:
-        raise OptionError(option, f"is {value} for '{task}': expected {expected}")
+def _rows_of(name: str) -> Callable[..., list[Probe]]:
+    rows: Callable[..., list[Probe]]
+    rows = importlib.import_module(f"{__name__}.{name}").rows
+    return rows

@@ -21,53 +21,38 @@ text; scored by likelihood among the candidates.
 """
 
 import functools
+from typing import Annotated
 
 import numpy as np
+from annotated_types import Ge, Le
 
 from posbench.errors import Undefined
-from posbench.evaluation.probes import (
-    Choice,
-    Ids,
-    Material,
-    Pose,
-    Probe,
-    balanced,
-    expect,
-)
+from posbench.evaluation.probes import Choice, Ids, Material, Pose, Probe, balanced
 from posbench.randomness import derive
 
-_MOST_PAIRS = 64
+Pairs = Annotated[int, Ge(2), Le(64)]
 
 
 def rows(
-    lengths: list[int], targets: int, train_length: int, *, pairs: int = 8
+    length: int, targets: int, train_length: int, *, pairs: Pairs = 8
 ) -> list[Probe]:
-    """Return one row per length."""
-    expect(
-        2 <= pairs <= _MOST_PAIRS, "induction", "pairs", pairs, f"2 to {_MOST_PAIRS}"
-    )
-    return [
-        Probe(
-            "induction",
-            length,
-            targets,
-            poses=functools.partial(_poses, length=length, pairs=pairs),
-        )
-        for length in lengths
-    ]
+    """Return one row."""
+    poses = functools.partial(_poses, length=length, pairs=pairs)
+    return [Probe("induction", length, targets, poses=poses)]
 
 
 def _poses(material: Material, length: int, pairs: int) -> Pose:
     vocabulary = np.unique(material.text)
-    # the pairs, the window's first token, and one filler
-    if len(vocabulary) < (needed := 2 * pairs + 2):
+    needed = 2 * pairs + 2  # the pairs, the window's first token, and one filler
+    if len(vocabulary) < needed:
         raise Undefined(
             f"the text has {len(vocabulary)} different tokens: {pairs} pairs need"
             f" {needed} of them"
         )
     # the first token stays, the last is the question
     shares = np.linspace(1, length - 1, pairs + 1).astype(np.int64)
-    if np.diff(shares).min() < 2:
+    sizes = np.diff(shares)
+    if sizes.min() < 2:
         raise Undefined(
             f"there is no room for {pairs} pairs and their question in {length} tokens"
         )
@@ -75,13 +60,17 @@ def _poses(material: Material, length: int, pairs: int) -> Pose:
     def pose(ids: Ids, number: int) -> Choice:
         rng = np.random.default_rng(derive(0, "induction", number))
         shuffled = rng.permutation(vocabulary)
-        first, second = shuffled[shuffled != ids[0]][: 2 * pairs].reshape(2, pairs)
-        right, offsets = balanced("induction", number, pairs), rng.random(pairs)
+        others = shuffled[shuffled != ids[0]]
+        first, second = others[: 2 * pairs].reshape(2, pairs)
+        right = balanced("induction", number, pairs)
+        depths = rng.random(pairs)  # of each pair in its share
+
         fillers = material.text[~np.isin(material.text, [first, second])]
         window = rng.choice(fillers, length)
         window[0] = ids[0]
-        places = shares[:-1] + (offsets * (np.diff(shares) - 1)).astype(np.int64)
-        window[places], window[places + 1] = first, second
+        places = shares[:-1] + (depths * (sizes - 1)).astype(np.int64)
+        window[places] = first
+        window[places + 1] = second
         window[-1] = first[right]
         return Choice(np.append(window, second[right]), second, right)
 

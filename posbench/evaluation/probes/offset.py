@@ -12,9 +12,6 @@ too short, or that angles have too low a precision.
 from posbench.evaluation.probes import Probe
 
 
-def rows(lengths: list[int], targets: int, train_length: int) -> list[Probe]:
-    """Return one probe per length. Its window ends where one of that length would end."""
-    return [
-        Probe("offset", train_length, targets, offset=length - train_length)
-        for length in lengths
-    ]
+def rows(length: int, targets: int, train_length: int) -> list[Probe]:
+    """Return a probe whose window ends where one of that length would end."""
+    return [Probe("offset", train_length, targets, offset=length - train_length)]

@@ -40,10 +40,12 @@ instruction; the text around is that of the evaluation.
 
 import functools
 import math
+from typing import Annotated, NamedTuple
 
 import numpy as np
+from annotated_types import Ge, Le
 
-from posbench.errors import Undefined
+from posbench.errors import OptionError, Undefined
 from posbench.evaluation.probes import (
     Choice,
     Encode,
@@ -52,129 +54,95 @@ from posbench.evaluation.probes import (
     Pose,
     Probe,
     balanced,
-    expect,
 )
+from posbench.options import Fraction
 from posbench.randomness import derive
 
-DIGITS = tuple("0123456789")
+Keys = Annotated[int, Ge(1), Le(10)]
+DIGITS = 10
 # No two begin with the same letter, so that no tokenizer begins two of them with the
 # same token.
 WORDS = (
-    "apple",
-    "bread",
-    "cloud",
-    "door",
-    "earth",
-    "fire",
-    "gold",
-    "house",
-    "iron",
-    "jar",
-    "king",
-    "lamp",
-    "moon",
-    "night",
-    "oak",
-    "paper",
-    "queen",
-    "river",
-    "stone",
-    "tree",
-    "uncle",
-    "voice",
-    "water",
-    "yard",
+    "apple bread cloud door earth fire gold house iron jar king lamp moon night oak"
+    " paper queen river stone tree uncle voice water yard"
 )
 # its multiples, modulo 1, spread evenly however many are taken
 _GOLDEN = (math.sqrt(5) - 1) / 2
 
-# sentences, question, answer, the trivial reader's answer
-Story = tuple[tuple[str, ...], str, int, int | None]
+
+class Story(NamedTuple):
+    """A problem in words."""
+
+    sentences: tuple[str, ...]  # in the order of the text
+    question: str
+    answer: int
+    # the digit of the last sentence, if there are several
+    last: int | None
 
 
 def rows(
-    lengths: list[int],
+    length: int,
     targets: int,
     train_length: int,
     *,
-    keys: int = 1,
-    depth: float | None = None,
+    keys: Keys = 1,
+    depth: Fraction | None = None,
 ) -> list[Probe]:
-    """Return one row per length."""
-    expect(1 <= keys <= len(DIGITS), "passkey", "keys", keys, f"1 to {len(DIGITS)}")
-    expect(
-        depth is None or (0 <= depth <= 1 and keys == 1),
-        "passkey",
-        "depth",
-        depth,
-        "0 to 1 with one key, or null",
-    )
-    poses = [
-        functools.partial(_poses, length=length, keys=keys, depth=depth)
-        for length in lengths
-    ]
-    return [
-        Probe("passkey", length, targets, poses=pose)
-        for length, pose in zip(lengths, poses, strict=True)
-    ]
+    """Return one row."""
+    if depth is not None and keys > 1:
+        raise OptionError(
+            "depth", f"is {depth} for 'passkey': expected one key, or null"
+        )
+    poses = functools.partial(_poses, length=length, keys=keys, depth=depth)
+    return [Probe("passkey", length, targets, poses=poses)]
 
 
 def _story(number: int, keys: int) -> Story:
-    """Return the problem, in words, of the window of this number. Its sentences are in
-    the order of the text.
-    """
+    """Return the problem of the window of this number."""
     if keys == 1:
-        key = balanced("passkey", number, len(DIGITS))
+        key = balanced("passkey", number, DIGITS)
         sentence = f'\nThe key is "{key}". Remember: the key is "{key}".\n'
-        return (sentence,), '\nWhat was the key? The key is "', key, None
+        return Story((sentence,), '\nWhat was the key? The key is "', key, None)
+
     rng = np.random.default_rng(derive(0, "multi_key", number))
-    words = rng.permutation(WORDS)[:keys].tolist()
-    place, right = (
-        balanced("multi_key", number, keys),
-        balanced("multi_key digits", number, len(DIGITS)),
-    )
-    digits = rng.permutation(
-        [digit for digit in DIGITS if digit != DIGITS[right]]
-    ).tolist()
-    digits.insert(place, DIGITS[right])
-    sentences = [
-        f'\nThe number of {word} is "{digit}".\n'
-        for word, digit in zip(words, digits, strict=False)
-    ]
-    return (
-        tuple(sentences),
-        f'\nThe number of {words[place]} is "',
-        right,
-        int(digits[keys - 1]),
-    )
+    words = rng.permutation(WORDS.split())[:keys].tolist()
+    asked = balanced("multi_key", number, keys)
+    answer = balanced("multi_key digits", number, DIGITS)
+    digits = rng.permutation([digit for digit in range(DIGITS) if digit != answer])
+    digits = np.insert(digits, asked, answer)[:keys].tolist()
+
+    sentences = []
+    for word, digit in zip(words, digits, strict=True):
+        sentences.append(f'\nThe number of {word} is "{digit}".\n')
+    question = f'\nThe number of {words[asked]} is "'
+    return Story(tuple(sentences), question, answer, digits[-1])
 
 
 def _poses(material: Material, length: int, keys: int, depth: float | None) -> Pose:
-    if material.encode is None:
-        raise Undefined("passkey needs the model's tokenizer, which is not known")
-    encode = material.encode
-
     def pose(ids: Ids, number: int) -> Choice:
-        *_, answer, trivial = story = _story(number, keys)
-        sentences, question, digits = _story_tokens(encode, story)
+        story = _story(number, keys)
+        sentences, question, digits = _story_tokens(material.encode, story)
         # without the window's first token, which stays
         tokens = sum(map(len, sentences)) + len(question)
-        spare, begin = length - 1 - tokens, 1
+        spare = length - 1 - tokens
         if spare < 0:
             raise Undefined(
                 f"passkey's sentences are {1 + tokens} tokens of this model: the window"
                 " is too short"
             )
-        # how deep in its share each sentence stands
-        window, fraction = ids.copy(), (number + 0.5) * _GOLDEN % 1
+
+        in_share = depth  # how deep in its share each sentence stands
+        if in_share is None:
+            in_share = (number + 0.5) * _GOLDEN % 1
+        window = ids.copy()
+        begin = 1
         for n, sentence in enumerate(sentences):
-            start = begin + round(
-                ((n + fraction) / keys if depth is None else depth) * spare
-            )
+            start = begin + round((n + in_share) / keys * spare)
             window[start : start + len(sentence)] = sentence
             begin += len(sentence)
-        window[len(window) - len(question) :] = question
-        return Choice(np.append(window, digits[answer]), digits, answer, trivial)
+        window[length - len(question) :] = question
+        right = digits[story.answer]
+        return Choice(np.append(window, right), digits, story.answer, story.last)
 
     return pose
 
@@ -188,20 +156,21 @@ def _story_tokens(encode: Encode, story: Story) -> tuple[list[Ids], Ids, Ids]:
         Undefined: the digits do not differ in one token each, or the sentences encode
             the answer as another token.
     """
-    sentences, question, answer, _ = story
-    texts = [*sentences, *(question + digit for digit in DIGITS)]
-    encoded = [np.asarray(ids, dtype=np.int64) for ids in encode(texts)]
-    sentence_ids, question_ids = encoded[: -len(DIGITS)], encoded[-len(DIGITS) :]
-    if len({len(ids) for ids in question_ids}) == 1 and len(question_ids[0]):
-        *prefixes, digits = np.stack(question_ids).T
-        same_prefix, all_differ = (
-            all(np.ptp(column) == 0 for column in prefixes),
-            len(np.unique(digits)) == len(DIGITS),
+    questions = [f"{story.question}{digit}" for digit in range(DIGITS)]
+    encoded = [
+        np.asarray(ids, np.int64) for ids in encode([*story.sentences, *questions])
+    ]
+    sentences = encoded[:-DIGITS]
+    with_digit = encoded[-DIGITS:]
+
+    prefixes = {ids[:-1].tobytes() for ids in with_digit}
+    digits = np.concatenate([ids[-1:] for ids in with_digit])
+    if (
+        len(prefixes) > 1
+        or len(np.unique(digits)) < DIGITS
+        or digits[story.answer] not in np.concatenate(sentences)
+    ):
+        raise Undefined(
+            "the tokenizer has no token of its own for each answer of passkey"
         )
-        if (
-            same_prefix
-            and all_differ
-            and digits[answer] in np.concatenate(sentence_ids)
-        ):
-            return sentence_ids, question_ids[0][:-1], digits
-    raise Undefined("the tokenizer has no token of its own for each answer of passkey")
+    return sentences, with_digit[0][:-1], digits

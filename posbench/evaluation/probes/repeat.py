@@ -11,40 +11,26 @@ first N + 1:
 
 Gain at length C = nll of repeat_control - nll of repeat, paired by target; g = C - 2N -
 1, and a target is C - N tokens after its copy. No training is needed: any language
-model has some of this skill. N is the option `size`; by default it is
-`evaluation.targets`, but at most a quarter of the training length, so that training had
-the gap of 1x, too.
+model has some of this skill. N is `evaluation.targets`, but at most a quarter of the
+training length, so that training had the gap of 1x, too.
 """
 
-from posbench.evaluation.probes import Ids, Probe, expect
+from posbench.evaluation.probes import Ids, Probe
 
 
-def rows(
-    lengths: list[int], targets: int, train_length: int, *, size: int | None = None
-) -> list[Probe]:
-    """Return the probe of each length and its control, which has the same targets but
-    no copy before them.
+def rows(length: int, targets: int, train_length: int) -> list[Probe]:
+    """Return the probe and its control, which has the same targets but no copy before
+    them; neither if the copy would reach the targets.
     """
-    if size is None:
-        size = max(1, min(targets, train_length // 4))
-    else:
-        maximum = train_length // 2
-        expect(
-            1 <= size <= maximum,
-            "repeat",
-            "size",
-            size,
-            f"1 to half the training length, {maximum}",
-        )
+    size = max(1, min(targets, train_length // 4))
+    if length <= 2 * size:
+        return []
 
     def copied(ids: Ids) -> Ids:
         window = ids.copy()
         window[: size + 1] = ids[-size - 1 :]
         return window
 
-    lengths = [length for length in lengths if length > 2 * size]
-    pairs = [
-        (Probe("repeat", length, size, copied), Probe("repeat_control", length, size))
-        for length in lengths
-    ]
-    return [probe for pair in pairs for probe in pair]
+    repeat = Probe("repeat", length, size, rewrite=copied)
+    control = Probe("repeat_control", length, size)
+    return [repeat, control]

@@ -15,31 +15,27 @@ default L; it is at least the number of scored tokens.
 
 import numpy as np
 
-from posbench.evaluation.probes import Ids, Probe, expect
+from posbench.errors import OptionError
+from posbench.evaluation.probes import Ids, Probe
 
 
 def rows(
-    lengths: list[int], targets: int, train_length: int, *, keep: int | None = None
+    length: int, targets: int, train_length: int, *, keep: int | None = None
 ) -> list[Probe]:
-    """Return one probe for each length above the number of tokens that stay."""
+    """Return a probe, or none if the length is not above the number of tokens that
+    stay.
+    """
     if keep is None:
         keep = train_length
-    else:
-        expect(
-            keep >= targets,
-            "shuffle",
-            "keep",
-            keep,
-            f"at least evaluation.targets, {targets}",
-        )
+    elif keep < targets:
+        expected = f"expected at least evaluation.targets, {targets}"
+        raise OptionError("keep", f"is {keep} for 'shuffle': {expected}")
 
     def shuffled(ids: Ids) -> Ids:
         distant = len(ids) - 1 - keep
         order = np.random.default_rng(0).permutation(distant)
         return np.concatenate([ids[:distant][order], ids[distant:]])
 
-    return [
-        Probe("shuffle", length, targets, rewrite=shuffled)
-        for length in lengths
-        if length > keep
-    ]
+    if length <= keep:
+        return []
+    return [Probe("shuffle", length, targets, rewrite=shuffled)]
