@@ -83,10 +83,11 @@ def builder(name: str, words: list[str]) -> tuple[str, Build]:
     typed = [f"encoding.{word}" for word in words]
     scheme = compose.single([f"encoding={name}", *typed]).encoding
     default = encodings.options_of(scheme.name)
-    options = {}
-    for key, value in scheme.options.items():
-        if value != default[key] or f" {key}=" in label:
-            options[key] = value
+    options = {
+        key: value
+        for key, value in scheme.options.items()
+        if value != default[key] or f" {key}=" in label
+    }
     return label, functools.partial(panels.build, scheme.name, options)
 
 
