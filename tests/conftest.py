@@ -111,85 +111,24 @@ def template() -> "Config":
     return demo_config()
 
 
-@pytest.fixture
-def tiny_config() -> "Config":
-    """Return a configuration whose model runs in milliseconds; each test replaces the
-    settings that it is about.
-    """
-    from posbench.config.schema import Config, validate
+# A model that runs in milliseconds, and 12 updates of 8 sequences of 16 bytes.
+SMALL = """
+    study=test tracking=none tracking.mode=offline
+    data=text data.tokenizer=bytes data.vocab_size=257 data.test_pieces=null
+    model.n_layers=2 model.n_heads=2 model.d_model=32
+    training.train_length=16 training.batch_size=8 training.tokens=1536
+    training.warmup_tokens=256 training.learning_rate=0.003 training.precision=fp32
+    evaluation.targets=8 evaluation.blocks=16 evaluation.batch_tokens=4096
+    evaluation.protocols=[fixed_target,nonoverlap] evaluation.ratios=[1,2,4]
+    runtime.device=cpu runtime.threads=1 runtime.compile=false
+    runtime.log_every_steps=1 runtime.validate_every_steps=0
+    runtime.checkpoint_every_steps=5
+"""
 
-    return validate(
-        Config,
-        {
-            "study": "test",
-            "seed": 0,
-            "encoding": {"name": "rope"},
-            "model": {
-                "n_layers": 2,
-                "n_heads": 2,
-                "d_model": 32,
-                "d_ff": None,
-                "norm": "layernorm",
-                "mlp": "gelu",
-                "tie_embeddings": True,
-                "init": "fan_in",
-                "attention": {"window": None},
-            },
-            "data": {
-                "name": "text",
-                "source": "text",
-                "path": None,
-                "dataset": None,
-                "subset": None,
-                "revision": None,
-                "column": "text",
-                "articles": False,
-                "splits": {},
-                "max_documents": None,
-                "tokenizer": "bytes",
-                "vocab_size": 257,
-            },
-            "training": {
-                "train_length": 16,
-                "tokens": 16 * 8 * 12,
-                "batch_size": 8,
-                "accumulation": 1,
-                "learning_rate": 3e-3,
-                "schedule": "cosine",
-                "warmup_tokens": 256,
-                "decay_fraction": 0.2,
-                "final_learning_rate": 0.1,
-                "betas": [0.9, 0.95],
-                "weight_decay": 0.1,
-                "clip": 1.0,
-                "precision": "fp32",
-            },
-            "evaluation": {
-                "protocols": ["fixed_target", "nonoverlap"],
-                "ratios": [1, 2, 4],
-                "windowed": True,
-                "split": "test",
-                "documents": "auto",
-                "targets": 8,
-                "blocks": 16,
-                "batch_tokens": 4096,
-            },
-            "tracking": {
-                "backend": "none",
-                "mode": "offline",
-                "project": "posbench",
-                "entity": None,
-                "tags": [],
-            },
-            "runtime": {
-                "outputs": "outputs",
-                "cache": None,
-                "device": "cpu",
-                "threads": 1,
-                "compile": False,
-                "log_every_steps": 1,
-                "validate_every_steps": 0,
-                "checkpoint_every_steps": 5,
-            },
-        },
-    )
+
+@pytest.fixture(scope="session")
+def tiny_config() -> "Config":
+    """Return a small run's configuration; each test replaces what it is about."""
+    from posbench.config import compose
+
+    return compose.single(SMALL.split())
