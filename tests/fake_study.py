@@ -14,9 +14,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import yaml
+from support import changed, encoded
 
 from posbench.config import compose
-from posbench.config.schema import Config, EncodingConfig, to_container
+from posbench.config.schema import Config, to_container
 from posbench.results.frame import read
 from posbench.results.headline import Headline, headline
 from posbench.run.rows import EvaluationRow
@@ -65,9 +66,7 @@ def demo_config() -> Config:
 
 
 def configured(template: Config, scheme: str, seed: int, **options: Any) -> Config:
-    return dataclasses.replace(
-        template, study="fake", seed=seed, encoding=EncodingConfig(scheme, options)
-    )
+    return changed(encoded(template, scheme, **options), study="fake", seed=seed)
 
 
 def write_run(

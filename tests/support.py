@@ -3,6 +3,7 @@ line, a folder's contents.
 """
 
 import contextlib
+import dataclasses
 import functools
 import importlib.util
 import os
@@ -21,6 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from posbench import installed as posbench_installed
 from posbench.cli import main
 from posbench.config.overrides import WORDS
+from posbench.config.schema import Config, EncodingConfig
 
 # test each kill and each compiled scheme; otherwise `slow` tests some of them
 EVERY = "POSBENCH_EVERY" in os.environ
@@ -43,6 +45,20 @@ TINY = [
     "runtime.threads=1",
     "runtime.validate_every_steps=0",
 ]
+
+
+def changed(config: Config, **changes: Any) -> Config:
+    """Return a configuration with `seed=1`, or `model={"n_layers": 1}`."""
+    for name, value in changes.items():
+        if isinstance(value, dict):
+            value = dataclasses.replace(getattr(config, name), **value)
+        config = dataclasses.replace(config, **{name: value})
+    return config
+
+
+def encoded(config: Config, name: str, **options: Any) -> Config:
+    """Return a configuration with another encoding."""
+    return changed(config, encoding=EncodingConfig(name, options))
 
 
 class Largest(TorchDispatchMode):

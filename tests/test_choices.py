@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from scipy import stats
+from support import changed
 from torch import Tensor
 
 from posbench.config.schema import Config
@@ -216,19 +217,18 @@ def test_problems_are_those_of_rows_that_exist(
 def rows_of(
     expects: Nll, config: Config, tokenizer: Tokenizer | None, *tasks: str
 ) -> list[EvaluationRow]:
-    settings = dataclasses.replace(
-        config.evaluation,
-        ratios=(1, 8),
-        blocks=40,  # each digit and each pair equally often
-        protocols=("nonoverlap",),
-        tasks=tasks,
-    )
+    settings = {
+        "ratios": (1, 8),
+        "blocks": 40,  # each digit and each pair equally often
+        "protocols": ("nonoverlap",),
+        "tasks": tasks,
+    }
     asked = Evaluation(
         subject=Planted(expects),
         split=text(),
         token_bytes=None,
         tokenizer=tokenizer,
-        settings=settings,
+        settings=changed(config, evaluation=settings).evaluation,
         checkpoint_step=7,
         dtype="fp32",
         device=torch.device("cpu"),
@@ -349,6 +349,6 @@ def test_what_cannot_be_posed_is_a_row_without_a_number(tiny_config: Config) -> 
 def test_an_option_without_a_meaning_is_refused(
     tiny_config: Config, task: str, reason: str
 ) -> None:
-    settings = dataclasses.replace(tiny_config.evaluation, tasks=(task,))
+    config = changed(tiny_config, evaluation={"tasks": (task,)})
     with pytest.raises(UserError, match=reason):
-        check(dataclasses.replace(tiny_config, evaluation=settings))
+        check(config)

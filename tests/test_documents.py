@@ -2,13 +2,12 @@
 each of them by itself.
 """
 
-import dataclasses
-
 import numpy as np
 import pytest
 import torch
+from support import changed, encoded
 
-from posbench.config.schema import Config, EncodingConfig
+from posbench.config.schema import Config
 from posbench.data.batches import TrainingBatches
 from posbench.model.gpt import build
 from posbench.training.step import Trainer, begin_update
@@ -21,9 +20,8 @@ V, T, SEPARATOR = 50, 16, 7
 def test_an_update_is_that_of_each_document_alone(
     tiny_config: Config, name: str
 ) -> None:
-    training = dataclasses.replace(tiny_config.training, accumulation=2, clip=1e9)
-    config = dataclasses.replace(
-        tiny_config, training=training, encoding=EncodingConfig(name)
+    config = changed(
+        encoded(tiny_config, name), training={"accumulation": 2, "clip": 1e9}
     )
     text = np.random.default_rng(1).integers(8, V, 2_000)
     text[np.random.default_rng(2).integers(0, len(text), 200)] = SEPARATOR

@@ -2,7 +2,6 @@
 
 import collections
 import copy
-import dataclasses
 import json
 import math
 import pathlib
@@ -15,11 +14,11 @@ import numpy as np
 import pytest
 import torch
 from fake_study import headline_of
-from support import write_words
+from support import changed, encoded, write_words
 from torch import Tensor
 
 from posbench.config.overrides import apply
-from posbench.config.schema import Config, EncodingConfig
+from posbench.config.schema import Config
 from posbench.data import tokens as data
 from posbench.data.tokens import TokenSplit
 from posbench.errors import Stopped, Undefined, UserError
@@ -96,8 +95,8 @@ def periodic(period: int, repeats: int = 80) -> TokenSplit:
 
 def gpt(config: Config, encoding: str) -> TrainedGPT:
     """A model with its initial weights."""
-    config = dataclasses.replace(config, encoding=EncodingConfig(encoding))
-    return TrainedGPT(build(config, V).eval(), L, torch.device("cpu"), torch.float32)
+    model = build(encoded(config, encoding), V).eval()
+    return TrainedGPT(model, L, torch.device("cpu"), torch.float32)
 
 
 def rows_of(
@@ -121,23 +120,11 @@ def rows_of(
 
 @pytest.fixture
 def config(tiny_config: Config) -> Config:
-    settings = dataclasses.replace(
-        tiny_config.evaluation,
-        ratios=(1, 2, 4, 8, 16),
-        targets=8,
-        blocks=32,
-        windowed=True,
-        protocols=("fixed_target", "nonoverlap"),
-        documents="auto",
-    )
-    training = dataclasses.replace(tiny_config.training, train_length=L)
-    return dataclasses.replace(tiny_config, evaluation=settings, training=training)
+    return evaluation_with(tiny_config, ratios=(1, 2, 4, 8, 16), blocks=32)
 
 
 def evaluation_with(config: Config, **fields: Any) -> Config:
-    return dataclasses.replace(
-        config, evaluation=dataclasses.replace(config.evaluation, **fields)
-    )
+    return changed(config, evaluation=fields)
 
 
 def test_a_uniform_models_perplexity_is_the_vocabulary_size(config: Config) -> None:
@@ -373,10 +360,10 @@ def trained(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Trained:
     base = tmp_path_factory.getbasetemp() / "evaluated"
-    config = dataclasses.replace(
+    config = changed(
         tiny_config,
-        data=dataclasses.replace(tiny_config.data, path=str(base / "text.txt")),
-        runtime=dataclasses.replace(tiny_config.runtime, cache=str(base / "cache")),
+        data={"path": str(base / "text.txt")},
+        runtime={"cache": str(base / "cache")},
     )
     if not base.exists():  # trained once for all tests of this process
         base.mkdir()

@@ -2,7 +2,6 @@
 and what must stay as it was.
 """
 
-import dataclasses
 import math
 from collections.abc import Callable
 from typing import Any
@@ -12,6 +11,7 @@ import torch
 from oracles import third_party
 from schemes import by_definition, layer_inputs
 from schemes import layer_attention as attention
+from support import encoded
 from torch import Tensor
 
 from posbench import encodings
@@ -364,8 +364,7 @@ def test_an_extension_shares_the_parameters_and_leaves_the_trained_model_as_it_w
     name: str, method: str, tiny_config: Config
 ) -> None:
     options = {"inner": "alibi"} if name == "learned_sinks" else {}
-    choice = dataclasses.replace(tiny_config.encoding, name=name, options=options)
-    gpt = build(dataclasses.replace(tiny_config, encoding=choice), 257).eval()
+    gpt = build(encoded(tiny_config, name, **options), 257).eval()
     trained, ids = gpt.encoding, torch.randint(257, (2, 16))
     with torch.inference_mode():
         before = gpt(ids)

@@ -2,12 +2,12 @@
 their weights.
 """
 
-import dataclasses
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
+from support import changed, encoded
 
 import posbench
 from posbench.config.schema import AttentionConfig, Config
@@ -25,11 +25,7 @@ def built(
     block: dict[str, Any] = {},  # noqa: B006
     **options: object,
 ) -> GPT:
-    encoding = dataclasses.replace(config.encoding, name=name, options=options)
-    shape = dataclasses.replace(config.model, **block)
-    return build(
-        dataclasses.replace(config, encoding=encoding, model=shape), vocab_size
-    )
+    return build(changed(encoded(config, name, **options), model=block), vocab_size)
 
 
 @pytest.mark.sample(8)
@@ -67,7 +63,7 @@ def test_runs_of_one_seed_start_from_the_same_weights_whatever_the_encoding(
         key for key in plain if key.endswith("bias") or "head" in key
     ]
     assert all(torch.equal(weight, plain[key]) for key, weight in other.items())
-    another = built(dataclasses.replace(tiny_config, seed=1), name)
+    another = built(changed(tiny_config, seed=1), name)
     assert not torch.equal(
         another.blocks[0].attention.qkv.weight, plain["blocks.0.attention.qkv.weight"]
     )

@@ -2,7 +2,6 @@
 them ends all.
 """
 
-import dataclasses
 import functools
 import gc
 import multiprocessing
@@ -16,11 +15,11 @@ from typing import Any
 
 import pytest
 import torch
-from support import write_words
+from support import changed, encoded, write_words
 from torch.cuda._utils import _get_device_index
 
 import posbench.training.train
-from posbench.config.schema import Config, EncodingConfig
+from posbench.config.schema import Config
 from posbench.errors import Stopped, UserError
 from posbench.launch import run as launch
 from posbench.launch.plans import Plan
@@ -48,15 +47,11 @@ def config(tiny_config: Config, tmp_path: Path) -> Config:
         "validate_every_steps": 6,
         "checkpoint_every_steps": 5,
     }
-    config = changed(tiny_config, "data", path=str(tmp_path / "text.txt"))
     return changed(
-        changed(config, "evaluation", batch_tokens=128), "runtime", **runtime
-    )
-
-
-def changed(config: Config, section: str, **values: Any) -> Config:
-    return dataclasses.replace(
-        config, **{section: dataclasses.replace(getattr(config, section), **values)}
+        tiny_config,
+        data={"path": str(tmp_path / "text.txt")},
+        evaluation={"batch_tokens": 128},
+        runtime=runtime,
     )
 
 
@@ -139,20 +134,16 @@ def test_several_processes_give_what_one_gives(
         "tokens": 16 * 8 * STEPS * accumulation,
         "lengths": lengths,
     }
-    config = changed(config, "training", **updates)
+    config = changed(config, training=updates)
     if encoding == "task":
         encoding, task = (
             "rope",
             {"name": "copy", "shortest": 2, "longest": 7, "vocabulary": 4},
         )
-        data = dataclasses.replace(
-            config.data, name="problems", source="task", path=None, task=task
-        )
-        asked = dataclasses.replace(
-            config.evaluation, protocols=("problems",), ratios=(1.0, 2.0), blocks=9
-        )
-        config = dataclasses.replace(config, data=data, evaluation=asked)
-    config = dataclasses.replace(config, encoding=EncodingConfig(encoding))
+        data = {"name": "problems", "source": "task", "path": None, "task": task}
+        asked = {"protocols": ("problems",), "ratios": (1.0, 2.0), "blocks": 9}
+        config = changed(config, data=data, evaluation=asked)
+    config = encoded(config, encoding)
     train(config, tmp_path / "one", [])
     trained(config, tmp_path / "several", size)
     assert_alike(tmp_path / "one", tmp_path / "several")
@@ -188,8 +179,11 @@ def test_a_signal_to_one_stops_all_after_the_same_update_and_the_run_goes_on_to_
     rank: int,
     ahead: int,
 ) -> None:
-    config = changed(config, "training", batch_size=6, tokens=16 * 6 * STEPS)
-    config = changed(config, "runtime", log_every_steps=4)
+    config = changed(
+        config,
+        training={"batch_size": 6, "tokens": 16 * 6 * STEPS},
+        runtime={"log_every_steps": 4},
+    )
     # as on GPUs, an update is read one later
     monkeypatch.setattr(posbench.training.train, "_AHEAD", {"cpu": ahead})
     trained(config, tmp_path / "whole", size)
@@ -246,7 +240,7 @@ def test_a_rank_that_fails_ends_the_others_and_is_named_in_one_line_with_its_exi
     # a busy machine ends processes slowly
     monkeypatch.setattr(launch, "_GRACE_SECONDS", 2.0)
     plan, began = (
-        Plan(changed(config, "runtime", processes=2), tmp_path / "run", ()),
+        Plan(changed(config, runtime={"processes": 2}), tmp_path / "run", ()),
         time.monotonic(),
     )
     assert exits.run(lambda: launch.run(plan)) == code
@@ -284,7 +278,7 @@ def test_torchrun_and_srun_give_a_process_its_place(
         monkeypatch.setenv(name, value)
     assert place(1) == (2, 4, 0, "env://")
     with pytest.raises(UserError, match=r"runtime.processes is 2, but 4 were started"):
-        launch.train(Plan(changed(config, "runtime", processes=2), Path("run"), ()))
+        launch.train(Plan(changed(config, runtime={"processes": 2}), Path("run"), ()))
 
 
 def test_each_process_has_a_device_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,5 @@
 """The run folder: one owner, whole records, nothing lost."""
 
-import dataclasses
 import os
 import signal
 from pathlib import Path
@@ -8,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from support import in_child, snapshot
+from support import changed, in_child, snapshot
 
 from posbench import encodings
 from posbench.config.schema import Config
@@ -86,13 +85,8 @@ def test_another_run_in_the_folder_is_refused_and_what_is_no_identity_may_change
     with Run.open(tmp_path / "run", tiny_config, COMMAND):
         before = snapshot(tmp_path / "run")
     with pytest.raises(UserError, match=r"holds another run .*--restart"):
-        Run.open(
-            tmp_path / "run", dataclasses.replace(tiny_config, seed=5), COMMAND
-        ).__enter__()
-    other = dataclasses.replace(
-        tiny_config,
-        runtime=dataclasses.replace(tiny_config.runtime, log_every_steps=99),
-    )
+        Run.open(tmp_path / "run", changed(tiny_config, seed=5), COMMAND).__enter__()
+    other = changed(tiny_config, runtime={"log_every_steps": 99})
     with Run.open(tmp_path / "run", other, COMMAND) as run:
         assert load_config(run.folder) == tiny_config and run.id == tiny_config.id
     assert snapshot(tmp_path / "run") == before

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from support import encoded
 
 from posbench import encodings
 from posbench.config.schema import Config
@@ -25,8 +26,7 @@ TOLERANCE = 2e-5
 
 
 def model_of(tiny_config: Config, name: str = "rope", **options: Any) -> GPT:
-    encoding = dataclasses.replace(tiny_config.encoding, name=name, options=options)
-    model = build(dataclasses.replace(tiny_config, encoding=encoding), V).eval()
+    model = build(encoded(tiny_config, name, **options), V).eval()
     # some begin as zeros, which would hide what they do
     for parameter in model.encoding.parameters():
         torch.nn.init.normal_(parameter)

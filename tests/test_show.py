@@ -1,6 +1,5 @@
 """Pictures: the numbers behind them, of encodings and of runs, and the PNG file."""
 
-import dataclasses
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +8,7 @@ import support
 import torch
 
 import posbench
-from posbench.config.schema import Config, EncodingConfig
+from posbench.config.schema import Config
 from posbench.model.gpt import build
 from posbench.show import command, panels
 from posbench.show.panels import Panel
@@ -70,9 +69,8 @@ def test_panels_show_what_the_encoding_does() -> None:
 def test_attention_is_drawn_as_far_as_the_encoding_is_defined(
     name: str, tiny_config: Config
 ) -> None:
-    model = dataclasses.replace(tiny_config.model, n_kv_heads=1)
-    config = dataclasses.replace(
-        tiny_config, encoding=EncodingConfig(name), model=model
+    config = support.changed(
+        support.encoded(tiny_config, name), model={"n_kv_heads": 1}
     )
     with torch.no_grad():
         curves = panels.text_panels(build(config, 257).eval(), config, TEXT)[-1].curves

@@ -89,7 +89,7 @@ def overrides(cache: Path, tmp_path: Path) -> list[str]:
 @pytest.fixture
 def several(tiny_config: Config) -> list[Plan]:
     names = ("rope", "rope", "alibi", "alibi")
-    configs = [dataclasses.replace(tiny_config, seed=seed) for seed in range(4)]
+    configs = [support.changed(tiny_config, seed=seed) for seed in range(4)]
     return [
         plans.plan(c, [f"encoding={name}", "study=test"])
         for c, name in zip(configs, names, strict=True)
@@ -211,10 +211,8 @@ def test_a_sweep_shows_the_loss_after_training_and_not_one_on_the_way(
 ) -> None:
     config = configured(template, "rope", 0)
     # as its rows say
-    training = dataclasses.replace(
-        config.training, tokens=12 * config.training.tokens_per_step
-    )
-    config = dataclasses.replace(config, training=training)
+    tokens = 12 * config.training.tokens_per_step
+    config = support.changed(config, training={"tokens": tokens})
     folder = write_run(
         tmp_path, config, Truth(3.0, 0.1, earlier=(Truth(5.0, 0.1), Truth(4.0, 0.1)))
     )
@@ -518,17 +516,12 @@ def test_threads_and_gpus_are_divided_among_the_processes(
         device = torch.device("cpu" if gpus == "-" else "cuda")
         monkeypatch.setattr(machine, "resolve", lambda name, device=device: device)
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", gpus)
-        runtime = dataclasses.replace(
-            several[0].config.runtime,
-            device="auto",
-            threads=threads,
-            processes=processes,
-        )
+        runtime = {"device": "auto", "threads": threads, "processes": processes}
         todo = [
             dataclasses.replace(
-                c, config=dataclasses.replace(c.config, runtime=runtime)
+                plan, config=support.changed(plan.config, runtime=runtime)
             )
-            for c in several
+            for plan in several
         ]
         slots: Any = sweep.execute(todo, n_jobs)
         assert {slot["OMP_NUM_THREADS"] for slot in slots} == {each}, line

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import wandb
 import wandb_server
-from support import in_child, posbench
+from support import changed, in_child, posbench
 from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
 from wandb.cli import cli as wandb_cli
 from wandb_server import ServedRun, Server
@@ -73,9 +73,7 @@ def config(tiny_config: Config) -> Config:
 
 
 def tracked(config: Config, **tracking: Any) -> Config:
-    return dataclasses.replace(
-        config, tracking=dataclasses.replace(config.tracking, **tracking)
-    )
+    return changed(config, tracking=tracking)
 
 
 def attempt(

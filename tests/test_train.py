@@ -18,7 +18,7 @@ from unittest.mock import Mock
 import pytest
 import torch
 from fake_study import headline_of
-from support import snapshot, until, write_words
+from support import changed, snapshot, until, write_words
 
 from posbench import machine
 from posbench.config.schema import Config, EncodingConfig
@@ -43,14 +43,6 @@ def config(tiny_config: Config, tmp_path: pathlib.Path) -> Config:
     write_words(tmp_path)
     config = changed(tiny_config, data={"path": str(tmp_path / "text.txt")})
     return changed(config, runtime={"cache": str(tmp_path / "cache")})
-
-
-def changed(config: Config, **sections: dict[str, Any]) -> Config:
-    parts = {
-        name: dataclasses.replace(getattr(config, name), **values)
-        for name, values in sections.items()
-    }
-    return dataclasses.replace(config, **parts)
 
 
 def weights_sha256(folder: pathlib.Path) -> str:
