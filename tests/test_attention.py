@@ -12,10 +12,8 @@ from support import Largest
 from torch import Tensor
 from torch.nn.attention import flex_attention
 
-import posbench
 from posbench import machine
-from posbench.encodings.base import Encoding, Shape
-from posbench.errors import UserError
+from posbench.encodings.base import Shape
 from posbench.model import attention as module
 from posbench.model import flex
 from posbench.model.attention import make_layer
@@ -256,56 +254,3 @@ def test_logits_of_hidden_keys_that_are_no_numbers_hide_nothing_else() -> None:
         gradient.isfinite().all()
         for gradient in torch.autograd.grad(out.sum(), [q, k, v])
     )
-
-
-# docs/python.md says so: cope's table begins at zero
-EQUAL_TO_NONE = {"none", "drope", "cope"}
-AT_THE_INPUT = {
-    "abacus",
-    "binary",
-    "cape",
-    "index",
-    "learned",
-    "minmax",
-    "coupling",
-    "shape",
-    "sine",
-    "sinusoidal",
-}  # and no more
-
-
-def offered(name: str) -> Encoding:
-    vocabulary = tuple("0123456789abcdef .\n")
-    return posbench.build_encoding(
-        name, d_model=64, n_heads=4, n_layers=4, train_length=16, vocabulary=vocabulary
-    ).requires_grad_(False)
-
-
-@pytest.mark.parametrize("name", posbench.encodings.names())
-def test_an_encoding_by_itself_changes_the_output_or_is_known_to_be_none_or_asks_for_what_it_lacks(
-    name: str,
-) -> None:
-    torch.manual_seed(0)
-    encoding, ids = offered(name), torch.arange(24).view(2, 12) % 19
-    (q, k, v), x = torch.randn(3, 2, 4, 12, 16), torch.randn(2, 12, 64)
-    if encoding.hooks & {"embed", "positions"}:
-        with pytest.raises(UserError, match=f"^'{name}' .*pass "):
-            posbench.attention_output(encoding, q, k, v)
-    positions, embeddings = (
-        encoding.positions(ids, None),
-        torch.randn(2, 12, encoding.token_dim()),
-    )
-    embedded = encoding.embed(embeddings, positions, ids)
-    assert embedded.shape == (2, 12, 64) and (
-        name not in AT_THE_INPUT or not torch.equal(embedded, embeddings)
-    )
-    none = posbench.attention_output(offered("none"), q, k, v)
-    for layer in (0, 3):
-        # has none in the fourth
-        equal = name in EQUAL_TO_NONE | AT_THE_INPUT or (
-            name == "layered" and layer == 3
-        )
-        output = posbench.attention_output(
-            encoding, q, k, v, x=x, layer=layer, positions=positions
-        )
-        assert torch.equal(output, none) == equal
