@@ -2,11 +2,10 @@
 network: the hub is a fake.
 """
 
-import dataclasses
 import itertools
 import json
+import os
 import random
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ import pytest
 import tokenizers
 import torch
 import yaml
+from support import start_child
 
 from posbench.config.schema import DataConfig
 from posbench.data import batches, hub, text, tokens
@@ -449,51 +449,33 @@ def test_changed_text_or_tokenizer_is_another_cache_entry_and_the_same_is_not_ma
     assert len(folders | {tokens.prepare(settings[0], tmp_path).folder}) == 7
 
 
-PREPARE = """
-import json, logging, sys
-from posbench.config.schema import DataConfig
-from posbench.data import tokens
-logging.basicConfig(level=logging.INFO)
-made = tokens.prepare(DataConfig(**json.loads(sys.argv[1])), sys.argv[2])
-print(json.dumps([made.record, "datasets" in sys.modules]))
-"""
-
-
-def preparing(settings: DataConfig, cache: Path) -> "subprocess.Popen[str]":
-    """Start a process that prints a record, and whether it imported `datasets`."""
-    command = [
-        sys.executable,
-        "-c",
-        PREPARE,
-        json.dumps(dataclasses.asdict(settings)),
-        str(cache),
-    ]
-    return subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
-
-
-@pytest.mark.slow
-def test_processes_make_one_cache_and_hits_import_no_datasets(
-    set_of_the_hub: dict[str, Path], tmp_path: Path
+def test_two_processes_make_one_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    settings = config(path=write(tmp_path / "many", numbered(30)), vocab_size=300)
-    outputs = [
-        each.communicate() for each in [preparing(settings, tmp_path) for _ in range(2)]
+    settings = config(path=write(tmp_path / "many", numbered(30)), tokenizer="bytes")
+    write_tokens = tokens._write
+
+    def written(*given: Any) -> None:
+        with open(tmp_path / "written", "a") as file:
+            file.write("once ")
+        write_tokens(*given)
+
+    monkeypatch.setattr(tokens, "_write", written)
+    children = [
+        start_child(lambda: tokens.prepare(settings, tmp_path)) for _ in range(2)
     ]
-    assert sorted("preparing the tokens" in log for _, log in outputs) == [False, True]
-    made = tokens.prepare(settings, tmp_path)
-    assert [json.loads(printed)[0] for printed, _ in outputs] == [made.record] * 2
-    assert {path.name.split(".")[0] for path in made.folder.iterdir()} == {
-        *text.SPLITS,
-        "meta",
-        "tokenizer",
-    }
-    assert len([path for path in (tmp_path / "tokens").iterdir() if path.is_dir()]) == 1
+    assert [os.waitpid(child, 0)[1] for child in children] == [0, 0]
+    assert (tmp_path / "written").read_text() == "once "
+
+
+def test_what_is_in_the_cache_is_read_without_datasets(
+    set_of_the_hub: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     set_of_the_hub["a/b"] = rows_of(tmp_path / "alone", train=40)
     settings = config("hub", dataset="a/b", revision="c" * 40)
     record = tokens.prepare(settings, tmp_path).record
-    assert json.loads(preparing(settings, tmp_path).communicate()[0]) == [record, False]
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    assert tokens.prepare(settings, tmp_path).record == record
 
 
 def test_ids_beyond_16_bits_are_kept_whole(tmp_path: Path) -> None:

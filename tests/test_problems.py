@@ -24,7 +24,6 @@ from posbench.config.shipped import configs_dir
 from posbench.data.batches import fixed_problems
 from posbench.data.tokens import data_of
 from posbench.errors import Undefined
-from posbench.evaluation import evaluate as text
 from posbench.evaluation.evaluate import evaluate
 from posbench.evaluation.models import Variant, Varied
 from posbench.evaluation.problems import TaskEvaluation
@@ -226,11 +225,6 @@ def test_a_row_worked_by_hand() -> None:
     )
     # Four symbols and the separator; both strings fall.
     assert (row.n_distinct, row.chance, row.trivial) == (2, 1 / 5, 4 / 6)
-    line = (
-        "problems_copy of length 2 (1x, 6 tokens): 83.3% right, 20.0% by chance, 1.3333"
-        " nats/token"
-    )
-    assert text.describe(row) == line
 
 
 def test_rows_count_the_problems_that_differ_and_have_no_interval_if_most_repeat() -> (

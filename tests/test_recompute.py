@@ -14,20 +14,6 @@ from posbench.evaluation import protocols
 from posbench.run.run import load_config
 
 
-def test_it_imports_nothing_of_posbench() -> None:
-    lines = pathlib.Path(recompute.__file__).read_text(encoding="utf-8").splitlines()
-    imported = {
-        line.split()[1].partition(".")[0]
-        for line in lines
-        if line.startswith(("import ", "from "))
-    }
-    assert not {
-        "posbench",
-        "importlib",
-        "support",
-    } & imported and "__import__" not in " ".join(lines)
-
-
 @pytest.mark.parametrize(
     "protocol", ["fixed_target", pytest.param("nonoverlap", marks=pytest.mark.slow)]
 )
