@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from oracles import third_party
 from schemes import by_definition, layer_inputs
 from schemes import layer_attention as attention
 from support import encoded
@@ -55,77 +54,6 @@ def spectrum(
     )
     assert isinstance(after, Rotary)
     return after.inv_freq(), after.attention_factor
-
-
-# Method, type in transformers, its options beside the factor, and theirs; lists have a
-# number for each of 64 pairs.
-_LISTS = {
-    name: [1 + step * pair for pair in range(64)]
-    for name, step in (("long_factor", 0.3), ("short_factor", 0.01))
-}
-RULES: list[tuple[str, str, dict[str, Any], dict[str, Any]]] = [
-    ("pi", "linear", {}, {}),
-    ("dynamic_ntk", "dynamic", {}, {}),
-    ("yarn", "yarn", {}, {}),
-    (
-        "yarn",
-        "yarn",
-        {"alpha": 0.5, "beta": 4.0, "attention_factor": 1.1},
-        {"beta_slow": 0.5, "beta_fast": 4.0, "attention_factor": 1.1},
-    ),
-    ("llama3", "llama3", {}, {"low_freq_factor": 1.0, "high_freq_factor": 4.0}),
-    ("longrope", "longrope", _LISTS, _LISTS),
-]
-
-
-@pytest.mark.parametrize(
-    ("head_dim", "base", "train_length", "factor"),
-    [
-        (8, 1e4, 64, 1.0),
-        (32, 1e4, 500, 2.0),
-        (64, 5e5, 8192, 32.0),
-        (128, 1e4, 500, 5.5),
-    ],
-)
-@pytest.mark.parametrize(("method", "kind", "options", "theirs"), RULES)
-def test_frequencies_are_those_of_transformers(
-    method: str,
-    kind: str,
-    options: dict[str, Any],
-    theirs: dict[str, Any],
-    head_dim: int,
-    base: float,
-    train_length: int,
-    factor: float,
-) -> None:
-    rule = third_party("transformers.modeling_rope_utils").ROPE_INIT_FUNCTIONS[kind]
-    ours, others = (
-        {
-            name: value[: head_dim // 2] if isinstance(value, list) else value
-            for name, value in given.items()
-        }
-        for given in (options, theirs)
-    )
-    parameters = {
-        "rope_type": kind,
-        "rope_theta": base,
-        "original_max_position_embeddings": train_length,
-    }
-    config = third_party("transformers").LlamaConfig(
-        hidden_size=2 * head_dim,
-        num_attention_heads=2,
-        max_position_embeddings=train_length,
-        rope_parameters=parameters | {"factor": factor} | others,
-    )
-    for reached in (train_length, train_length + 1, 3 * train_length):
-        f, attention_factor = spectrum(
-            rope(head_dim, base, train_length), method, reached, factor=factor, **ours
-        )
-        expected = rule(config, torch.device("cpu"), seq_len=reached)
-        # They compute in fp32, relative error up to 1e-6 in the power; absolute 1e-6
-        # beside it for frequencies near 1.
-        torch.testing.assert_close(f.float(), expected[0], atol=1e-6, rtol=1e-6)
-        assert attention_factor == pytest.approx(expected[1], rel=1e-12)
 
 
 @pytest.mark.parametrize(
@@ -376,16 +304,9 @@ def test_an_extension_shares_the_parameters_and_leaves_the_trained_model_as_it_w
     assert pointers == {p.data_ptr() for p in trained.parameters()}
 
 
-def test_every_method_has_a_title_a_source_and_a_scheme() -> None:
-    for name, method in methods().items():
-        assert (
-            20 < len(method.title) < 120
-            and "\n" not in method.title
-            and len(method.source) > 20
-        ), name
-    assert methods_of(RoPE(SHAPE)) == [*FREQUENCY_RULES, *FAR_PAIRS] and not methods_of(
-        encodings.build("none", SHAPE)
-    )
+def test_a_scheme_has_the_methods_that_are_for_it() -> None:
+    assert methods_of(RoPE(SHAPE)) == [*FREQUENCY_RULES, *FAR_PAIRS]
+    assert methods_of(encodings.build("none", SHAPE)) == []
 
 
 @pytest.mark.parametrize(
