@@ -113,7 +113,8 @@ def begin_run(study: Path, config: Config, status: str, **record: Any) -> Path:
     """Write a run folder with nothing but its configuration and its record, and return
     it.
     """
-    folder, name = study / config.id, config.encoding.name
+    folder = study / config.id
+    name = config.encoding.name
     folder.mkdir(parents=True)
     text = yaml.dump(
         to_container(config),
@@ -146,10 +147,8 @@ def begin_run(study: Path, config: Config, status: str, **record: Any) -> Path:
 
 
 def _evaluation(config: Config, truth: Truth) -> Iterator[dict[str, Any]]:
-    digest, trained = (
-        hashlib.sha256(config.encoding.name.encode()).digest(),
-        config.training.train_length,
-    )
+    digest = hashlib.sha256(config.encoding.name.encode()).digest()
+    trained = config.training.train_length
     rng = np.random.default_rng([config.seed, digest[0], digest[1]])
     # the seed's, alike for all schemes: pairs cancel it
     luck = np.random.default_rng(config.seed).normal(0, 0.02)
@@ -162,10 +161,8 @@ def _evaluation(config: Config, truth: Truth) -> Iterator[dict[str, Any]]:
             for window in (
                 [None] if ratio <= 1 or of_stage is not truth else [None, trained]
             ):
-                doublings, mean = (
-                    max(0.0, math.log2(ratio)),
-                    of_stage.nll + luck + level,
-                )
+                doublings = max(0.0, math.log2(ratio))
+                mean = of_stage.nll + luck + level
                 mean += (
                     0.002 * doublings
                     if window
@@ -208,7 +205,8 @@ def _row(
         return EvaluationRow(
             **place, status="undefined", reason="defined up to 16 tokens"
         ).to_json()
-    tokens, mean = BLOCKS * TARGETS, float(sums.sum() / (BLOCKS * TARGETS))
+    tokens = BLOCKS * TARGETS
+    mean = float(sums.sum() / (BLOCKS * TARGETS))
     units = {
         "document": [*range(BLOCKS)],
         "tokens": [TARGETS] * BLOCKS,

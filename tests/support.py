@@ -86,7 +86,8 @@ def script(name: str) -> Any:
     spec = importlib.util.spec_from_file_location(
         f"scripts_{name}", SCRIPTS / f"{name}.py"
     )
-    assert spec and spec.loader
+    assert spec
+    assert spec.loader
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module  # dataclasses look their module up
     spec.loader.exec_module(module)
@@ -150,7 +151,8 @@ def posbench(*arguments: str) -> int:
         if {*arguments[:1]} & {"train", "sweep", "evaluate"}
         else arguments
     )
-    before, sys.argv = sys.argv, ["posbench", *given]
+    before = sys.argv
+    sys.argv = ["posbench", *given]
     try:
         return main()
     finally:

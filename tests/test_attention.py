@@ -56,8 +56,10 @@ def compared(
     """Return how a scheme's chosen attention differs from its definition, in the output
     and in all gradients.
     """
-    encoding, positions = schemes.build(name, {}, SHAPE), torch.arange(LENGTH)[None]
-    inputs, last = schemes.layer_inputs(SHAPE, LENGTH), limits.pop("last", None)
+    encoding = schemes.build(name, {}, SHAPE)
+    positions = torch.arange(LENGTH)[None]
+    inputs = schemes.layer_inputs(SHAPE, LENGTH)
+    last = limits.pop("last", None)
 
     def chosen(q: Tensor, k: Tensor, v: Tensor, x: Tensor) -> Tensor:
         q, k, v = (each.to(dtype) for each in (q, k, v))
@@ -169,7 +171,8 @@ def test_the_fused_kernel_serves_where_it_is_faster(
     """
     given, _, expected = row.partition("|")
     name, dtype, *settings = given.split()
-    real, calls = torch.nn.functional.scaled_dot_product_attention, []
+    real = torch.nn.functional.scaled_dot_product_attention
+    calls = []
 
     def counted(*given: Any, **options: Any) -> Tensor:
         channels = "width" if given[0].shape[-1] == SHAPE.head_dim else "channels"
@@ -181,10 +184,8 @@ def test_the_fused_kernel_serves_where_it_is_faster(
     monkeypatch.setattr(
         module, "FUSED_FROM", LENGTH if "long" in settings else LENGTH + 1
     )
-    encoding, inputs = (
-        schemes.build(name, {}, SHAPE),
-        schemes.layer_inputs(SHAPE, LENGTH),
-    )
+    encoding = schemes.build(name, {}, SHAPE)
+    inputs = schemes.layer_inputs(SHAPE, LENGTH)
     *qkv, x = (
         each.to(torch.bfloat16 if dtype == "bf16" else torch.float32) for each in inputs
     )
@@ -214,12 +215,14 @@ def test_a_block_mask_is_that_which_torch_makes_of_all_pairs(length: int) -> Non
 
 
 def test_evaluation_and_training_of_long_inputs_never_hold_all_scores() -> None:
-    encoding, length = schemes.build("fox", {}, SHAPE), 4096
+    encoding = schemes.build("fox", {}, SHAPE)
+    length = 4096
     (q, k, v, x), positions = (
         schemes.layer_inputs(SHAPE, length, batch=1),
         torch.arange(length)[None],
     )
-    layer, saved = make_layer(encoding, positions, 1, x, consecutive=True), []
+    layer = make_layer(encoding, positions, 1, x, consecutive=True)
+    saved = []
     with torch.no_grad(), Largest() as largest:
         module.attention(encoding, q, k, v, layer)
         flex.block_mask(length, 100, 4, torch.device("cpu"))

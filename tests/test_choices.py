@@ -155,7 +155,8 @@ def test_passkey_of_several_keys_asks_for_each_place_equally_often(
 
 def test_induction_asks_what_followed_one_of_its_pairs(tokenizer: Tokenizer) -> None:
     for choice in posed_to(40, "induction", 256, tokenizer):
-        ids, candidates = choice.ids[:-1], choice.candidates.tolist()
+        ids = choice.ids[:-1]
+        candidates = choice.candidates.tolist()
         # the first of a pair stands there once, and at the end
         (asked, _) = np.flatnonzero(ids == ids[-1])
         assert ids[asked + 1] == candidates[choice.right] == choice.ids[-1]
@@ -180,7 +181,8 @@ def test_each_answer_is_right_equally_often_in_no_fixed_order(
     """
     right = [choice.right for choice in posed_to(PROBLEMS, task, 4 * L, tokenizer)]
     counts = np.bincount(right, minlength=answers)
-    first, second = right[:answers], right[answers : 2 * answers]
+    first = right[:answers]
+    second = right[answers : 2 * answers]
 
     assert len(counts) == answers
     assert np.ptp(counts) <= 1

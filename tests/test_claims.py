@@ -59,9 +59,8 @@ def test_every_claim_composes_and_so_does_that_of_the_page(tmp_path: Path) -> No
     entries = claim.read(["all"], tmp_path)
     # by the comment above each
     names = {row["name"] for row in listing(["claims"])["claims"]}
-    assert {entry.id for entry in entries} == {*names, "mine"} and len(entries) == len(
-        names
-    ) + 1 >= 35
+    assert {entry.id for entry in entries} == {*names, "mine"}
+    assert len(entries) == len(names) + 1 >= 35
     runs = {text for entry in entries for text in entry.runs.values()}
     assert len(plans.resolve([[*shlex.split(text), "seed=5"] for text in runs])) == len(
         runs
@@ -83,12 +82,10 @@ def test_a_test_is_a_sum_of_losses_and_its_margin(tmp_path: Path) -> None:
         Term(-1.0, "a", 1.0, "fixed_target", "plain"),
     )
     assert first.terms == (plain[0], stretched, plain[1])
-    assert (first.direction, first.margin, second.direction, second.margin) == (
-        1,
-        -0.02,
-        -1,
-        0.1,
-    )
+    assert first.direction == 1
+    assert first.margin == -0.02
+    assert second.direction == -1
+    assert second.margin == 0.1
 
 
 def test_a_claim_that_cannot_be_tested_is_one_line(tmp_path: Path) -> None:
@@ -187,7 +184,8 @@ def test_outcomes(
         for name in asked.runs
     }
     (finding,) = judge([(asked, rows)]).to_dict("records")
-    assert finding["outcome"] == outcome and ours in finding["ours"]
+    assert finding["outcome"] == outcome
+    assert ours in finding["ours"]
 
 
 def test_an_outcome_is_that_of_raw_rows_and_shares_the_chance_of_error(
@@ -205,15 +203,11 @@ def test_an_outcome_is_that_of_raw_rows_and_shares_the_chance_of_error(
     )
     many = judge([(asked, {"rope": runs["rope"]})] * 8)
     (alone,) = judge([(asked, {"rope": runs["rope"]})]).to_dict("records")
-    assert (
-        alone["ours"].startswith(f"{rises.mean():+.3f} (")
-        and stats.ttest_1samp(rises, 0).pvalue < alone["p"] < 0.05
-    )
-    assert (
-        alone["outcome"] == "supported"
-        and set(many["outcome"]) == {"open"}
-        and set(many["p"]) == {alone["p"]}
-    )
+    assert alone["ours"].startswith(f"{rises.mean():+.3f} (")
+    assert stats.ttest_1samp(rises, 0).pvalue < alone["p"] < 0.05
+    assert alone["outcome"] == "supported"
+    assert set(many["outcome"]) == {"open"}
+    assert set(many["p"]) == {alone["p"]}
 
 
 @functools.cache
@@ -257,7 +251,8 @@ def test_a_claim_about_longer_problems_needs_ten_seeds_that_learned(
     (asked,) = claim.read(["alibi_copies_longer"])
     runs = {"copy_alibi": task_runs(*of), "copy_rope": task_runs(*than)}
     (finding,) = judge([(asked, runs)]).to_dict("records")
-    assert finding["outcome"] == outcome and finding["cpu_minutes"] == of[2] + than[2]
+    assert finding["outcome"] == outcome
+    assert finding["cpu_minutes"] == of[2] + than[2]
     ended = {seed: "diverged" if seed == 9 else "done" for seed in range(10)}
     lost = {
         name: rows.assign(run_status=rows["seed"].map(ended))
@@ -312,14 +307,11 @@ def test_a_strangers_claim_is_trained_judged_and_written(
         sorted((plan.config.encoding.name, plan.config.seed) for plan in made) == wanted
     )
     shown = capsys.readouterr().out
-    assert "2 claims: " in shown and shown.index("contradicted") < shown.index(
-        "supported"
-    )
+    assert "2 claims: " in shown
+    assert shown.index("contradicted") < shown.index("supported")
     content = pd.read_csv(tmp_path / "outputs/ledger/claims.csv").set_index("claim")
-    assert (
-        list(content["outcome"]) == ["supported", "contradicted"]
-        and content.loc["mine", "where"] == "abstract"
-    )
+    assert list(content["outcome"]) == ["supported", "contradicted"]
+    assert content.loc["mine", "where"] == "abstract"
 
 
 @pytest.mark.slow

@@ -67,7 +67,8 @@ def test_help_imports_nothing_heavy() -> None:
         text=True,
         timeout=120,
     )
-    assert done.returncode == 0 and "posbench" in done.stdout
+    assert done.returncode == 0
+    assert "posbench" in done.stdout
     assert not {
         "torch",
         "hydra",
@@ -161,29 +162,27 @@ def test_a_mistake_is_one_line_exit_code_2_and_nothing_written(
     capsys: pytest.CaptureFixture[str], line: str
 ) -> None:
     command, says = line.split(" | ")
-    assert (
-        posbench(*command.split()) == 2
-        and says in error_line(capsys)
-        and os.listdir() == ["text.txt"]
-    )
+    assert posbench(*command.split()) == 2
+    assert says in error_line(capsys)
+    assert os.listdir() == ["text.txt"]
 
 
 def test_debug_alone_shows_a_traceback_and_control_characters_are_escaped(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert (
-        posbench("train", "encoding=rop", "--debug") == 2
-        and "Traceback" in capsys.readouterr().err
-    )
+    assert posbench("train", "encoding=rop", "--debug") == 2
+    assert "Traceback" in capsys.readouterr().err
     assert posbench("train", "study='\x1b[2J\u202ex'") == 2
     line = error_line(capsys)
-    assert "\x1b" not in line and "\u202e" not in line
+    assert "\x1b" not in line
+    assert "\u202e" not in line
     for error, code in (
         (ValueError("two\nlines"), 1),
         (KeyboardInterrupt(), 130),
         (PermissionError(13, "", "/x"), 2),
     ):
-        assert exits.report(error) == code and error_line(capsys)
+        assert exits.report(error) == code
+        assert error_line(capsys)
 
 
 OWN = """
@@ -209,11 +208,9 @@ def test_a_class_in_a_file_is_an_encoding_whose_digest_is_in_the_run(
     assert train("encoding=./mine.py:Slope", "encoding.slope=0.25") == 0
     folder = the_run()
     encoding = load_saved(folder / "config.yaml").encoding
-    assert (encoding.name, encoding.options, encoding.file) == (
-        "slope",
-        {"slope": 0.25},
-        "mine.py:Slope",
-    )
+    assert encoding.name == "slope"
+    assert encoding.options == {"slope": 0.25}
+    assert encoding.file == "mine.py:Slope"
     assert posbench("evaluate", str(folder), "length=48", "windowed=false") == 0
     assert posbench("evaluate", str(folder), "length=400") == 1
     assert (
@@ -235,9 +232,8 @@ def test_a_class_in_a_file_is_an_encoding_whose_digest_is_in_the_run(
         "broken.py:X": "broken.py, line 1: ModuleNotFoundError",
         "nix.py:X": "there is no file nix.py",
     }.items():
-        assert posbench("train", f"encoding={wrong}") == 2 and message in error_line(
-            capsys
-        )
+        assert posbench("train", f"encoding={wrong}") == 2
+        assert message in error_line(capsys)
 
 
 def test_list_describes_every_choice(capsys: pytest.CaptureFixture[str]) -> None:
@@ -293,19 +289,24 @@ def test_train_writes_the_run_folder_of_its_configuration_and_composes_once(
         "compose",
         lambda *args, **kwargs: calls.append(args) or composing(*args, **kwargs),
     )
-    assert train() == 0 and len(calls) == 1
+    assert train() == 0
+    assert len(calls) == 1
     folder = the_run()
-    config, record = load_saved(folder / "config.yaml"), load_record(folder)
-    assert folder.name == config.id and record["status"] == "done"
-    assert train() == 0 and the_run() == folder  # the same command is the same run
-    assert train("--restart") == 0 and runs() == [folder.name, f"{folder.name}.old-1"]
+    config = load_saved(folder / "config.yaml")
+    record = load_record(folder)
+    assert folder.name == config.id
+    assert record["status"] == "done"
+    # the same command is the same run
+    assert train() == 0
+    assert the_run() == folder
+    assert train("--restart") == 0
+    assert runs() == [folder.name, f"{folder.name}.old-1"]
     assert "--restart" not in load_record(folder)["command"]
     capsys.readouterr()
     assert train("training.learning_rate=1e35") == 1
     lines = capsys.readouterr().err.splitlines()
-    assert [line for line in lines if line.startswith("error: ")] == lines[
-        -1:
-    ] and "step 2" in lines[-1]
+    assert [line for line in lines if line.startswith("error: ")] == lines[-1:]
+    assert "step 2" in lines[-1]
 
 
 def test_evaluate_takes_studies_and_a_run_that_fails_does_not_stop_others(
@@ -322,7 +323,8 @@ def test_evaluate_takes_studies_and_a_run_that_fails_does_not_stop_others(
         "task=repeet": "unknown probe 'repeet': did you mean 'repeat'?",
     }.items():
         assert posbench("evaluate", str(whole), word) == 2
-        assert message in error_line(capsys) and support.snapshot(whole) == before
+        assert message in error_line(capsys)
+        assert support.snapshot(whole) == before
     shutil.rmtree(broken / "checkpoint")
     assert posbench("evaluate", "outputs/demo", "length=24,96", "windowed=false") == 1
     assert {24, 96} <= {row.length for row in evaluation_rows(whole)}
@@ -333,10 +335,8 @@ def test_evaluate_takes_studies_and_a_run_that_fails_does_not_stop_others(
         for line in capsys.readouterr().err.splitlines()
         if line.startswith("error: ")
     ]
-    assert (
-        "has no checkpoint" in why
-        and last == f"error: 1 of 2 runs not evaluated: {broken}"
-    )
+    assert "has no checkpoint" in why
+    assert last == f"error: 1 of 2 runs not evaluated: {broken}"
 
 
 @pytest.mark.slow

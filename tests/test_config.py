@@ -37,7 +37,8 @@ def refused(*words: str, config_dir: Path | None = None) -> str:
     with pytest.raises(UserError) as caught:
         compose.single(list(words), config_dir)
     message = str(caught.value)
-    assert message and "\n" not in message
+    assert message
+    assert "\n" not in message
     return message
 
 
@@ -68,13 +69,12 @@ def test_what_is_typed_wins_over_the_experiment_and_the_model_over_its_block() -
     config = composed(
         "experiment=small", "model=llama", "data=wikitext-2", "training.train_length=96"
     )
-    assert (config.study, config.model.norm, config.model.mlp) == (
-        "small",
-        "rmsnorm",
-        "swiglu",
-    )
+    assert config.study == "small"
+    assert config.model.norm == "rmsnorm"
+    assert config.model.mlp == "swiglu"
     assert config.model.d_model == composed("experiment=small").model.d_model
-    assert (config.data.name, config.training.train_length) == ("wikitext-2", 96)
+    assert config.data.name == "wikitext-2"
+    assert config.training.train_length == 96
     distances = {}
     for words in ("", "experiment=small", "encoding.max_distance=40"):
         distances[words] = composed("encoding=t5", *words.split()).encoding.options[
@@ -203,12 +203,11 @@ def test_a_later_value_holds_and_lengths_follow_the_training_length() -> None:
     asked = apply(
         config, ["length=128", "extension=ntk", "device=cuda:1", "runtime.threads=3"]
     )
-    assert (
-        asked.evaluation.ratios,
-        asked.evaluation.longest,
-        asked.evaluation.extensions,
-    ) == ((2,), 16, ("ntk",))
-    assert (asked.runtime.device, asked.runtime.threads) == ("cuda:1", 3)
+    assert asked.evaluation.ratios == (2,)
+    assert asked.evaluation.longest == 16
+    assert asked.evaluation.extensions == ("ntk",)
+    assert asked.runtime.device == "cuda:1"
+    assert asked.runtime.threads == 3
     assert not overrides.WORDS.keys() & {*to_container(config), *GROUPS}
 
 
@@ -238,11 +237,9 @@ def test_one_file_is_one_run_however_its_path_is_spelt(
         "data.tokenizer=~/texts",
         "runtime.outputs=~/runs",
     )
-    assert (config.data.dataset, config.data.tokenizer, config.data.name) == (
-        "a/Tiny Stories",
-        "texts",
-        "Tiny-Stories",
-    )
+    assert config.data.dataset == "a/Tiny Stories"
+    assert config.data.tokenizer == "texts"
+    assert config.data.name == "Tiny-Stories"
     assert config.runtime.outputs == f"{tmp_path}/desk/runs"
 
 
@@ -262,7 +259,8 @@ def test_text_of_ones_own_needs_no_word_more_and_a_choice_that_reads_the_key_sta
         "# @package _global_\ndefaults: [demo, {override /data: mine}]\n"
     )
     data = compose.single(["experiment=own", "data.path=a.jsonl"], tmp_path).data
-    assert (data.name, data.column) == ("mine", "body")
+    assert data.name == "mine"
+    assert data.column == "body"
 
 
 NUMBERS = [
@@ -292,9 +290,8 @@ def test_every_number_has_bounds_that_its_message_names(
         with pytest.raises(UserError) as caught:
             validate(Config, plain)
             pytest.fail(f"{key}={value} is taken")
-        assert re.search(
-            rf"{name} .*(\d|number)", str(caught.value)
-        ) and "\n" not in str(caught.value)
+        assert re.search(rf"{name} .*(\d|number)", str(caught.value))
+        assert "\n" not in str(caught.value)
 
 
 def test_a_run_is_what_shapes_its_weights(tiny_config: Config) -> None:
@@ -334,18 +331,18 @@ def test_a_later_key_renames_no_run_and_old_files_load_without_it(
     # A literal, never computed: whoever changes it takes every run of every user its
     # name.
     assert before.id == at_the_former_rate("encoding=rope").id == "rope-s0-21bc4a21"
-    of_before, asked = (
-        to_container(composed(*TEXT, "data.test_pieces=null")),
-        composed(*TEXT),
-    )
+    of_before = to_container(composed(*TEXT, "data.test_pieces=null"))
+    asked = composed(*TEXT)
     del of_before["data"]["test_pieces"]
     # which splits the text otherwise
     assert validate(Config, of_before).id == "rope-s0-5165727c" != asked.id
     monkeypatch.setitem(identity.LATER["data"], "shuffle", False)
     monkeypatch.setitem(identity.LATER_OPTIONS, "rope", {"partial": None})
     later = validate(LaterConfig, to_container(before))
-    assert not later.data.shuffle and later.encoding.options["partial"] is None
-    assert later.id == before.id and validate(LaterConfig, to_container(later)) == later
+    assert not later.data.shuffle
+    assert later.encoding.options["partial"] is None
+    assert later.id == before.id
+    assert validate(LaterConfig, to_container(later)) == later
     assert (
         dataclasses.replace(
             later, data=dataclasses.replace(later.data, shuffle=True)
@@ -409,7 +406,8 @@ def test_inner_encodings_at_any_depth_keep_their_former_defaults_and_their_runs(
     saved["encoding"]["inner_options"] = {"layers": layers}
     before = validate(Config, saved)
     first, second = before.encoding.options["inner_options"]["layers"]
-    assert first["threshold"] is None and second["inner_options"]["threshold"] is None
+    assert first["threshold"] is None
+    assert second["inner_options"]["threshold"] is None
     assert before.id == "temperature-s0-32c64441"
     # an option that changes nothing
     assert at_the_former_rate("encoding=liere").id == "liere-s0-ac9984cf"
@@ -456,7 +454,8 @@ def test_what_a_file_says_is_never_run(
             assert str(Path.home()) not in str(config)
     assert not any("\n" in error for error in errors)
     assert "${" not in text or "only other keys may be interpolated" in errors[0]
-    assert dict(os.environ) == environment and sorted(os.listdir()) == [
+    assert dict(os.environ) == environment
+    assert sorted(os.listdir()) == [
         "config.yaml",
         "experiment",
     ]
@@ -491,8 +490,6 @@ def test_a_saved_file_that_is_no_configuration_is_one_line(
     )
     with pytest.raises(UserError) as caught:
         load_saved(path)
-    assert (
-        str(path) in str(caught.value)
-        and message in str(caught.value)
-        and "\n" not in str(caught.value)
-    )
+    assert str(path) in str(caught.value)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)

@@ -77,9 +77,8 @@ def test_documents_are_held_out_whole(
         config(path=write(tmp_path / "many", texts), test_pieces=wanted or None),
         tmp_path,
     )
-    assert (
-        record["split"] == "document" and tuple(record["documents"].values()) == counts
-    )
+    assert record["split"] == "document"
+    assert tuple(record["documents"].values()) == counts
     assert sorted(
         document for split in text.SPLITS for document in splits[split]
     ) == sorted(texts.values())
@@ -91,9 +90,8 @@ def test_equal_documents_are_in_one_split(tmp_path: Path) -> None:
     splits, record = load(
         config(path=write(tmp_path / "many", texts), test_pieces=None), tmp_path
     )
-    assert record["copies"]["shared"] == 0 and not {*splits["validation"]} & {
-        *splits["test"]
-    }
+    assert record["copies"]["shared"] == 0
+    assert not {*splits["validation"]} & {*splits["test"]}
     assert tuple(record["documents"].values()) == (108, 6, 6)
 
 
@@ -107,11 +105,11 @@ def test_stretches_are_apart_and_join_with_the_rest_to_the_text(
     }
     folder = write(tmp_path / "text", texts)
     splits, record = load(config(path=folder), tmp_path)
-    assert record["split"] == "stretches" and splits["train"].sizes.sum() >= 0.7 * sum(
-        sizes
-    )
+    assert record["split"] == "stretches"
+    assert splits["train"].sizes.sum() >= 0.7 * sum(sizes)
     counts = record["stretches"]["test"]
-    assert len(counts) == len(sizes) and sum(counts) == len(splits["test"]) >= 8
+    assert len(counts) == len(sizes)
+    assert sum(counts) == len(splits["test"]) >= 8
     rest = {split: iter(splits[split]) for split in text.SPLITS}
     # training text ends at each hole
     for document, number in zip(texts.values(), counts, strict=True):
@@ -120,16 +118,13 @@ def test_stretches_are_apart_and_join_with_the_rest_to_the_text(
         ]
         assert "".join(holes) + next(rest["train"]) == document
     if sizes == [400_000]:
-        assert (len(splits["test"]), splits["test"].sizes[0]) == (12, 8333)
+        assert len(splits["test"]) == 12
+        assert splits["test"].sizes[0] == 8333
     made = tokens.prepare(config(path=folder, tokenizer="bytes"), tmp_path / "cache")
-    assert (
-        made.test.sources is not None
-        and np.bincount(made.test.sources).tolist() == counts
-    )
-    assert (
-        made.train.sources is None
-        and len(made.test.starts) == len(made.test.sources) + 1
-    )
+    assert made.test.sources is not None
+    assert np.bincount(made.test.sources).tolist() == counts
+    assert made.train.sources is None
+    assert len(made.test.starts) == len(made.test.sources) + 1
 
 
 def test_a_missing_held_out_split_is_half_of_the_other(tmp_path: Path) -> None:
@@ -148,10 +143,8 @@ def test_a_missing_held_out_split_is_half_of_the_other(tmp_path: Path) -> None:
         for name, content in prose(40, 20).items()
     }
     _, record = load(config(path=write(tmp_path / "many", many)), tmp_path)
-    assert (
-        record["documents"] == {"train": 40, "validation": 20, "test": 20}
-        and record["split"] == "given"
-    )
+    assert record["documents"] == {"train": 40, "validation": 20, "test": 20}
+    assert record["split"] == "given"
 
 
 @pytest.mark.parametrize("every", [1, 16])
@@ -191,7 +184,9 @@ def test_copied_passages_are_found_wherever_they_stand(every: int) -> None:
     numbers, shared = text.copies(
         [*joined, " \n"], [*map(" ".join, held_out), " "], every
     )
-    assert numbers == expected and numbers[-3:] == [43, 44, 45] and numbers[-4] < 40
+    assert numbers == expected
+    assert numbers[-3:] == [43, 44, 45]
+    assert numbers[-4] < 40
     assert shared == len(
         known & set().union(*(passages(words, 1) for words in train))
     ) / len(known)
@@ -212,9 +207,8 @@ def test_training_documents_with_a_held_out_passage_are_left_out_and_given_ones_
         {f"quoting{i}.md": f"{i} says: {quote}" for i, quote in enumerate(quoted)},
     )
     copied, other = load(config(path=folder, test_pieces=None), tmp_path)
-    assert {split: list(copied[split]) for split in text.SPLITS} == texts and other[
-        "sha256"
-    ] == record["sha256"]
+    assert {split: list(copied[split]) for split in text.SPLITS} == texts
+    assert other["sha256"] == record["sha256"]
     assert other["copies"] == {
         "every": 1,
         "shared": round(2 * 37 / (6 * 137), 6),
@@ -232,9 +226,8 @@ def test_training_documents_with_a_held_out_passage_are_left_out_and_given_ones_
     }
     splits, record = load(config(path=write(tmp_path / "given", given)), tmp_path)
     assert list(splits["train"]) == [given["train.txt"]]
-    assert (
-        record["copies"]["dropped_documents"] == 0 and record["copies"]["shared"] > 0.5
-    )
+    assert record["copies"]["dropped_documents"] == 0
+    assert record["copies"]["shared"] > 0.5
 
 
 def rows_of(folder: Path, **splits: int) -> Path:
@@ -280,7 +273,8 @@ def test_a_data_set_of_the_hub_has_the_splits_that_it_has(
         return record["split"], [*record["documents"].values()]
 
     set_of_the_hub["a/b"] = rows_of(tmp_path / "alone", train=40)
-    assert loaded() == ("document", [36, 2, 2]) and loaded(max_documents=25)[1] == [
+    assert loaded() == ("document", [36, 2, 2])
+    assert loaded(max_documents=25)[1] == [
         23,
         1,
         1,
@@ -312,14 +306,14 @@ def test_decoding_gives_the_text_back_and_bytes_are_counted(
 ) -> None:
     made = bpe if kind == "bpe" else tokens.raw_bytes()
     (ids,) = made.encode([given])
-    assert made.decode(ids) == given and made.separator not in ids
-    assert made.token_bytes is not None and made.token_bytes[ids].sum() == len(
-        given.encode()
-    )
+    assert made.decode(ids) == given
+    assert made.separator not in ids
+    assert made.token_bytes is not None
+    assert made.token_bytes[ids].sum() == len(given.encode())
     if kind == "bytes":
-        assert (made.vocab_size, made.separator) == (257, 256) and ids.tolist() == list(
-            given.encode()
-        )
+        assert made.vocab_size == 257
+        assert made.separator == 256
+        assert ids.tolist() == list(given.encode())
 
 
 def test_a_long_text_is_learnt_and_encoded_in_pieces_as_if_whole(
@@ -329,15 +323,12 @@ def test_a_long_text_is_learnt_and_encoded_in_pieces_as_if_whole(
     bpe = tokens.train_bpe([given], 400)
     (whole,) = bpe.encode([given])
     monkeypatch.setattr(tokens, "PIECE", 70)
-    assert (
-        len(list(tokens.pieces(given))) > 40 and "".join(tokens.pieces(given)) == given
-    )
+    assert len(list(tokens.pieces(given))) > 40
+    assert "".join(tokens.pieces(given)) == given
     assert np.array_equal(bpe.encode(["a", given, ""])[1], whole)
     assert tokens.train_bpe([given], 400).sha256 == bpe.sha256
-    assert (
-        "".join(tokens.pieces("x" * 1000)) == "x" * 1000
-        and max(map(len, tokens.pieces("x" * 1000))) <= 70
-    )
+    assert "".join(tokens.pieces("x" * 1000)) == "x" * 1000
+    assert max(map(len, tokens.pieces("x" * 1000))) <= 70
 
 
 def saved(inner: tokenizers.Tokenizer, folder: Path) -> Path:
@@ -356,7 +347,8 @@ def test_a_tokenizer_file_gets_a_separator_and_never_pads_cuts_or_draws(
     inner.model.dropout = 0.5
     made = tokens.from_file(saved(inner, tmp_path))
     ids, empty = made.encode(["the quick brown fox jumps over", ""])
-    assert made.decode(ids) == "the quick brown fox jumps over" and len(empty) == 0
+    assert made.decode(ids) == "the quick brown fox jumps over"
+    assert len(empty) == 0
     assert made.separator not in made.encode(["<|endoftext|>"])[0]
     assert len({tuple(made.encode(["the quick brown fox"])[0]) for _ in range(20)}) == 1
     with pytest.raises(
@@ -406,7 +398,8 @@ def test_every_document_begins_with_one_separator_and_decodes_to_itself(
     )
     decoded = []
     for split in (made.train, made.validation, made.test):
-        assert split.starts[0] == 0 and split.starts[-1] == len(split.ids)
+        assert split.starts[0] == 0
+        assert split.starts[-1] == len(split.ids)
         assert np.array_equal(
             np.flatnonzero(split.ids == made.tokenizer.separator), split.starts[:-1]
         )
@@ -488,7 +481,8 @@ def test_ids_beyond_16_bits_are_kept_whole(tmp_path: Path) -> None:
     made = tokens.prepare(
         config(path=folder, tokenizer=str(saved(inner, tmp_path))), tmp_path / "cache"
     )
-    assert made.train.ids.dtype == np.uint32 and made.train.ids[:4].tolist() == [
+    assert made.train.ids.dtype == np.uint32
+    assert made.train.ids[:4].tolist() == [
         70_001,
         69_999,
         65_536,
@@ -505,30 +499,26 @@ def test_batches_are_a_function_of_seed_and_step_alone_and_labels_are_the_next_t
     for step in (40, 2, 17, 40):
         for step_before in range(step):
             first.batch(step_before)
-        a, b = first.batch(step), second.batch(step)
-        assert (
-            torch.equal(a.ids, b.ids)
-            and torch.equal(a.labels, b.labels)
-            and torch.equal(a.labels, a.ids + 1)
-        )
-        assert (
-            a.ids.shape == (8, 16)
-            and a.ids.dtype == a.labels.dtype == torch.int64
-            and a.n_scored == 8 * 16
-        )
+        a = first.batch(step)
+        b = second.batch(step)
+        assert torch.equal(a.ids, b.ids)
+        assert torch.equal(a.labels, b.labels)
+        assert torch.equal(a.labels, a.ids + 1)
+        assert a.ids.shape == (8, 16)
+        assert a.ids.dtype == a.labels.dtype == torch.int64
+        assert a.n_scored == 8 * 16
     for rank, rows in enumerate(([0, 1, 4, 5], [2, 3, 6, 7])):
         share = first.batch(2).share(2, rank, 2)
-        assert (
-            torch.equal(share.ids, first.batch(2).ids[rows])
-            and share.n_scored == 8 * 16
-        )
+        assert torch.equal(share.ids, first.batch(2).ids[rows])
+        assert share.n_scored == 8 * 16
     assert not torch.equal(
         first.batch(0).ids, batches.TrainingBatches(ids, 16, 8, seed=4).batch(0).ids
     )
 
 
 def test_an_epoch_visits_nearly_every_token_once_in_another_order_and_offset() -> None:
-    data, epochs = batches.TrainingBatches(np.arange(1000), 16, 1, seed=0), []
+    data = batches.TrainingBatches(np.arange(1000), 16, 1, seed=0)
+    epochs = []
     for epoch in range(3):
         first = epoch * data.blocks_per_epoch
         seen = torch.cat(
@@ -536,10 +526,8 @@ def test_an_epoch_visits_nearly_every_token_once_in_another_order_and_offset() -
         )
         assert len(seen) == len(set(seen.tolist())) > 1000 - 2 * 16
         epochs.append(seen)
-    assert (
-        not torch.equal(epochs[0], epochs[1])
-        and len({int(epoch.min()) for epoch in epochs}) > 1
-    )
+    assert not torch.equal(epochs[0], epochs[1])
+    assert len({int(epoch.min()) for epoch in epochs}) > 1
     across, alone = (
         batches.TrainingBatches(np.arange(40), 16, size, seed=0) for size in (5, 1)
     )
@@ -578,9 +566,8 @@ def test_validation_blocks_are_fixed_disjoint_and_spread_and_a_text_has_one() ->
         )
         return [row for batch in made for row in batch.ids.tolist()]
 
-    assert len(read(12)) == 12 and len({i for row in read(12) for i in row}) == 12 * 16
-    assert (
-        read(12)[0][0] == 0
-        and read(12)[-1][-1] > 900
-        and len(read(10_000)) == 999 // 16
-    )
+    assert len(read(12)) == 12
+    assert len({i for row in read(12) for i in row}) == 12 * 16
+    assert read(12)[0][0] == 0
+    assert read(12)[-1][-1] > 900
+    assert len(read(10_000)) == 999 // 16

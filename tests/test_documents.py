@@ -27,7 +27,8 @@ def test_an_update_is_that_of_each_document_alone(
     text[np.random.default_rng(2).integers(0, len(text), 200)] = SEPARATOR
     batch = TrainingBatches(text, T, 8, 0, SEPARATOR).batch(3)
 
-    alone, losses = build(config, V), []
+    alone = build(config, V)
+    losses = []
     for ids, labels in zip(batch.ids, batch.labels, strict=True):
         firsts = sorted({0, *(ids == SEPARATOR).nonzero()[:, 0].tolist()})
         for first, end in zip(firsts, [*firsts[1:], T], strict=True):
@@ -48,9 +49,8 @@ def test_an_update_is_that_of_each_document_alone(
             begin_update(*pair, 0, 0.0).read()[0]
             for pair in zip(trainers, shares, strict=True)
         ]
-        assert len(losses) > len(batch.ids) and sum(of_each) == pytest.approx(
-            float(sum(losses).detach()), rel=1e-5
-        )
+        assert len(losses) > len(batch.ids)
+        assert sum(of_each) == pytest.approx(float(sum(losses).detach()), rel=1e-5)
         for wanted, *parts in zip(
             alone.parameters(),
             *(each.model.parameters() for each in trainers),

@@ -165,7 +165,8 @@ OF_EACH_FILE = {
 def test_torch_compile_traces_it_as_one_graph(name: str) -> None:
     encoding = schemes.build(name, {}, SHAPE)
     q, k, v, x = schemes.layer_inputs(SHAPE, 16)
-    embeddings, positions = tokens(encoding, 16), torch.arange(16)[None]
+    embeddings = tokens(encoding, 16)
+    positions = torch.arange(16)[None]
 
     def step(embeddings: Tensor, q: Tensor) -> Tensor:
         embedded = encoding.embed(embeddings, positions)
@@ -257,7 +258,8 @@ def test_a_checkpoint_holds_the_learned_parameters_of_the_published_number_and_a
     torch.manual_seed(7)
     encoding = schemes.untrained(*case, SHAPE)
     torch.manual_seed(7)
-    again, x = schemes.untrained(*case, SHAPE), tokens(encoding, 19)
+    again = schemes.untrained(*case, SHAPE)
+    x = tokens(encoding, 19)
     before = schemes.one_layer(encoding, x)
     schemes.one_layer(again, tokens(again, 32))  # leaves nothing behind
     assert torch.equal(schemes.one_layer(again, x), before)

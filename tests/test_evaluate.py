@@ -105,7 +105,8 @@ def rows_of(
     config: Config,
     known: Sequence[EvaluationRow] = (),
 ) -> list[EvaluationRow]:
-    cpu, sizes = torch.device("cpu"), np.arange(V) % 3 + 1
+    cpu = torch.device("cpu")
+    sizes = np.arange(V) % 3 + 1
     asked = Evaluation(
         subject=subject,
         split=split,
@@ -132,10 +133,10 @@ def test_a_uniform_models_perplexity_is_the_vocabulary_size(config: Config) -> N
     assert len(rows) == 5 + 4 + 5
     for row in rows:
         # without a training text there is no n-gram model
-        assert (row.status, row.ngram_nll) == ("ok", None)
-        assert row.perplexity == pytest.approx(
-            V, rel=1e-6
-        ) and row.nll == pytest.approx(math.log(V), rel=1e-6)
+        assert row.status == "ok"
+        assert row.ngram_nll is None
+        assert row.perplexity == pytest.approx(V, rel=1e-6)
+        assert row.nll == pytest.approx(math.log(V), rel=1e-6)
         assert row.bits_per_byte == pytest.approx(
             row.n_tokens * math.log2(V) / row.n_bytes, rel=1e-6
         )
@@ -152,7 +153,8 @@ def test_a_uniform_models_perplexity_is_the_vocabulary_size(config: Config) -> N
         Planted(None), periodic(48), evaluation_with(config, targets=4), known=rows
     )
     # on other targets it is
-    assert {row.protocol for row in changed} == {"fixed_target"} and len(changed) == 9
+    assert {row.protocol for row in changed} == {"fixed_target"}
+    assert len(changed) == 9
 
 
 def test_a_model_that_copies_from_three_train_lengths_back_improves_only_from_4x_on(
@@ -164,9 +166,8 @@ def test_a_model_that_copies_from_three_train_lengths_back_improves_only_from_4x
         for row in rows
         if row.protocol == "fixed_target" and not row.window
     }
-    assert nll[1] == pytest.approx(math.log(V), rel=1e-6) and nll[2] == pytest.approx(
-        math.log(V), rel=1e-6
-    )
+    assert nll[1] == pytest.approx(math.log(V), rel=1e-6)
+    assert nll[2] == pytest.approx(math.log(V), rel=1e-6)
     assert max(nll[4], nll[8], nll[16]) < 1e-3
 
 
@@ -191,10 +192,10 @@ def test_a_row_has_its_sums_by_document(
         np.searchsorted(starts, windows.starts + L - 3, side="right") - 1
     ).tolist()
     for row in rows_of(Planted(3 * L), split, wanted):
-        assert row.units is not None and row.documents == documents
-        assert row.units["document"] == sorted(row.units["document"]) and {
-            *row.units["document"]
-        } == {*expected}
+        assert row.units is not None
+        assert row.documents == documents
+        assert row.units["document"] == sorted(row.units["document"])
+        assert {*row.units["document"]} == {*expected}
         assert row.ci_over == ("documents" if len(set(expected)) >= 8 else "segments")
         if row.ci_over == "documents":
             assert row.units["tokens"] == [
@@ -216,7 +217,8 @@ def test_what_has_no_number_is_a_row_that_says_why(config: Config) -> None:
     assert {(row.status, row.units, row.nll, row.bits_per_byte) for row in beyond} == {
         ("undefined", None, None, None)
     }
-    assert len(beyond) == 3 + 3 + 3 and all(str(2 * L) in row.reason for row in beyond)
+    assert len(beyond) == 3 + 3 + 3
+    assert all(str(2 * L) in row.reason for row in beyond)
     rows = rows_of(Planted(None), periodic(48, repeats=4), config)
     status = {row.length: row.status for row in rows if row.protocol == "fixed_target"}
     assert status == {
@@ -235,15 +237,14 @@ def test_options_of_probes_change_what_is_read_and_stand_in_the_rows_task(
     (probe,) = probes.of("shuffle:keep=20", [20, 64], 8, 32)
     assert probe.rewrite is not None
     changed = probe.rewrite(ids)
-    assert (changed[44:] == ids[44:]).all() and (changed[:44] != ids[:44]).any()
+    assert (changed[44:] == ids[44:]).all()
+    assert (changed[:44] != ids[:44]).any()
     assert sorted(changed[:44]) == list(range(44))
     # in 6 tokens there is no room
     copied, control = probes.of("repeat:size=3", [6, 64], 8, 32)
-    assert (
-        copied.rewrite is not None
-        and control.rewrite is None
-        and copied.targets == control.targets == 3
-    )
+    assert copied.rewrite is not None
+    assert control.rewrite is None
+    assert copied.targets == control.targets == 3
     np.testing.assert_array_equal(copied.rewrite(ids), [*range(61, 65), *range(4, 65)])
     wanted = evaluation_with(config, tasks=("shuffle:keep=32",), windowed=False)
     rows = rows_of(Planted(3 * L), periodic(3 * L), wanted)
@@ -251,10 +252,8 @@ def test_options_of_probes_change_what_is_read_and_stand_in_the_rows_task(
     shuffled = [row for row in rows if row.task == "shuffle:keep=32"]
     assert [row.length // L for row in shuffled] == [4, 8, 16]
     for row in shuffled:
-        assert (
-            row.targets_sha256 == plain[row.length].targets_sha256
-            and row.nll > plain[row.length].nll + 1
-        )
+        assert row.targets_sha256 == plain[row.length].targets_sha256
+        assert row.nll > plain[row.length].nll + 1
 
 
 def test_a_passage_that_is_moved_costs_a_relative_scheme_nothing_and_others_what_positions_do(
@@ -270,9 +269,8 @@ def test_a_passage_that_is_moved_costs_a_relative_scheme_nothing_and_others_what
             for row in rows_of(gpt(config, name), periodic(48), config)
             if row.task == "offset"
         ]
-        assert [row.offset or 0 for row in rows] == [0, L, 3 * L, 7 * L, 15 * L] and {
-            row.length for row in rows
-        } == {L}
+        assert [row.offset or 0 for row in rows] == [0, L, 3 * L, 7 * L, 15 * L]
+        assert {row.length for row in rows} == {L}
         assert len({row.targets_sha256 for row in rows} - {None}) == 1
         nll[name] = [row.nll for row in rows]
     for name in ("rope", "alibi", "none"):
@@ -282,16 +280,15 @@ def test_a_passage_that_is_moved_costs_a_relative_scheme_nothing_and_others_what
     assert [
         row.offset for row in rows_of(gpt(config, "rope"), periodic(48), far) if row.nll
     ] == [None] * 3 + [L, 3 * L]
-    assert (
-        max(nll["sinusoidal"]) - min(nll["sinusoidal"]) > 1e-4
-        and nll["learned"][1:] == [None] * 4
-    )
+    assert max(nll["sinusoidal"]) - min(nll["sinusoidal"]) > 1e-4
+    assert nll["learned"][1:] == [None] * 4
 
 
 def test_the_windowed_baseline_and_its_sinks_narrow_the_model_and_have_rows_of_their_own(
     config: Config,
 ) -> None:
-    subject, longer = Planted(None), [2 * L, 4 * L, 8 * L, 16 * L]
+    subject = Planted(None)
+    longer = [2 * L, 4 * L, 8 * L, 16 * L]
     rows = rows_of(
         subject,
         periodic(48),
@@ -318,7 +315,8 @@ def test_a_run_trained_at_four_times_the_length_pairs_with_the_others_at_equal_l
     config: Config,
 ) -> None:
     rows = rows_of(Planted(None), periodic(48), config)
-    longer, subject = evaluation_with(config, ratios=(1, 2, 4)), Planted(None)
+    longer = evaluation_with(config, ratios=(1, 2, 4))
+    subject = Planted(None)
     subject.train_length = 4 * L
     others = rows_of(subject, periodic(48), longer)
     # of plain and windowed rows
@@ -342,9 +340,8 @@ def test_extensions_are_evaluated_at_every_length_and_say_where_a_scheme_has_non
     assert extended == [
         (name, ratio) for name in ("pi", "pi:factor=4") for ratio in (1, 2, 4, 8, 16)
     ]
-    assert {row.status for row in rows} == {"ok"} and all(
-        row.extension_options for row in rows if row.extension
-    )
+    assert {row.status for row in rows} == {"ok"}
+    assert all(row.extension_options for row in rows if row.extension)
     read = [
         EvaluationRow.from_json(json.loads(json.dumps(row.to_json()))) for row in rows
     ]
@@ -407,10 +404,8 @@ def test_a_finished_run_gets_every_protocol_and_probe_and_only_what_is_missing(
 
 def test_a_run_whose_text_is_another_now_is_not_evaluated(trained: Trained) -> None:
     config, folder = trained
-    before, text = (
-        (folder / "rows.jsonl").read_bytes(),
-        pathlib.Path(str(config.data.path)),
-    )
+    before = (folder / "rows.jsonl").read_bytes()
+    text = pathlib.Path(str(config.data.path))
     original = text.read_text(encoding="utf-8")
     try:
         text.write_text(original + " more", encoding="utf-8")
@@ -425,18 +420,18 @@ def test_a_longer_length_asked_for_later_leaves_the_curve_as_it_was(
     trained: Trained,
 ) -> None:
     config, folder = trained
-    first, before = evaluation_rows(folder), headline_of(folder)
+    first = evaluation_rows(folder)
+    before = headline_of(folder)
     # 128 tokens need targets of their own, 16 has them too
     evaluate_run(folder, apply(config, ["length=16,128"]))
     evaluate_run(folder, apply(config, ["length=16,4096"]))
-    rows, every = evaluation_rows(folder), every_row(folder)
-    assert rows[: len(first)] == first and {
-        row.length for row in rows[len(first) :]
-    } == {128, 4096}
+    rows = evaluation_rows(folder)
+    every = every_row(folder)
+    assert rows[: len(first)] == first
+    assert {row.length for row in rows[len(first) :]} == {128, 4096}
     assert {row.length for row in every if row not in rows} == {16}
-    assert {row.status for row in every} == {"ok", "too_short"} and headline_of(
-        folder
-    ) == before
+    assert {row.status for row in every} == {"ok", "too_short"}
+    assert headline_of(folder) == before
     evaluate_run(folder, apply(config, ["length=16,32,64,128", "extension=pi"]))
     assert headline_of(folder)["rise_8x"] is not None
     # later rows pair with it
@@ -452,9 +447,8 @@ def test_a_precision_that_is_named_replaces_rows_of_another_and_auto_takes_what_
     first = evaluation_rows(folder)
     evaluate_run(folder, apply(config, ["precision=bf16"]))
     half = evaluation_rows(folder)
-    assert {row.dtype for row in half} == {"bf16"} and [row.key for row in half] == [
-        row.key for row in first
-    ]
+    assert {row.dtype for row in half} == {"bf16"}
+    assert [row.key for row in half] == [row.key for row in first]
     assert (
         0
         < max(abs(row.nll - other.nll) for row, other in zip(half, first, strict=True))
@@ -469,10 +463,8 @@ def test_rows_say_what_the_best_ngram_model_of_the_trained_tokens_has_on_their_t
 ) -> None:
     config, folder = trained
     evaluate_run(folder, apply(config, ["task=repeat", "protocol=fixed_target"]))
-    rows, tokens = (
-        evaluation_rows(folder),
-        data.prepare(config.data, config.runtime.cache),
-    )
+    rows = evaluation_rows(folder)
+    tokens = data.prepare(config.data, config.runtime.cache)
     model = NGrams(
         tokens.train.ids,
         tokens.batches(config.training, config.seed).spans(config.training.steps),
@@ -487,13 +479,12 @@ def test_rows_say_what_the_best_ngram_model_of_the_trained_tokens_has_on_their_t
     assert 0.5 < means[1:].min() < math.log(9)  # thirty words of random letters
     cached = CachedNGrams(model, tokens.test.ids, tokens.validation.ids)
     for row in rows:  # what a paired interval of the difference rests on
-        assert row.units is not None and ("ngram" in row.units) == (row.task is None)
+        assert row.units is not None
+        assert ("ngram" in row.units) == (row.task is None)
         if row.protocol == "fixed_target":
             assert row.targets_sha256 == targets_of(windows[16]).sha256(tokens.test)
-            assert (row.ngram_nll, row.ngram_order) == (
-                pytest.approx(means[1:].min()),
-                2 + means[1:].argmin(),
-            )
+            assert row.ngram_nll == pytest.approx(means[1:].min())
+            assert row.ngram_order == 2 + means[1:].argmin()
             assert sum(row.units["ngram"]) == pytest.approx(
                 row.ngram_nll * row.n_tokens, rel=1e-5
             )
@@ -509,7 +500,8 @@ def test_an_evaluation_that_ends_early_keeps_its_rows(
     trained: Trained, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config, folder = trained
-    first, log = evaluation_rows(folder), Run.log
+    first = evaluation_rows(folder)
+    log = Run.log
 
     def logged(run: Run, row: Any) -> None:
         log(run, row)

@@ -90,13 +90,10 @@ def test_rules_that_transformers_does_not_have_are_those_of_their_papers() -> No
     )
     # NTK keeps the first pair and slows the last by its factor
     for head_dim in (4, 16, 128):
-        before, after = (
-            rope(head_dim).inv_freq(),
-            spectrum(rope(head_dim), "ntk", 7 * L)[0],
-        )
-        assert float(after[0]) == 1 and float(before[-1] / after[-1]) == pytest.approx(
-            7, rel=1e-12
-        )
+        before = rope(head_dim).inv_freq()
+        after = spectrum(rope(head_dim), "ntk", 7 * L)[0]
+        assert float(after[0]) == 1
+        assert float(before[-1] / after[-1]) == pytest.approx(7, rel=1e-12)
     rotations = 1024 * rope(64).inv_freq() / (2 * math.pi)
     mixed = (
         spectrum(rope(64, train_length=1024), "yarn", 4096, ramp="rotations")[0]
@@ -110,25 +107,22 @@ def test_facts_of_an_extension_are_its_options_and_the_frequencies_before_and_af
     None
 ):
     _, facts = extend_encoding(rope(8), "yarn", 4 * L, L)
-    assert (
-        facts["inv_freq_before"] == [1.0, 0.1, 0.01, 0.001]
-        and facts["inv_freq_after"][-1] == 0.00025
-    )
+    assert facts["inv_freq_before"] == [1.0, 0.1, 0.01, 0.001]
+    assert facts["inv_freq_after"][-1] == 0.00025
     options = [facts[key] for key in ("factor", "dynamic", "ramp", "alpha", "beta")]
-    assert options == [4, True, "index", 1, 32] and facts[
-        "attention_factor"
-    ] == pytest.approx(1.138629)
+    assert options == [4, True, "index", 1, 32]
+    assert facts["attention_factor"] == pytest.approx(1.138629)
     _, fixed = extend_encoding(rope(8), "yarn", L, L, factor=4)
-    assert (
-        fixed["dynamic"] is False and fixed["inv_freq_after"] == facts["inv_freq_after"]
-    )
+    assert fixed["dynamic"] is False
+    assert fixed["inv_freq_after"] == facts["inv_freq_after"]
 
 
 def at_distances(q: Tensor, k: Tensor, distance: Callable[[int, int], float]) -> Tensor:
     """Return causal logits, RoPE's at `distance(i, j)` for pair (i, j), by complex
     numbers of channels (2p, 2p + 1).
     """
-    length, pairs = q.shape[2], q.shape[3] // 2
+    length = q.shape[2]
+    pairs = q.shape[3] // 2
     distances = torch.tensor(
         [[float(distance(i, min(i, j))) for j in range(length)] for i in range(length)]
     )
@@ -229,13 +223,13 @@ def test_far_pairs_in_blocks_of_rows_equal_the_whole(method: str, layout: Any) -
 def test_a_stretched_table_keeps_its_ends_and_is_straight_between_its_rows() -> None:
     learned = encodings.build("learned", SHAPE)
     after, facts = extend_encoding(learned, "interpolate", 61, L)
-    assert facts == {"factor": 61 / 16, "dynamic": True} and after.max_length == 61
-    code, table = (
-        after.embed(torch.zeros(1, 61, 16), torch.arange(61)[None])[0],
-        learned.get_parameter("table"),
-    )
+    assert facts == {"factor": 61 / 16, "dynamic": True}
+    assert after.max_length == 61
+    code = after.embed(torch.zeros(1, 61, 16), torch.arange(61)[None])[0]
+    table = learned.get_parameter("table")
     for i in range(61):  # four positions a row
-        low, share = i // 4, i % 4 / 4
+        low = i // 4
+        share = i % 4 / 4
         torch.testing.assert_close(
             code[i], table[low] * (1 - share) + table[min(low + 1, 15)] * share
         )
@@ -293,11 +287,13 @@ def test_an_extension_shares_the_parameters_and_leaves_the_trained_model_as_it_w
 ) -> None:
     options = {"inner": "alibi"} if name == "learned_sinks" else {}
     gpt = build(encoded(tiny_config, name, **options), 257).eval()
-    trained, ids = gpt.encoding, torch.randint(257, (2, 16))
+    trained = gpt.encoding
+    ids = torch.randint(257, (2, 16))
     with torch.inference_mode():
         before = gpt(ids)
         gpt.encoding, facts = extend_encoding(trained, method, 40, 16)
-        assert gpt(torch.randint(257, (2, 40))).isfinite().all() and "dynamic" in facts
+        assert gpt(torch.randint(257, (2, 40))).isfinite().all()
+        assert "dynamic" in facts
         pointers = {p.data_ptr() for p in gpt.encoding.parameters()}
         gpt.encoding = trained
         assert torch.equal(before, gpt(ids))

@@ -50,18 +50,15 @@ def test_the_future_never_reaches_the_past_through_the_whole_model(
 def test_runs_of_one_seed_start_from_the_same_weights_whatever_the_encoding(
     tiny_config: Config, name: str
 ) -> None:
-    state, plain = (
-        torch.get_rng_state(),
-        dict(built(tiny_config, "none").named_parameters()),
-    )
+    state = torch.get_rng_state()
+    plain = dict(built(tiny_config, "none").named_parameters())
     other = {
         k: v
         for k, v in built(tiny_config, name).named_parameters()
         if not k.startswith("encoding.")
     }
-    assert other.keys() == plain.keys() and not [
-        key for key in plain if key.endswith("bias") or "head" in key
-    ]
+    assert other.keys() == plain.keys()
+    assert not [key for key in plain if key.endswith("bias") or "head" in key]
     assert all(torch.equal(weight, plain[key]) for key, weight in other.items())
     another = built(changed(tiny_config, seed=1), name)
     assert not torch.equal(
@@ -73,7 +70,8 @@ def test_runs_of_one_seed_start_from_the_same_weights_whatever_the_encoding(
 def test_parameters_are_counted_apart_and_a_concatenated_code_narrows_the_token_table(
     tiny_config: Config,
 ) -> None:
-    d, layers = tiny_config.model.d_model, tiny_config.model.n_layers
+    d = tiny_config.model.d_model
+    layers = tiny_config.model.n_layers
     block = 2 * d + 3 * d * d + d * d + 2 * 4 * d * d
     counts = parameter_counts(built(tiny_config, "learned"))
     assert counts["encoding"] == tiny_config.training.train_length * d
@@ -159,9 +157,8 @@ def test_the_loss_of_masked_labels_and_its_gradients_are_torchs_and_of_none_0(
         gradients(model, ours), gradients(model, theirs), atol=1e-6, rtol=1e-5
     )
     none = model(*masked(0.0))
-    assert none.detach() == 0 and not any(
-        gradient.any() for gradient in gradients(model, none)
-    )
+    assert none.detach() == 0
+    assert not any(gradient.any() for gradient in gradients(model, none))
 
 
 QWEN3 = {
@@ -197,7 +194,8 @@ def test_logits_equal_qwen3s_of_transformers_with_shared_heads_and_norms_of_q_an
                     parameter.shape, generator=torch.Generator().manual_seed(0)
                 )
             )
-    shape, ours = model.config, dict(model.named_parameters())
+    shape = model.config
+    ours = dict(model.named_parameters())
     width = shape.d_model // shape.n_heads
     settings = transformers.Qwen3Config(
         vocab_size=V,
@@ -217,7 +215,8 @@ def test_logits_equal_qwen3s_of_transformers_with_shared_heads_and_norms_of_q_an
     }
     weights["model.norm.weight"] = ours["norm.weight"]
     for layer in range(shape.n_layers):
-        here, there = f"blocks.{layer}.", f"model.layers.{layer}."
+        here = f"blocks.{layer}."
+        there = f"model.layers.{layer}."
         qkv = ours[f"{here}attention.qkv.weight"].split(
             [4 * width, 2 * width, 2 * width]
         )

@@ -47,10 +47,8 @@ TINY = [
 
 @pytest.fixture(scope="module")
 def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder, template = (
-        tmp_path_factory.mktemp("outputs") / "fake",
-        fake_study.demo_config(),
-    )
+    folder = tmp_path_factory.mktemp("outputs") / "fake"
+    template = fake_study.demo_config()
     schemes = {name: fake_study.SCHEMES[name] for name in ("rope", "alibi", "learned")}
     fake_study.write_study(folder, template, schemes, 2)
     other = fake_study.configured(template, "rope", 0, base=64)

@@ -144,10 +144,8 @@ def compare(
         tensor.clone().to(getattr(oracle, "DTYPE", torch.float32)).requires_grad_()
         for tensor in inputs
     ]
-    parameters, given = (
-        dict(zip(names[4:], leaves[4:], strict=True)),
-        {"ids": ids} if vocabulary else {},
-    )
+    parameters = dict(zip(names[4:], leaves[4:], strict=True))
+    given = {"ids": ids} if vocabulary else {}
     completed = schemes.completed(name, options, shape)
     expected = oracle.reference(
         parameters, shape, completed, *leaves[:4], positions, seed, causal, **given
@@ -167,7 +165,8 @@ def compare(
         tolerance = getattr(oracle, "TOLERANCE", {"atol": 1e-5, "rtol": 1e-5})
         close(actual[key], value, f"{name}: {key}", largest(value), **tolerance)
 
-    gradients, theirs = _gradients(copies, actual), _gradients(leaves, expected)
+    gradients = _gradients(copies, actual)
+    theirs = _gradients(leaves, expected)
     # A gradient that is 0 in theory (what shifts a whole row) is the rounding of large
     # terms that cancel.
     scale = max(map(largest, theirs))
@@ -253,7 +252,8 @@ def close(
         f"{what}: {tuple(actual.shape)} against {tuple(expected.shape)}"
     )
     assert math.isfinite(scale), what
-    actual, expected = actual.detach().double(), expected.detach().double()
+    actual = actual.detach().double()
+    expected = expected.detach().double()
     torch.testing.assert_close(
         actual,
         expected,

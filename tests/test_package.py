@@ -48,7 +48,9 @@ def test_the_wheel_carries_every_configuration_and_is_enough_for_the_commands(
     ]
     subprocess.run(build, check=True, capture_output=True)
     wheel = zipfile.ZipFile(next(tmp_path.glob("*.whl")))
-    names, site, empty = set(wheel.namelist()), tmp_path / "site", tmp_path / "empty"
+    names = set(wheel.namelist())
+    site = tmp_path / "site"
+    empty = tmp_path / "empty"
     for folder, inside in (("configs", "posbench/_configs"), ("posbench", "posbench")):
         files = [
             path

@@ -65,7 +65,9 @@ def draw(
 
 def test_the_numbers_stand_in_the_table_and_bars_rise_with_them(draw: Any) -> None:
     out = draw([row(16, 4.0), row(32, 4.5), row(64, 5.0), row(128, None)], 120)
-    assert "148.41" in out and "undefined" in out  # perplexity at 64
+    # perplexity at 64
+    assert "148.41" in out
+    assert "undefined" in out
     lines = [line for line in out.splitlines() if line.endswith("x)") or "x)  " in line]
     assert [" ".join(line.split()[:3]) for line in lines[:3]] == [
         "16 (1x) 4.000",
@@ -83,18 +85,17 @@ def test_two_splits_or_two_checkpoints_are_never_one_curve(draw: Any) -> None:
         row(32, 4.3, checkpoint_step=0),
     ]
     words = draw(rows, split="validation").split()
-    assert "4.000" in words and not {"4.200", "4.300"} & {*words}
+    assert "4.000" in words
+    assert not {"4.200", "4.300"} & {*words}
     assert "curve: 1 on test text at step 0, 2 on test text at step 1." in " ".join(
         words
     )
     out = draw([*rows, row(64, 4.4, dtype="bf16")])
-    assert (
-        "4.100" in out
-        and "4.200" in out
-        and "4.000" not in out
-        and "4.300" not in out
-        and "fp32 and bf16:" in out
-    )
+    assert "4.100" in out
+    assert "4.200" in out
+    assert "4.000" not in out
+    assert "4.300" not in out
+    assert "fp32 and bf16:" in out
 
 
 def test_the_curve_is_on_the_targets_of_the_lengths_and_extensions_asked_for(
@@ -133,10 +134,8 @@ def test_a_moved_passage_has_a_column_by_where_it_ends_and_a_sentence_that_names
         for each in moved
     ]
     out = draw([row(16, 4.0), *moved, *factors], 120)
-    assert (
-        "\nmeasured      16     32     64\n" in out
-        and "\noffset     4.000  4.010  4.030\n" in out
-    )
+    assert "\nmeasured      16     32     64\n" in out
+    assert "\noffset     4.000  4.010  4.030\n" in out
     assert (
         "\nOffset: the same passage's loss changes by more than 0.02 nats from position"
         " 64 on.\n" in out

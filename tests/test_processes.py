@@ -66,7 +66,8 @@ def together(size: int, folder: Path, work: Callable[[World], object]) -> None:
         with joined(Place(rank, size, rank, store) if size > 1 else None) as world:
             work(world)
 
-    fork, codes = multiprocessing.get_context("fork"), []
+    fork = multiprocessing.get_context("fork")
+    codes = []
     others = [
         fork.Process(
             target=lambda r: sys.exit(exits.run(lambda: process(r))), args=(r,)
@@ -115,7 +116,8 @@ def assert_alike(folder: Path, other: Path) -> None:
     for row, expected in zip(
         evaluation_rows(other), evaluation_rows(folder), strict=True
     ):
-        assert row.nll == pytest.approx(expected.nll, abs=1e-6) and row.status == "ok"
+        assert row.nll == pytest.approx(expected.nll, abs=1e-6)
+        assert row.status == "ok"
         for name in ("targets_sha256", "n_tokens", "accuracy", "exact_match"):
             assert getattr(row, name) == getattr(expected, name)
     assert rows(other, "val/accuracy") == rows(folder, "val/accuracy")
@@ -136,10 +138,8 @@ def test_several_processes_give_what_one_gives(
     }
     config = changed(config, training=updates)
     if encoding == "task":
-        encoding, task = (
-            "rope",
-            {"name": "copy", "shortest": 2, "longest": 7, "vocabulary": 4},
-        )
+        encoding = "rope"
+        task = {"name": "copy", "shortest": 2, "longest": 7, "vocabulary": 4}
         data = {"name": "problems", "source": "task", "path": None, "task": task}
         asked = {"protocols": ("problems",), "ratios": (1.0, 2.0), "blocks": 9}
         config = changed(config, data=data, evaluation=asked)
@@ -148,10 +148,9 @@ def test_several_processes_give_what_one_gives(
     trained(config, tmp_path / "several", size)
     assert_alike(tmp_path / "one", tmp_path / "several")
     record = load_record(tmp_path / "several")
-    assert (record["status"], record["attempt"]["processes"]) == (
-        "done",
-        size,
-    ) and record["cpu_seconds"] > 0
+    assert record["status"] == "done"
+    assert record["attempt"]["processes"] == size
+    assert record["cpu_seconds"] > 0
 
 
 def signal_at(step: int, patch: pytest.MonkeyPatch, rank: int) -> None:
@@ -194,11 +193,9 @@ def test_a_signal_to_one_stops_all_after_the_same_update_and_the_run_goes_on_to_
         signal_at(7 - ahead, patch, rank)
         trained(config, tmp_path / "run", size)
     record = load_record(tmp_path / "run")
-    assert (stopped.value.exit_code, record["status"], record["reason"]) == (
-        143,
-        "stopped",
-        "signal",
-    )
+    assert stopped.value.exit_code == 143
+    assert record["status"] == "stopped"
+    assert record["reason"] == "signal"
     trained(config, tmp_path / "run", size)
     resumed, whole = (checkpoint.trained(tmp_path / name) for name in ("run", "whole"))
     assert resumed.step == whole.step == STEPS
@@ -239,23 +236,20 @@ def test_a_rank_that_fails_ends_the_others_and_is_named_in_one_line_with_its_exi
     monkeypatch.setattr(launch.training, "train", functools.partial(act, event))
     # a busy machine ends processes slowly
     monkeypatch.setattr(launch, "_GRACE_SECONDS", 2.0)
-    plan, began = (
-        Plan(changed(config, runtime={"processes": 2}), tmp_path / "run", ()),
-        time.monotonic(),
-    )
+    plan = Plan(changed(config, runtime={"processes": 2}), tmp_path / "run", ())
+    began = time.monotonic()
     assert exits.run(lambda: launch.run(plan)) == code
     errors = [
         line
         for line in capfd.readouterr().err.splitlines()
         if line.startswith("error: ")
     ]
-    assert (
-        errors == [f"error: {text}"]
-        and not multiprocessing.active_children()
-        and time.monotonic() - began < 150
-    )
+    assert errors == [f"error: {text}"]
+    assert not multiprocessing.active_children()
+    assert time.monotonic() - began < 150
     record = load_record(tmp_path / "run")
-    assert (record["status"], record["message"]) == ("failed", text)
+    assert record["status"] == "failed"
+    assert record["message"] == text
 
 
 def test_torchrun_and_srun_give_a_process_its_place(
@@ -295,10 +289,8 @@ def test_each_process_has_a_device_of_its_own(monkeypatch: pytest.MonkeyPatch) -
         (World(5, 8, 1), "cuda"),
     ):
         world.device(torch.device(name))
-    assert (
-        current == [torch.device("cuda:1")] * 2
-        and World(0, 2).device(torch.device("cpu")).type == "cpu"
-    )
+    assert current == [torch.device("cuda:1")] * 2
+    assert World(0, 2).device(torch.device("cpu")).type == "cpu"
     with pytest.raises(
         UserError,
         match="device is mps: 2 processes run on cpu, or on cuda with a GPU each",

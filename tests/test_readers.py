@@ -59,7 +59,8 @@ def parquet(rows: list[Any], column: str = "text") -> bytes:
 
 
 def arrow(rows: list[Any]) -> bytes:
-    file, made = io.BytesIO(), pyarrow.table({"text": rows})
+    file = io.BytesIO()
+    made = pyarrow.table({"text": rows})
     with pyarrow.ipc.new_stream(file, made.schema) as writer:
         writer.write_table(made)
     return file.getvalue()

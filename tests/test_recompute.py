@@ -23,13 +23,16 @@ def test_it_places_targets_where_posbench_does_whatever_the_documents(
     """Placements are compared over documents of all lengths, among them documents that
     are too short.
     """
-    draw, trained, lengths = np.random.default_rng(0), 24, [3, 16, 24, 40, 100]
+    draw = np.random.default_rng(0)
+    trained = 24
+    lengths = [3, 16, 24, 40, 100]
     possible = set()
     for _ in range(40):
         ends = np.cumsum(
             draw.integers(1, draw.choice([30, 300, 3000]), draw.integers(1, 40))
         )
-        starts, ids = np.concatenate([[0], ends]), draw.integers(0, 50, ends[-1])
+        starts = np.concatenate([[0], ends])
+        ids = draw.integers(0, 50, ends[-1])
         settings = {
             "targets": int(draw.integers(1, 17)),
             "blocks": int(draw.integers(8, 200)),

@@ -56,10 +56,9 @@ def test_run_json_says_from_the_start_how_a_run_stands_and_how_it_ended(
         raise RunFailed("the loss is not finite", "diverged")
     assert stands() == ("failed", "diverged", "the loss is not finite")
     record = load_record(run.folder)
-    assert (record["id"], record["command"]) == (
-        tiny_config.id,
-        "posbench train",
-    ) and "torch" in record["versions"]
+    assert record["id"] == tiny_config.id
+    assert record["command"] == "posbench train"
+    assert "torch" in record["versions"]
     assert {"device": "cpu", "pid": os.getpid()}.items() <= record["attempt"].items()
     with Run.open(tmp_path / "run", tiny_config, COMMAND) as run:
         run.finish("done")
@@ -88,7 +87,8 @@ def test_another_run_in_the_folder_is_refused_and_what_is_no_identity_may_change
         Run.open(tmp_path / "run", changed(tiny_config, seed=5), COMMAND).__enter__()
     other = changed(tiny_config, runtime={"log_every_steps": 99})
     with Run.open(tmp_path / "run", other, COMMAND) as run:
-        assert load_config(run.folder) == tiny_config and run.id == tiny_config.id
+        assert load_config(run.folder) == tiny_config
+        assert run.id == tiny_config.id
     assert snapshot(tmp_path / "run") == before
 
 
@@ -128,7 +128,8 @@ def test_a_second_process_is_refused_and_changes_nothing(
                     ).__enter__()
             assert in_use(tmp_path / "run")
 
-        assert in_child(second) == 0 and snapshot(tmp_path) == before
+        assert in_child(second) == 0
+        assert snapshot(tmp_path) == before
     assert not in_use(tmp_path / "run")
 
 
@@ -144,18 +145,21 @@ def test_what_a_killed_process_leaves_is_taken_over_and_its_temporary_files_go(
             )
             run.update(tokens=2)
 
-    assert in_child(die) == -signal.SIGKILL and not in_use(tmp_path / "run")
+    assert in_child(die) == -signal.SIGKILL
+    assert not in_use(tmp_path / "run")
     assert list((tmp_path / "run").glob(".tmp-*"))
     (tmp_path / "run/.tmp-notes").touch()  # not ours
     with Run.open(tmp_path / "run", tiny_config, COMMAND) as run:
-        assert run.rows == [{"step": 1}] and run.record["tokens"] == 1
+        assert run.rows == [{"step": 1}]
+        assert run.record["tokens"] == 1
         assert [path.name for path in run.folder.glob(".tmp-*")] == [".tmp-notes"]
 
 
 def test_rows_after_a_step_are_cut_and_half_a_line_never_spoils_the_next(
     tmp_path: Path, tiny_config: Config
 ) -> None:
-    evaluated, later = row(16, 1.0, checkpoint_step=1).to_json(), row(32, 1.0).to_json()
+    evaluated = row(16, 1.0, checkpoint_step=1).to_json()
+    later = row(32, 1.0).to_json()
     first, second = ({"step": step, "train/loss": 2.0} for step in (1, 2))
     with Run.open(tmp_path / "run", tiny_config, COMMAND) as run:
         for logged in (first, evaluated, second, later):
@@ -211,11 +215,9 @@ def test_the_last_row_of_a_key_wins_and_a_row_has_the_columns_that_are_promised(
         " ci_high ci_over ngram_nll ngram_order targets_sha256 seconds"
         " peak_memory_bytes units"
     )
-    assert (
-        lines[2]["units"] == units
-        and "units" not in lines[0]
-        and lines[4]["nll"] is None
-    )
+    assert lines[2]["units"] == units
+    assert "units" not in lines[0]
+    assert lines[4]["nll"] is None
 
 
 def test_a_curve_has_the_targets_of_the_training_length_and_of_most_longer_ones() -> (
@@ -239,7 +241,5 @@ def test_another_version_of_an_own_encodings_file_is_told(
     (line,) = other_code(
         tiny_config, {"installed_encodings": {"own": "before", "other": "same"}}
     )
-    assert (
-        line.startswith("'own' was trained with another version of its file")
-        and other_code(tiny_config, {}) == []
-    )
+    assert line.startswith("'own' was trained with another version of its file")
+    assert other_code(tiny_config, {}) == []

@@ -129,9 +129,8 @@ def test_the_random_direction_of_index_is_a_unit_vector_and_the_same_in_every_ru
     first, second = (
         build("index", direction="random").code(torch.ones(1, 1)) for _ in range(2)
     )
-    assert torch.equal(first, second) and first.norm().item() == pytest.approx(
-        1, abs=1e-6
-    )
+    assert torch.equal(first, second)
+    assert first.norm().item() == pytest.approx(1, abs=1e-6)
 
 
 @pytest.mark.parametrize("start", [0, 1_000_000])
@@ -161,11 +160,9 @@ def test_fope_draws_its_weights_alike_in_every_run_and_as_large_as_xaviers() -> 
 
 def test_cca_with_shared_keys_is_zayas() -> None:
     encoding = build("cca", Shape(32, 4, 1, 64, n_kv_heads=2))
-    q, few_k, few_v = (
-        torch.randn(2, 4, 9, 8),
-        torch.randn(2, 2, 9, 8),
-        torch.randn(2, 2, 9, 8),
-    )
+    q = torch.randn(2, 4, 9, 8)
+    few_k = torch.randn(2, 2, 9, 8)
+    few_v = torch.randn(2, 2, 9, 8)
     config = SimpleNamespace(
         hidden_size=64,
         cca_time0=2,
@@ -216,7 +213,8 @@ def test_fire_starts_interpolating_at_a_quarter_of_the_training_length_as_its_au
     # 2048 tokens.
     encoding = build("fire", Shape(64, 4, 2, 2048))
     assert encoding.c.tolist() == pytest.approx([0.1, 0.1])
-    assert encoding.threshold == 512 and encoding.multiplier.tolist() == [1.0, 1.0]
+    assert encoding.threshold == 512
+    assert encoding.multiplier.tolist() == [1.0, 1.0]
     assert build("fire", Shape(64, 4, 2, 2048), threshold=None).threshold == 2048
 
 
@@ -230,12 +228,14 @@ def test_fire_bias_by_pieces_equals_the_network_run_on_every_pair_also_with_unit
         first.weight.normal_()
         first.bias.normal_()
         # always on, never, and neither
-        first.weight[:3], first.bias[:3] = 0, torch.tensor([1, -1, 0])
+        first.weight[:3] = 0
+        first.bias[:3] = torch.tensor([1, -1, 0])
     (q, k, v, x), positions = schemes.layer_inputs(SHAPE, 50), torch.arange(50)[None]
     by_pieces = encoding.bias(
         q, k, whole_block(encoding, q, k, v, make_layer(encoding, positions, 1, x))[-1]
     )
-    options, parameters = {"threshold": 16.5}, dict(encoding.named_parameters())
+    options = {"threshold": 16.5}
+    parameters = dict(encoding.named_parameters())
     by_network = oracles.of("fire").reference(
         parameters, SHAPE, options, q, k, v, x, positions, 1, True
     )["bias"]
@@ -290,9 +290,11 @@ def test_path_over_several_key_blocks_equals_fla_in_values_and_gradients(
 
 def test_stick_breaking_stays_finite_where_logits_are_extreme() -> None:
     q, k, v, _ = schemes.layer_inputs(SHAPE, 30)
-    q, k = (100 * q).requires_grad_(), (100 * k).requires_grad_()
+    q = (100 * q).requires_grad_()
+    k = (100 * k).requires_grad_()
     out = attention_output(build("stick_breaking"), q, k, v)
-    assert out.isfinite().all() and out.abs().max() <= v.abs().max() * (1 + 1e-5)
+    assert out.isfinite().all()
+    assert out.abs().max() <= v.abs().max() * (1 + 1e-5)
     assert all(
         gradient.isfinite().all() for gradient in torch.autograd.grad(out.sum(), (q, k))
     )

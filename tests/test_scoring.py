@@ -46,15 +46,15 @@ def subject_of(model: GPT) -> TrainedGPT:
 def test_every_target_is_scored_after_the_context_that_its_window_holds(
     protocol: str, tiny_config: Config
 ) -> None:
-    model, split = model_of(tiny_config), text()
+    model = model_of(tiny_config)
+    split = text()
     windows = protocols.plan(protocol, split, [24], 8, 16, "concat")[24]
-    targets, nll = (
-        targets_of(windows),
-        score(subject_of(model), split, windows, 2048).ravel(),
-    )
+    targets = targets_of(windows)
+    nll = score(subject_of(model), split, windows, 2048).ravel()
     ids = torch.from_numpy(split.ids.astype(np.int64))
     for i in [*range(0, 24, 5), *range(30, len(nll), 7)]:
-        at, context = targets.indices[i], targets.context[i]
+        at = targets.indices[i]
+        context = targets.context[i]
         with torch.inference_mode():
             logits = model(ids[None, at - context : at])[0, -1].double()
         assert nll[i] == pytest.approx(
@@ -90,10 +90,8 @@ def test_the_last_rows_alone_are_the_last_rows_of_all(
 def test_positions_are_drawn_by_seed_length_and_window(
     tiny_config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model, ids = (
-        model_of(tiny_config, "randomized"),
-        np.tile(text(65).ids.astype(np.int64), (3, 1)),
-    )
+    model = model_of(tiny_config, "randomized")
+    ids = np.tile(text(65).ids.astype(np.int64), (3, 1))
     seen: list[np.ndarray] = []
     hidden = model.hidden
 

@@ -50,12 +50,11 @@ def test_missing_runs_are_submitted_as_one_array_and_what_sbatch_refuses_is_one_
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    arguments, before = ["encoding=rope,alibi", *WORDS], snapshot(cluster)
+    arguments = ["encoding=rope,alibi", *WORDS]
+    before = snapshot(cluster)
     sweep.sweep(arguments, dry_run=True, slurm_options="--time=60")
-    assert (
-        "2 runs: 0 finished, 2 to do" in capsys.readouterr().out
-        and snapshot(cluster) == before
-    )
+    assert "2 runs: 0 finished, 2 to do" in capsys.readouterr().out
+    assert snapshot(cluster) == before
     with pytest.raises(
         UserError, match="--slurm submits what is missing and ends: leave out"
     ):
@@ -80,7 +79,8 @@ def test_a_task_near_its_time_limit_saves_its_run_and_is_queued_again() -> None:
     arguments = ["encoding=rope", *each_once([*WORDS, "training.tokens=64000000"])]
     sweep.sweep(arguments, slurm_options="")
     (job,) = plans.resolve([arguments])
-    rows, requeued = job.folder / "rows.jsonl", Path("requeued")
+    rows = job.folder / "rows.jsonl"
+    requeued = Path("requeued")
     # A limit that comes at once leaves no time to train, however often the task is
     # queued.
     cases = (
@@ -101,6 +101,7 @@ def test_a_task_near_its_time_limit_saves_its_run_and_is_queued_again() -> None:
         size = rows.stat().st_size if rows.exists() else 0
         until(lambda size=size: rows.exists() and rows.stat().st_size > size)
         task.send_signal(number)
-        assert task.wait() == 143 and pool.record(job)["status"] == "stopped"
+        assert task.wait() == 143
+        assert pool.record(job)["status"] == "stopped"
         assert (requeued.read_text() if requeued.exists() else None) == queued
         requeued.unlink(missing_ok=True)

@@ -139,7 +139,8 @@ def test_a_sweep_is_every_combination_and_each_run_once(overrides: list[str]) ->
 )
 def test_every_sweep_file_composes(name: str) -> None:
     todo = plans.resolve(plans.read_sets(name, ["tracking=none", "seed=0"]))
-    assert len(todo) >= 3 and {job.config.study for job in todo} == {name}
+    assert len(todo) >= 3
+    assert {job.config.study for job in todo} == {name}
     names = {job.config.encoding.name for job in todo}
     assert name != "catalogue" or names >= {
         path.stem for path in configs_dir().glob("encoding/*.yaml")
@@ -199,11 +200,9 @@ def test_a_mistake_is_one_line_and_nothing_is_run(line: str, tmp_path: Path) -> 
             if line in FILES
             else sweep.sweep(typed.split())
         )
-    assert (
-        message in str(caught.value)
-        and "\n" not in str(caught.value)
-        and not Path("outputs").exists()
-    )
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert not Path("outputs").exists()
 
 
 def test_a_sweep_shows_the_loss_after_training_and_not_one_on_the_way(
@@ -217,7 +216,8 @@ def test_a_sweep_shows_the_loss_after_training_and_not_one_on_the_way(
         tmp_path, config, Truth(3.0, 0.1, earlier=(Truth(5.0, 0.1), Truth(4.0, 0.1)))
     )
     nll = pool.loss_at_train_length(Plan(config, folder, ()))
-    assert nll is not None and 2.5 < nll < 3.5
+    assert nll is not None
+    assert 2.5 < nll < 3.5
 
 
 @pytest.mark.slow
@@ -226,22 +226,21 @@ def test_a_dry_run_lists_commands_counts_and_writes_nothing(
 ) -> None:
     (done,) = plans.resolve([["encoding=rope", "seed=0", *overrides]])
     train(done.config, done.folder, ["posbench", "train"])
-    tokens, before = (
-        done.config.training.steps * done.config.training.tokens_per_step,
-        snapshot(tmp_path),
-    )
+    tokens = done.config.training.steps * done.config.training.tokens_per_step
+    before = snapshot(tmp_path)
 
     def shown(*words: str) -> list[str]:
         sweep.sweep(each_once([*overrides, *words]), dry_run=True)
         *lines, last = capsys.readouterr().out.splitlines()
-        assert last == "Nothing was run or written." and snapshot(tmp_path) == before
+        assert last == "Nothing was run or written."
+        assert snapshot(tmp_path) == before
         return lines
 
     *commands, counts = shown("encoding=rope,alibi", "seed=0,1,2")
-    assert len(commands) == 5 and all(
-        line.startswith("posbench train ") for line in commands
-    )
-    assert "encoding=alibi" in commands[-1] and "seed=2" in commands[-1]
+    assert len(commands) == 5
+    assert all(line.startswith("posbench train ") for line in commands)
+    assert "encoding=alibi" in commands[-1]
+    assert "seed=2" in commands[-1]
     assert counts == f"6 runs: 1 finished, 5 to do, {5 * tokens:,} tokens to train on."
     tuned = shown("encoding=rope,alibi", "seed=0,1,2", "tune=true")[-1]
     assert (
@@ -369,10 +368,8 @@ def test_failing_runs_are_recorded_with_their_reason_and_the_others_are_done(
     rope, *failed = plans.resolve(
         plans.read_sets("faults", overrides, tmp_path), tmp_path
     )
-    assert (
-        all(job.id in str(caught.value) for job in failed)
-        and caught.value.exit_code == 1
-    )
+    assert all(job.id in str(caught.value) for job in failed)
+    assert caught.value.exit_code == 1
     assert [pool.record(job)["reason"] for job in (rope, *failed)] == [
         None,
         "diverged",
@@ -384,10 +381,8 @@ def test_failing_runs_are_recorded_with_their_reason_and_the_others_are_done(
         == "killed by SIGKILL, perhaps since memory ran out"
     )
     lines = capsys.readouterr().err
-    assert (
-        lines.count("not done: ") == 3
-        and "training.learning_rate=1e30] failed (diverged): loss is" in lines
-    )
+    assert lines.count("not done: ") == 3
+    assert "training.learning_rate=1e30] failed (diverged): loss is" in lines
     assert len(reports) == 1  # of those that are done
 
 
@@ -442,8 +437,10 @@ def test_ctrl_c_lets_what_runs_save_itself(
     os.kill(process.pid, signal.SIGINT)
     process.join()
     first, second = plans.resolve([arguments])
-    assert process.exitcode == 130 and pool.record(first)["status"] == "stopped"
-    assert not processes_of(tmp_path) and not second.folder.exists()
+    assert process.exitcode == 130
+    assert pool.record(first)["status"] == "stopped"
+    assert not processes_of(tmp_path)
+    assert not second.folder.exists()
     saved = max((first.folder / "checkpoint").glob("step-*"))
     assert (
         int(saved.name.removeprefix("step-"))
@@ -484,7 +481,8 @@ def test_what_became_of_a_run_is_what_its_record_says_or_its_processs_last_words
     assert pool.outcome(job, -signal.SIGKILL, before).name == "failed"
     attempt("done")
     # all the while
-    assert pool.outcome(job, 0, before) == DONE and pool.record(job)["status"] == "done"
+    assert pool.outcome(job, 0, before) == DONE
+    assert pool.record(job)["status"] == "done"
 
 
 # Cores, GPUs, --n-jobs, processes and threads of each run, OMP_NUM_THREADS | threads of
@@ -553,17 +551,13 @@ def test_the_best_rate_of_each_scheme_on_validation_text_is_chosen_and_one_at_th
         chosen = sweep.with_tuned_rates(todo, [0.5, 1.0, 2.0], None)
         assert [job.config.training.learning_rate for job in chosen] == rates
     (warning,) = [message for message in caplog.messages if "edge" in message]
-    assert (
-        warning.startswith("alibi: learning rate 0.004 ")
-        and "a wider tune_grid" in warning
-    )
+    assert warning.startswith("alibi: learning rate 0.004 ")
+    assert "a wider tune_grid" in warning
     assert len({trial.id for trial in tried}) == 6
     for trial in tried:
         asked = trial.config.evaluation
-        assert (asked.split, asked.ratios, asked.at_tokens, trial.config.seed) == (
-            "validation",
-            (1.0,),
-            (),
-            0,
-        )
+        assert asked.split == "validation"
+        assert asked.ratios == (1.0,)
+        assert asked.at_tokens == ()
+        assert trial.config.seed == 0
         assert trial.folder.parent == todo[0].folder.parent / "tuning"

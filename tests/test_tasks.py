@@ -43,13 +43,13 @@ def test_plain_loops_find_the_answers_of_every_length(
         problems, again = (
             task.problems(np.random.default_rng(length), length, 10) for _ in range(2)
         )
-        assert (problems.ids == again.ids).all() and (
-            problems.scored == again.scored
-        ).all()
+        assert (problems.ids == again.ids).all()
+        assert (problems.scored == again.scored).all()
         assert problems.ids.shape == (
             10,
             task.size(length) + 1,
-        ) and problems.scored.shape == (10, task.size(length))
+        )
+        assert problems.scored.shape == (10, task.size(length))
         for ids, scored in zip(problems.ids, problems.scored, strict=True):
             words = [task.symbols[number] for number in ids]
             expected = {int(t) + 1: words[t + 1] for t in scored.nonzero()[0]}
@@ -125,7 +125,8 @@ def test_one_head_can_copy_strings_of_four_bits_and_of_five_where_it_sees_lines(
             places[length + 2 :] += line and line - length - 2
             for ids in np.unique(drawn("copy", length, 512, vocabulary=2), axis=0):
                 for t in range(length + 1, 2 * length + 2):
-                    terms, answers = np.zeros((4, 4, 32)), np.eye(4)
+                    terms = np.zeros((4, 4, 32))
+                    answers = np.eye(4)
                     terms[ids[t], ids[: t + 1], places[t] - places[: t + 1]] = 1
                     gaps = (
                         answers[ids[t + 1]]
@@ -178,7 +179,8 @@ def test_an_option_is_refused_in_one_line(
 ) -> None:
     with pytest.raises(UserError) as error:
         tasks.build(name, options)
-    assert line in str(error.value) and "\n" not in str(error.value)
+    assert line in str(error.value)
+    assert "\n" not in str(error.value)
 
 
 def test_problems_that_the_vocabulary_has_no_room_for_do_not_exist() -> None:
@@ -188,7 +190,8 @@ def test_problems_that_the_vocabulary_has_no_room_for_do_not_exist() -> None:
         ("addition", {"hints": 9}, 8),
     ):
         task = tasks.build(name, options)
-        assert task.limit == limit and task.problems(np.random.default_rng(0), limit, 1)
+        assert task.limit == limit
+        assert task.problems(np.random.default_rng(0), limit, 1)
         with pytest.raises(
             Undefined, match=f"'{name}' has no problem of length {limit + 1}"
         ):

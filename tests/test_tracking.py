@@ -168,7 +168,8 @@ def test_offline_a_resumed_run_is_one_part_that_wandb_sync_sends_once(
         "eval/ci_low",
         "eval/context",
         "tokens",
-    } <= hidden and "eval/loss" not in hidden
+    } <= hidden
+    assert "eval/loss" not in hidden
 
 
 def test_online_every_row_arrives_once_also_after_a_kill(
@@ -178,10 +179,9 @@ def test_online_every_row_arrives_once_also_after_a_kill(
     attempt(tmp_path / "run", config, 5, LAST, 3)
     served = only(server)
     assert served.history == sent_of(tmp_path / "run", config)
-    assert served.name.startswith(config.id) and (
-        served.last("project"),
-        served.exit_code,
-    ) == ("posbench", 0)
+    assert served.name.startswith(config.id)
+    assert served.last("project") == "posbench"
+    assert served.exit_code == 0
     assert {
         name: served.summary[name]
         for name in ("nll_1x", "status", "rise_2x", "data/name")
@@ -216,10 +216,8 @@ def test_posbench_sync_sends_what_is_missing_and_a_later_evaluation_goes_to_the_
         mirror(config, run, results_of)
         run.log(dataclasses.replace(ROW, length=64, length_ratio=4, nll=7.0).to_json())
     assert only(server).history == sent_of(tmp_path / "run", config)
-    assert (
-        only(server).summary["status"] == "done"
-        and only(server).history[-1]["eval/loss"] == 7.0
-    )
+    assert only(server).summary["status"] == "done"
+    assert only(server).history[-1]["eval/loss"] == 7.0
     with Run.open(tmp_path / "run", config, [], restart=True):
         pass
     attempt(tmp_path / "run", config, 0, 3)
@@ -242,16 +240,12 @@ def test_under_the_agent_of_a_sweep_the_run_is_the_agents(
         monkeypatch.setenv(f"WANDB_{name}", value)
     attempt(tmp_path / "run", config, 0, LAST, 1)
     run = only(server)
-    assert (run.name, run.last("sweep"), run.last("project"), run.exit_code) == (
-        "r1",
-        "sw33p",
-        "theirs",
-        0,
-    )
-    assert (
-        run.summary["nll_1x"] == 1.0
-        and load_record(tmp_path / "run")["wandb"]["id"] == "r1"
-    )
+    assert run.name == "r1"
+    assert run.last("sweep") == "sw33p"
+    assert run.last("project") == "theirs"
+    assert run.exit_code == 0
+    assert run.summary["nll_1x"] == 1.0
+    assert load_record(tmp_path / "run")["wandb"]["id"] == "r1"
 
 
 def test_a_failing_wandb_costs_one_warning_and_no_row(
@@ -271,11 +265,9 @@ def test_a_failing_wandb_costs_one_warning_and_no_row(
         for record in caplog.records
         if record.levelname == "WARNING"
     ]
-    assert (
-        warning.startswith("tracking: ")
-        and "'posbench sync' sends it later" in warning
-        and "\n" not in warning
-    )
+    assert warning.startswith("tracking: ")
+    assert "'posbench sync' sends it later" in warning
+    assert "\n" not in warning
 
 
 @pytest.mark.parametrize(
@@ -304,9 +296,11 @@ def test_names_tell_checkpoints_texts_and_targets_apart(
 def test_online_needs_a_key_and_nobody_is_asked_for_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    assert not is_online("auto") and not is_online("online")
+    assert not is_online("auto")
+    assert not is_online("online")
     monkeypatch.setenv("WANDB_API_KEY", "x" * 40)
-    assert is_online("auto") and not is_online("offline")
+    assert is_online("auto")
+    assert not is_online("offline")
     monkeypatch.setenv("WANDB_MODE", "offline")
     assert not is_online("auto")
 

@@ -81,10 +81,8 @@ def test_drope_is_rope_before_the_drop_and_nothing_after_it_also_in_a_layer() ->
             expected = encodings.build(
                 name, SHAPE, {"base": base} if name == "rope" else {}
             )
-            ours, theirs = (
-                attention(encoding, *given),
-                attention(expected, *given, window),
-            )
+            ours = attention(encoding, *given)
+            theirs = attention(expected, *given, window)
             assert torch.equal(ours, theirs), done
 
 
@@ -109,10 +107,8 @@ IDS = torch.zeros(3, 30, dtype=torch.long)
 def test_randomized_draws_each_position_as_often_and_of_as_many_as_tokens_are_the_encoding_itself() -> (
     None
 ):
-    encoding, stream = (
-        encodings.build("randomized", SHAPE, {"max_length": 40}),
-        torch.Generator().manual_seed(0),
-    )
+    encoding = encodings.build("randomized", SHAPE, {"max_length": 40})
+    stream = torch.Generator().manual_seed(0)
     counts = torch.cat(
         [encoding.positions(IDS[:, :10], stream)[0] for _ in range(1000)]
     ).bincount(minlength=40)
@@ -123,10 +119,8 @@ def test_randomized_draws_each_position_as_often_and_of_as_many_as_tokens_are_th
 def test_shape_starts_anywhere_below_its_shift_in_training_and_behind_it_in_evaluation() -> (
     None
 ):
-    encoding, stream = (
-        encodings.build("shape", SHAPE, {"shift": 7}),
-        torch.Generator().manual_seed(0),
-    )
+    encoding = encodings.build("shape", SHAPE, {"shift": 7})
+    stream = torch.Generator().manual_seed(0)
     assert (encoding.positions(IDS, stream).diff() == 1).all()
     assert {int(encoding.positions(IDS, stream)[0, 0]) for _ in range(200)} == set(
         range(7)
@@ -135,23 +129,23 @@ def test_shape_starts_anywhere_below_its_shift_in_training_and_behind_it_in_eval
 
 
 def test_cape_moves_jitters_and_stretches_positions_in_training_alone() -> None:
-    whole, stream = torch.arange(30.0), torch.Generator().manual_seed(0)
+    whole = torch.arange(30.0)
+    stream = torch.Generator().manual_seed(0)
     nothing = {"global_shift": 0.0, "local_shift": 0.0, "scaling": 1.0}
     # each part by itself
     for options, bound in (({"global_shift": 4.0}, 4), ({"local_shift": 0.5}, 0.5)):
         alone = encodings.build("cape", SHAPE, nothing | options)
         moved = torch.cat([alone.positions(IDS, stream) for _ in range(300)]) - whole
-        assert (
-            0.95 * bound < moved.max() <= bound + 1e-5
-            and -bound - 1e-5 <= moved.min() < -0.95 * bound
-        )
+        assert 0.95 * bound < moved.max() <= bound + 1e-5
+        assert -bound - 1e-5 <= moved.min() < -0.95 * bound
         same = (moved - moved[:, :1]).abs().amax(1) < 1e-5
         assert same.all() if "global_shift" in options else not same.any()
     alone = encodings.build("cape", SHAPE, nothing | {"scaling": 1.25})
     stretches = (
         torch.cat([alone.positions(IDS, stream) for _ in range(300)])[:, 1:] / whole[1:]
     )
-    assert 0.8 <= stretches.min() < 0.81 and 1.24 < stretches.max() <= 1.2501
+    assert 0.8 <= stretches.min() < 0.81
+    assert 1.24 < stretches.max() <= 1.2501
     assert abs(float(stretches.log().mean())) < 0.05  # as often squeezed as stretched
     assert torch.equal(alone.eval().positions(IDS, None), torch.arange(30)[None])
 
@@ -234,7 +228,9 @@ def test_interpolated_positions_are_the_trained_ones_and_no_stretch_changes_noth
         ), method
     after, _ = extend_encoding(trained, "pi", 128, 32)
     places = COUNTED[:, :20]
-    q, k, x = q[:, :, :20], k[:, :, :20], x[:, :20]
+    q = q[:, :, :20]
+    k = k[:, :, :20]
+    x = x[:, :20]
     ours = attention_logits(after, q, k, x, positions=4 * places)
     torch.testing.assert_close(
         ours, attention_logits(trained, q, k, x, positions=places), atol=1e-5, rtol=1e-5

@@ -80,7 +80,8 @@ def status_of(child: int) -> int:
 
 def outcome(folder: Path) -> dict[str, Any]:
     """Return everything that a run results in, except times and memory."""
-    last, record = max((folder / "checkpoint").glob("step-*")), load_record(folder)
+    last = max((folder / "checkpoint").glob("step-*"))
+    record = load_record(folder)
     return {
         "files": sorted(path.name for path in folder.iterdir()),
         "temporaries": [str(path) for path in folder.rglob(".tmp-*")],
@@ -118,11 +119,14 @@ def test_signals_at_random_moments_leave_nothing_unreadable_and_change_no_number
     tiny_config: Config, tmp_path: Path, number: signal.Signals
 ) -> None:
     """40 updates, saved after every fifth; SIGTERM saves the last one."""
-    config, chance, kills = saving(tiny_config, tmp_path, 40, 5), random.Random(0), 0
+    config = saving(tiny_config, tmp_path, 40, 5)
+    chance = random.Random(0)
+    kills = 0
     work(config, tmp_path / "first")  # it imports what the others find
     began = time.monotonic()
     assert status_of(start(config, tmp_path / "whole")) == 0
-    seconds, expected = time.monotonic() - began, outcome(tmp_path / "whole")
+    seconds = time.monotonic() - began
+    expected = outcome(tmp_path / "whole")
     while kills < KILLS // 2:
         folder = tmp_path / f"run-{kills}"
         for attempt in range(10_000):
@@ -173,7 +177,8 @@ class Watch:
                 return self.reach() or original(*given, **named)
 
             setattr(os, name, watched)
-        opened, reach = builtins.open, self.reach
+        opened = builtins.open
+        reach = self.reach
 
         class Watched(io.FileIO):
             def write(self, data: Any, /) -> int:
@@ -210,7 +215,8 @@ def test_a_kill_at_any_change_of_the_disk_changes_no_number(
     tiny_config: Config, tmp_path: Path
 ) -> None:
     """Three updates, each of them saved, so that the third save drops the first."""
-    config, watch = saving(tiny_config, tmp_path, 3, 1), Watch()
+    config = saving(tiny_config, tmp_path, 3, 1)
+    watch = Watch()
     config = changed(config, evaluation={"protocols": ("fixed_target",)})
     work(config, tmp_path / "whole")
     expected = outcome(tmp_path / "whole")
@@ -235,7 +241,8 @@ def test_a_kill_at_any_change_of_the_disk_changes_no_number(
 def test_of_two_trainings_at_once_one_wins_and_the_other_changes_nothing(
     tiny_config: Config, tmp_path: Path
 ) -> None:
-    config, statuses = saving(tiny_config, tmp_path, 30, 10), []
+    config = saving(tiny_config, tmp_path, 30, 10)
+    statuses = []
     work(config, tmp_path / "whole")
     for trial in range(RACES):
         folder = tmp_path / f"run-{trial}"
@@ -245,7 +252,8 @@ def test_of_two_trainings_at_once_one_wins_and_the_other_changes_nothing(
         assert status_of(start(config, folder)) == 0 and outcome(folder) == outcome(
             tmp_path / "whole"
         ), trial
-    assert {tuple(each) for each in statuses} <= {(0, 0), (0, 75), (75, 75)} and [
+    assert {tuple(each) for each in statuses} <= {(0, 0), (0, 75), (75, 75)}
+    assert [
         0,
         75,
     ] in statuses

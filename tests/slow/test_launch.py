@@ -27,14 +27,10 @@ ARGUMENTS = [
     "runtime.cache=cache",
     "log_every_steps=1",
 ]
-SHORT, LONG = (
-    ["training.tokens=1024"],
-    ["training.tokens=1000000", "checkpoint_every_steps=100000"],
-)
-HERE, TORCHRUN = (
-    ("-m", "posbench"),
-    ("-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "posbench"),
-)
+SHORT = ["training.tokens=1024"]
+LONG = ["training.tokens=1000000", "checkpoint_every_steps=100000"]
+HERE = ("-m", "posbench")
+TORCHRUN = ("-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "posbench")
 
 
 @pytest.fixture(autouse=True)
@@ -97,17 +93,13 @@ def test_two_processes_of_torchrun_give_what_one_gives() -> None:
     errors = two.communicate()[1]
     assert two.returncode == 0 and errors.count("Run folder") <= 1, errors
     assert load_record(folder("two"))["attempt"]["processes"] == 2
-    assert (
-        losses("two") == pytest.approx(losses("one"), abs=1.5e-6)
-        and len(losses("one")) == 16
-    )
+    assert losses("two") == pytest.approx(losses("one"), abs=1.5e-6)
+    assert len(losses("one")) == 16
     for row, expected in zip(
         evaluation_rows(folder("two")), evaluation_rows(folder("one")), strict=True
     ):
-        assert (
-            row.nll == pytest.approx(expected.nll, abs=1e-6)
-            and row.targets_sha256 == expected.targets_sha256
-        )
+        assert row.nll == pytest.approx(expected.nll, abs=1e-6)
+        assert row.targets_sha256 == expected.targets_sha256
 
 
 def test_sigterm_to_one_process_saves_the_run_and_ends_all() -> None:
