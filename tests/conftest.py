@@ -8,15 +8,10 @@ import importlib
 import logging
 import os
 import sys
-from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 import yaml
-
-if TYPE_CHECKING:  # xdist's own process collects no tests, so it need not import this
-    from posbench.config.schema import Config
 
 # off until all is imported: collection would slow the imports by a fifth
 gc.set_threshold(0)
@@ -68,7 +63,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(autouse=True)
-def fixed_seed() -> None:
+def fixed_seed():
     import torch
 
     # torch.manual_seed also records a stack trace for devices yet to come
@@ -76,7 +71,7 @@ def fixed_seed() -> None:
 
 
 @pytest.fixture(autouse=True)
-def log_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def log_of_its_own(monkeypatch):
     """Start without handlers: a command binds one to the current stderr, which pytest
     closes after the test.
     """
@@ -84,7 +79,7 @@ def log_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(autouse=True, scope="session")
-def one_quick_process() -> Iterator[None]:
+def one_quick_process():
     """Leave out what commands do only for the sake of long runs."""
     import torch
 
@@ -104,7 +99,7 @@ def one_quick_process() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def template() -> "Config":
+def template():
     """Return the demo's configuration, from which reports' fake runs are made."""
     from fake_study import demo_config
 
@@ -127,7 +122,7 @@ SMALL = """
 
 
 @pytest.fixture(scope="session")
-def tiny_config() -> "Config":
+def tiny_config():
     """Return a small run's configuration; each test replaces what it is about."""
     from posbench.config import compose
 

@@ -2,7 +2,6 @@
 
 import json
 
-import pytest
 import torch
 from support import posbench
 
@@ -21,9 +20,7 @@ SMALL = [
 ]
 
 
-def test_each_scheme_is_compared_with_none(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_each_scheme_is_compared_with_none(monkeypatch, capsys):
     monkeypatch.setattr(bench, "TURN_SECONDS", 1e-3)
     assert posbench("bench", "rope", "none", "--json", *SMALL) == 0
     rope, none = json.loads(capsys.readouterr().out)
@@ -37,7 +34,7 @@ def test_each_scheme_is_compared_with_none(
     assert "2 x 16 tokens, fp32, cpu, 1 thread," in capsys.readouterr().out
 
 
-def test_flops_agree_with_torchs_own_counter(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_flops_agree_with_torchs_own_counter(monkeypatch):
     # which it does not count
     monkeypatch.setattr("posbench.model.attention.fused_is_fast", lambda *_: False)
     from torch.utils.flop_counter import FlopCounterMode

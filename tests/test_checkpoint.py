@@ -37,7 +37,7 @@ def steps(folder: Path) -> list[int]:
     return [each.step for each in checkpoint.every(folder)]
 
 
-def test_what_is_saved_is_loaded_and_has_its_digests(tmp_path: Path) -> None:
+def test_what_is_saved_is_loaded_and_has_its_digests(tmp_path):
     assert checkpoint.newest(tmp_path) is None
     with pytest.raises(UserError, match="has no checkpoint"):
         checkpoint.trained(tmp_path)
@@ -59,9 +59,7 @@ def test_what_is_saved_is_loaded_and_has_its_digests(tmp_path: Path) -> None:
     assert {file.name for file in path.iterdir()} == set(NAMES)
 
 
-def test_the_two_newest_by_step_are_kept_and_nothing_foreign_is_deleted(
-    tmp_path: Path,
-) -> None:
+def test_the_two_newest_by_step_are_kept_and_nothing_foreign_is_deleted(tmp_path):
     save(tmp_path, 1)
     (tmp_path / "checkpoint" / "step-final").mkdir()
     for step, seconds in ((9, 2_000_000_000), (10, 1_000_000), (100, 1_000_000)):
@@ -76,9 +74,7 @@ def test_the_two_newest_by_step_are_kept_and_nothing_foreign_is_deleted(
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_damage_is_detected_and_the_older_wins(
-    tmp_path: Path, name: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_damage_is_detected_and_the_older_wins(tmp_path, name, caplog):
     older = save(tmp_path, 1)
     file = save(tmp_path, 2) / name
     whole = file.read_bytes()
@@ -103,9 +99,7 @@ def test_damage_is_detected_and_the_older_wins(
     assert snapshot(tmp_path) == before, "nothing starts over and nothing is written"
 
 
-def test_of_a_finished_run_the_weights_alone_are_needed_and_kept(
-    tmp_path: Path,
-) -> None:
+def test_of_a_finished_run_the_weights_alone_are_needed_and_kept(tmp_path):
     save(tmp_path, 1)
     save(tmp_path, 2)
     # a training that was begun again is not over
@@ -117,7 +111,7 @@ def test_of_a_finished_run_the_weights_alone_are_needed_and_kept(
     assert not list(tmp_path.rglob("optimizer.pt"))
 
 
-def test_no_module_loads_pickles() -> None:
+def test_no_module_loads_pickles():
     for path in Path(posbench.__file__).parent.rglob("*.py"):
         for line in path.read_text(encoding="utf-8").splitlines():
             pickled = "torch.load(" in line and "safetensors.torch.load(" not in line

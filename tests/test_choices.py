@@ -108,7 +108,7 @@ def posed_to(
 
 
 @pytest.fixture(scope="module")
-def tokenizer() -> Tokenizer:
+def tokenizer():
     return train_bpe(
         ["the key was asked, remember the key 0 1 2 3 4 5 6 7 8 9 \n" * 4], V
     )
@@ -118,9 +118,7 @@ def in_words(choice: Choice, tokenizer: Tokenizer) -> str:
     return tokenizer.decode([each for each in choice.ids[:-1] if each < V])
 
 
-def test_passkey_says_its_key_at_its_depth_and_asks_for_it(
-    tokenizer: Tokenizer,
-) -> None:
+def test_passkey_says_its_key_at_its_depth_and_asks_for_it(tokenizer):
     choices = posed_to(40, "passkey:depth=0.5", 256, tokenizer)
 
     for choice in choices:
@@ -133,9 +131,7 @@ def test_passkey_says_its_key_at_its_depth_and_asks_for_it(
     assert abs(places.mean() - 128) < 25  # in the middle, but for the question's length
 
 
-def test_passkey_of_several_keys_asks_for_each_place_equally_often(
-    tokenizer: Tokenizer,
-) -> None:
+def test_passkey_of_several_keys_asks_for_each_place_equally_often(tokenizer):
     places = []
     for choice in posed_to(40, "passkey:keys=4", 512, tokenizer):
         said = in_words(choice, tokenizer)
@@ -153,7 +149,7 @@ def test_passkey_of_several_keys_asks_for_each_place_equally_often(
     assert np.bincount(places).tolist() == [10] * 4
 
 
-def test_induction_asks_what_followed_one_of_its_pairs(tokenizer: Tokenizer) -> None:
+def test_induction_asks_what_followed_one_of_its_pairs(tokenizer):
     for choice in posed_to(40, "induction", 256, tokenizer):
         ids = choice.ids[:-1]
         candidates = choice.candidates.tolist()
@@ -173,9 +169,7 @@ def test_induction_asks_what_followed_one_of_its_pairs(tokenizer: Tokenizer) -> 
         ("induction:pairs=5", 5),
     ],
 )
-def test_each_answer_is_right_equally_often_in_no_fixed_order(
-    task: str, answers: int, tokenizer: Tokenizer
-) -> None:
+def test_each_answer_is_right_equally_often_in_no_fixed_order(task, answers, tokenizer):
     """Always "3" was right in 14.8 % of 128 windows, and always the first pair in 17.2
     %.
     """
@@ -191,9 +185,7 @@ def test_each_answer_is_right_equally_often_in_no_fixed_order(
 
 
 @pytest.mark.parametrize("task", ["passkey", "passkey:keys=2", "induction"])
-def test_problems_differ_between_lengths_in_distance_alone(
-    task: str, tokenizer: Tokenizer
-) -> None:
+def test_problems_differ_between_lengths_in_distance_alone(task, tokenizer):
     near, far = (posed_to(20, task, length, tokenizer) for length in (200, 400))
     assert [each.right for each in near] == [each.right for each in far]
 
@@ -209,9 +201,7 @@ def test_problems_differ_between_lengths_in_distance_alone(
         ("induction", "289f3d935e3fe51c"),
     ],
 )
-def test_problems_are_those_of_rows_that_exist(
-    task: str, digest: str, tokenizer: Tokenizer
-) -> None:
+def test_problems_are_those_of_rows_that_exist(task, digest, tokenizer):
     choices = posed_to(PROBLEMS, task, 2 * L, tokenizer)
     assert problems.sha256(choices)[:16] == digest
 
@@ -238,9 +228,7 @@ def rows_of(
     return [row for row in evaluate(asked) if row.task]
 
 
-def test_who_looks_up_is_right_as_far_as_it_sees(
-    tiny_config: Config, tokenizer: Tokenizer
-) -> None:
+def test_who_looks_up_is_right_as_far_as_it_sees(tiny_config, tokenizer):
     tasks = ("passkey", "induction", "passkey:depth=0")
     rows = rows_of(looks_up, tiny_config, tokenizer, *tasks)
     whole = [row for row in rows if row.window is None]
@@ -267,12 +255,8 @@ def test_who_looks_up_is_right_as_far_as_it_sees(
     ],
 )
 def test_who_ignores_context_is_at_chance(
-    tiny_config: Config,
-    tokenizer: Tokenizer,
-    task: str,
-    chance: float,
-    trivial: float | None,
-) -> None:
+    tiny_config, tokenizer, task, chance, trivial
+):
     (row, _) = rows_of(ignores_context, tiny_config, tokenizer, task)[-2:]
     n_right = round(row.accuracy * row.n_blocks)
     low, high = stats.binomtest(n_right, row.n_blocks).proportion_ci()
@@ -282,16 +266,12 @@ def test_who_ignores_context_is_at_chance(
     assert row.trivial == trivial
 
 
-def test_of_candidates_that_are_alike_none_is_the_likeliest(
-    tiny_config: Config, tokenizer: Tokenizer
-) -> None:
+def test_of_candidates_that_are_alike_none_is_the_likeliest(tiny_config, tokenizer):
     rows = rows_of(finds_all_alike, tiny_config, tokenizer, "induction")
     assert {row.accuracy for row in rows} == {0.0}
 
 
-def test_a_model_of_ours_ranks_by_the_loss_that_it_has(
-    tiny_config: Config, tokenizer: Tokenizer
-) -> None:
+def test_a_model_of_ours_ranks_by_the_loss_that_it_has(tiny_config, tokenizer):
     model = TrainedGPT(
         build(tiny_config, V).eval(), L, torch.device("cpu"), torch.float32
     )
@@ -323,13 +303,13 @@ ZEROS = [np.zeros(30, np.int64)]
         ("induction:pairs=40", None, "there is no room for 40 pairs"),
     ],
 )
-def test_what_cannot_be_posed_says_why(task: str, encode: Nll, reason: str) -> None:
+def test_what_cannot_be_posed_says_why(task, encode, reason):
     n_tokens = 17 if task == "induction" else 99
     with pytest.raises(Undefined, match=reason):
         pose_of(task, L, Material(np.arange(n_tokens), encode))(np.arange(L), 0)
 
 
-def test_what_cannot_be_posed_is_a_row_without_a_number(tiny_config: Config) -> None:
+def test_what_cannot_be_posed_is_a_row_without_a_number(tiny_config):
     rows = rows_of(looks_up, tiny_config, None, "passkey", "induction:pairs=40")
     statuses = [(row.task, row.length, row.status) for row in rows if not row.window]
     assert statuses == [
@@ -348,9 +328,7 @@ def test_what_cannot_be_posed_is_a_row_without_a_number(tiny_config: Config) -> 
         ("induction:pairs=1", "2 to 64"),
     ],
 )
-def test_an_option_without_a_meaning_is_refused(
-    tiny_config: Config, task: str, reason: str
-) -> None:
+def test_an_option_without_a_meaning_is_refused(tiny_config, task, reason):
     config = changed(tiny_config, evaluation={"tasks": (task,)})
     with pytest.raises(UserError, match=reason):
         check(config)

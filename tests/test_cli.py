@@ -29,7 +29,7 @@ TINY = [*support.TINY, "training.tokens=128", "runtime.cache=cache"]
 
 
 @pytest.fixture(autouse=True)
-def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def elsewhere(tmp_path, monkeypatch):
     """An empty current folder with a text in it."""
     monkeypatch.chdir(tmp_path)
     support.write_text()
@@ -56,7 +56,7 @@ def the_run() -> Path:
     return Path("outputs/demo") / name
 
 
-def test_help_imports_nothing_heavy() -> None:
+def test_help_imports_nothing_heavy():
     code = (
         "import sys; from posbench.cli import main; code = main(); print(*sys.modules,"
         " file=sys.stderr); exit(code)"
@@ -80,9 +80,7 @@ def test_help_imports_nothing_heavy() -> None:
     } & set(done.stderr.split())
 
 
-def test_the_defaults_that_help_of_train_shows_are_those_of_a_run(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_the_defaults_that_help_of_train_shows_are_those_of_a_run(capsys):
     assert posbench("train", "--help") == 0
     shown = re.findall(r"^ +([a-z][\w.]*=\S+)", capsys.readouterr().out, re.MULTILINE)
     defaults = [setting for setting in shown if "..." not in setting]
@@ -90,9 +88,7 @@ def test_the_defaults_that_help_of_train_shows_are_those_of_a_run(
     assert compose.single(defaults) == compose.single([])
 
 
-def test_cfg_prints_every_key_with_its_meaning(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_cfg_prints_every_key_with_its_meaning(capsys):
     words = ["encoding=t5", "length=128", "extension=yarn:factor=4,ntk", "threads=2"]
     assert posbench("train", "--cfg", *words) == 0
     out = capsys.readouterr().out
@@ -107,7 +103,7 @@ def test_cfg_prints_every_key_with_its_meaning(
     assert not Path("outputs").exists()
 
 
-def test_a_text_that_is_too_short_is_refused_before_anything_is_written() -> None:
+def test_a_text_that_is_too_short_is_refused_before_anything_is_written():
     assert train("training.train_length=99999", "training.tokens=9e6") == 2
     assert not Path("outputs").exists()
 
@@ -158,18 +154,14 @@ train data=wikitext-2 data.path=a.txt | data.path is 'a.txt': expected data=text
 
 
 @pytest.mark.parametrize("line", [line for line in MISTAKES.splitlines() if line])
-def test_a_mistake_is_one_line_exit_code_2_and_nothing_written(
-    capsys: pytest.CaptureFixture[str], line: str
-) -> None:
+def test_a_mistake_is_one_line_exit_code_2_and_nothing_written(capsys, line):
     command, says = line.split(" | ")
     assert posbench(*command.split()) == 2
     assert says in error_line(capsys)
     assert os.listdir() == ["text.txt"]
 
 
-def test_debug_alone_shows_a_traceback_and_control_characters_are_escaped(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_debug_alone_shows_a_traceback_and_control_characters_are_escaped(capsys):
     assert posbench("train", "encoding=rop", "--debug") == 2
     assert "Traceback" in capsys.readouterr().err
     assert posbench("train", "study='\x1b[2J\u202ex'") == 2
@@ -200,8 +192,8 @@ class Slope(posbench.Encoding):
 
 
 def test_a_class_in_a_file_is_an_encoding_whose_digest_is_in_the_run(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+    capsys, monkeypatch, tmp_path
+):
     monkeypatch.setattr(encodings, "_registered", {})
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     Path("mine.py").write_text(OWN)
@@ -236,7 +228,7 @@ def test_a_class_in_a_file_is_an_encoding_whose_digest_is_in_the_run(
         assert message in error_line(capsys)
 
 
-def test_list_describes_every_choice(capsys: pytest.CaptureFixture[str]) -> None:
+def test_list_describes_every_choice(capsys):
     assert posbench("list", "--json") == 0
     shown = json.loads(capsys.readouterr().out)
     rows = {row["name"]: row for row in shown["encodings"]}
@@ -260,9 +252,7 @@ def test_list_describes_every_choice(capsys: pytest.CaptureFixture[str]) -> None
         ("stick_breaking", "weights or values | own | yes | posbench's class | "),
     ],
 )
-def test_list_says_what_works_with_a_scheme(
-    capsys: pytest.CaptureFixture[str], name: str, card: str
-) -> None:
+def test_list_says_what_works_with_a_scheme(capsys, name, card):
     assert posbench("list", "encodings", "--json") == 0
     shown = json.loads(capsys.readouterr().out)["encodings"]
     (row,) = [row for row in shown if row["name"] == name]
@@ -270,7 +260,7 @@ def test_list_says_what_works_with_a_scheme(
     assert " | ".join(row[fact] for fact in facts) == card
 
 
-def test_the_shape_that_list_describes_is_the_demos() -> None:
+def test_the_shape_that_list_describes_is_the_demos():
     demo = compose.single([])
     sizes = {
         name: getattr(demo.model, name) for name in ("d_model", "n_heads", "n_layers")
@@ -279,8 +269,8 @@ def test_the_shape_that_list_describes_is_the_demos() -> None:
 
 
 def test_train_writes_the_run_folder_of_its_configuration_and_composes_once(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+    monkeypatch, capsys
+):
     calls: list[object] = []
     composing = compose.compose
     compose._hydra_config.cache_clear()  # of what other tests have composed
@@ -309,9 +299,7 @@ def test_train_writes_the_run_folder_of_its_configuration_and_composes_once(
     assert "step 2" in lines[-1]
 
 
-def test_evaluate_takes_studies_and_a_run_that_fails_does_not_stop_others(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_evaluate_takes_studies_and_a_run_that_fails_does_not_stop_others(capsys):
     assert train("seed=0") == train("seed=1") == 0
     broken, whole = (Path("outputs/demo") / name for name in runs())
     capsys.readouterr()
@@ -340,7 +328,7 @@ def test_evaluate_takes_studies_and_a_run_that_fails_does_not_stop_others(
 
 
 @pytest.mark.slow
-def test_a_cleaned_run_is_small_and_the_same_command_completes_it() -> None:
+def test_a_cleaned_run_is_small_and_the_same_command_completes_it():
     assert train("runtime.clean=true") == 0
     names = sorted(support.snapshot(the_run() / "checkpoint"))
     assert names == [
@@ -351,9 +339,7 @@ def test_a_cleaned_run_is_small_and_the_same_command_completes_it() -> None:
     assert 64 in {row.length for row in evaluation_rows(the_run())}
 
 
-def test_runs_are_listed_and_found_by_their_ids(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_runs_are_listed_and_found_by_their_ids(capsys):
     assert train("seed=0") == train("seed=1", "training.tokens=256") == 0
     small, large = (Path("outputs/demo") / name for name in runs())
     (small / "run.json").write_text(

@@ -46,9 +46,7 @@ def composed(*words: str) -> Config:
     return compose.single(list(words))
 
 
-def test_a_file_with_the_name_of_ours_is_refused_since_hydra_would_read_ours(
-    tmp_path: Path,
-) -> None:
+def test_a_file_with_the_name_of_ours_is_refused_since_hydra_would_read_ours(tmp_path):
     for group, name in (("encoding", "rope"), ("sweep", "six")):
         (tmp_path / group).mkdir()
         (tmp_path / group / f"{name}.yaml").write_text("name: rope\nbase: 555\n")
@@ -59,7 +57,7 @@ def test_a_file_with_the_name_of_ours_is_refused_since_hydra_would_read_ours(
     assert "has a file of this name" in refused("encoding=rope", config_dir=tmp_path)
 
 
-def test_what_is_typed_wins_over_the_experiment_and_the_model_over_its_block() -> None:
+def test_what_is_typed_wins_over_the_experiment_and_the_model_over_its_block():
     assert (
         overrides.start_of(["start=RUN", "start=null"])
         == ""
@@ -88,9 +86,7 @@ def test_what_is_typed_wins_over_the_experiment_and_the_model_over_its_block() -
     }
 
 
-def test_an_experiment_sets_values_beside_a_choice_in_its_own_name_only(
-    tmp_path: Path,
-) -> None:
+def test_an_experiment_sets_values_beside_a_choice_in_its_own_name_only(tmp_path):
     texts = {
         "experiment": "# @package _global_\ndefaults: [tasks]\n",
         "tuned": "data=task/copy:\n  training: {tokens: 9e4}\n",
@@ -172,9 +168,7 @@ device=cuda:1 | runtime.device | 'cuda:1'
 
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("line", [line for line in TYPED.splitlines() if line])
-def test_a_typed_value_is_what_it_says(
-    line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_typed_value_is_what_it_says(line, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path.parent))
     typed, key, expected = line.split(" | ")
@@ -193,7 +187,7 @@ def test_a_typed_value_is_what_it_says(
         assert [composed(*again) for again, _ in compose.configs(words)] == configs
 
 
-def test_a_later_value_holds_and_lengths_follow_the_training_length() -> None:
+def test_a_later_value_holds_and_lengths_follow_the_training_length():
     assert composed("seed=1", "device=cpu", "seed=2").seed == 2
     assert composed("length=128", "ratio=1,4").evaluation.ratios == (1, 4)
     assert composed("ratio=1,4", "length=128").evaluation.ratios == (2,)
@@ -211,9 +205,7 @@ def test_a_later_value_holds_and_lengths_follow_the_training_length() -> None:
     assert not overrides.WORDS.keys() & {*to_container(config), *GROUPS}
 
 
-def test_one_file_is_one_run_however_its_path_is_spelt(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_one_file_is_one_run_however_its_path_is_spelt(tmp_path, monkeypatch):
     (tmp_path / "desk/texts").mkdir(parents=True)
     (tmp_path / "linked").symlink_to(tmp_path / "desk")
     monkeypatch.chdir(tmp_path / "desk")
@@ -244,8 +236,8 @@ def test_one_file_is_one_run_however_its_path_is_spelt(
 
 
 def test_text_of_ones_own_needs_no_word_more_and_a_choice_that_reads_the_key_stays(
-    tmp_path: Path,
-) -> None:
+    tmp_path,
+):
     asked = ["experiment=gpt124m", "data.path=a.txt"]
     assert composed(*asked) == composed(*asked, "data=text")
     assert composed("data.dataset=x/y") == composed("data=hub", "data.dataset=x/y")
@@ -273,9 +265,7 @@ NUMBERS = [
 @pytest.mark.parametrize(
     "key", [key for key in NUMBERS if not key.startswith("start.")]
 )
-def test_every_number_has_bounds_that_its_message_names(
-    tiny_config: Config, key: str
-) -> None:
+def test_every_number_has_bounds_that_its_message_names(tiny_config, key):
     *sections, name = key.split(".")
     for value in (-1, True, float("nan"), float("inf"), -float("inf")):
         plain: Any = to_container(tiny_config)
@@ -294,7 +284,7 @@ def test_every_number_has_bounds_that_its_message_names(
         assert "\n" not in str(caught.value)
 
 
-def test_a_run_is_what_shapes_its_weights(tiny_config: Config) -> None:
+def test_a_run_is_what_shapes_its_weights(tiny_config):
     assert re.fullmatch(r"rope-s0-[0-9a-f]{8}", tiny_config.id)
     assert (
         composed("tracking=none", "evaluation.blocks=9", "study=other", "threads=7").id
@@ -324,9 +314,7 @@ class LaterConfig(Config):
     data: LaterData
 
 
-def test_a_later_key_renames_no_run_and_old_files_load_without_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_later_key_renames_no_run_and_old_files_load_without_it(monkeypatch):
     before = load_saved(Path(__file__).parent / "data" / "rope-s0-1775196f.yaml")
     # A literal, never computed: whoever changes it takes every run of every user its
     # name.
@@ -374,8 +362,8 @@ temperature inner=t5 | inner_options.rate=1 | temperature-s0-ef7b668e
 @pytest.mark.sample(4)
 @pytest.mark.parametrize("line", [line for line in MOVED.splitlines() if line])
 def test_a_run_from_before_a_default_changed_keeps_its_name_and_is_no_run_of_today(
-    line: str,
-) -> None:
+    line,
+):
     chosen, former, name = (part.split() for part in line.split(" | "))
     words = [f"encoding={chosen[0]}", *(f"encoding.{option}" for option in chosen[1:])]
     before = at_the_former_rate(*words, *(f"encoding.{option}" for option in former))
@@ -394,9 +382,7 @@ def test_a_run_from_before_a_default_changed_keeps_its_name_and_is_no_run_of_tod
     )
 
 
-def test_inner_encodings_at_any_depth_keep_their_former_defaults_and_their_runs() -> (
-    None
-):
+def test_inner_encodings_at_any_depth_keep_their_former_defaults_and_their_runs():
     nested = "encoding.inner_options={layers:[{name:fire},{name:dape,inner:fire,inner_options:{}}]}"
     now = at_the_former_rate("encoding=temperature", "encoding.inner=layered", nested)
     first, second = now.encoding.options["inner_options"]["layers"]
@@ -433,9 +419,7 @@ PAYLOADS = [
 
 
 @pytest.mark.parametrize("text", PAYLOADS)
-def test_what_a_file_says_is_never_run(
-    text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_a_file_says_is_never_run(text, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     environment = dict(os.environ)
     (tmp_path / "experiment").mkdir()
@@ -480,8 +464,8 @@ SAVED: list[tuple[str | dict[str, Any], str]] = [
 
 @pytest.mark.parametrize(("content", "message"), SAVED)
 def test_a_saved_file_that_is_no_configuration_is_one_line(
-    tmp_path: Path, tiny_config: Config, content: str | dict[str, Any], message: str
-) -> None:
+    tmp_path, tiny_config, content, message
+):
     path = tmp_path / "config.yaml"
     path.write_text(
         content

@@ -70,9 +70,7 @@ def prose(n: int, n_words: int = 200) -> dict[str, str]:
         ({f"{i:03}.md": f"{i:04}" + "x" * 86 for i in range(60)}, 30, (42, 3, 15)),
     ],
 )
-def test_documents_are_held_out_whole(
-    tmp_path: Path, texts: dict[str, str], wanted: int, counts: tuple[int, int, int]
-) -> None:
+def test_documents_are_held_out_whole(tmp_path, texts, wanted, counts):
     splits, record = load(
         config(path=write(tmp_path / "many", texts), test_pieces=wanted or None),
         tmp_path,
@@ -85,7 +83,7 @@ def test_documents_are_held_out_whole(
     assert splits["train"].sizes.sum() >= 0.7 * sum(map(len, texts.values()))
 
 
-def test_equal_documents_are_in_one_split(tmp_path: Path) -> None:
+def test_equal_documents_are_in_one_split(tmp_path):
     texts = {name: prose(40)[f"{int(name[:3]) // 3:03}.md"] for name in prose(120)}
     splits, record = load(
         config(path=write(tmp_path / "many", texts), test_pieces=None), tmp_path
@@ -96,9 +94,7 @@ def test_equal_documents_are_in_one_split(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("sizes", [[400_000], [3], [90_000, 30_000, 6_000]])
-def test_stretches_are_apart_and_join_with_the_rest_to_the_text(
-    tmp_path: Path, sizes: list[int]
-) -> None:
+def test_stretches_are_apart_and_join_with_the_rest_to_the_text(tmp_path, sizes):
     texts = {
         f"{i}.txt": "".join(chr(33 + (i + 7 * k) % 900) for k in range(n))
         for i, n in enumerate(sizes)
@@ -127,7 +123,7 @@ def test_stretches_are_apart_and_join_with_the_rest_to_the_text(
     assert len(made.test.starts) == len(made.test.sources) + 1
 
 
-def test_a_missing_held_out_split_is_half_of_the_other(tmp_path: Path) -> None:
+def test_a_missing_held_out_split_is_half_of_the_other(tmp_path):
     folder = write(
         tmp_path / "few", {"train.txt": "to learn", "valid.txt": "0123456789"}
     )
@@ -148,7 +144,7 @@ def test_a_missing_held_out_split_is_half_of_the_other(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("every", [1, 16])
-def test_copied_passages_are_found_wherever_they_stand(every: int) -> None:
+def test_copied_passages_are_found_wherever_they_stand(every):
     rng = random.Random(0)
 
     def words_of(n: int) -> list[str]:
@@ -193,8 +189,8 @@ def test_copied_passages_are_found_wherever_they_stand(every: int) -> None:
 
 
 def test_training_documents_with_a_held_out_passage_are_left_out_and_given_ones_stay(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    tmp_path, monkeypatch
+):
     folder = write(tmp_path / "many", prose(60))
     clean, record = load(config(path=folder, test_pieces=None), tmp_path)
     assert record["copies"] == {"every": 1, "shared": 0.0, "dropped_documents": 0}
@@ -244,7 +240,7 @@ def rows_of(folder: Path, **splits: int) -> Path:
 
 
 @pytest.fixture
-def set_of_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Path]:
+def set_of_the_hub(tmp_path, monkeypatch):
     """Return data sets by name, which `datasets` then takes for data sets of the hub,
     each with a commit.
     """
@@ -262,9 +258,7 @@ def set_of_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str,
     return sets
 
 
-def test_a_data_set_of_the_hub_has_the_splits_that_it_has(
-    set_of_the_hub: dict[str, Path], tmp_path: Path
-) -> None:
+def test_a_data_set_of_the_hub_has_the_splits_that_it_has(set_of_the_hub, tmp_path):
     def loaded(**changes: Any) -> tuple[str, list[int]]:
         _, record = load(
             config("hub", dataset="a/b", **{"test_pieces": None, **changes}), tmp_path
@@ -291,7 +285,7 @@ def test_a_data_set_of_the_hub_has_the_splits_that_it_has(
 
 
 @pytest.fixture(scope="module")
-def bpe() -> tokens.Tokenizer:
+def bpe():
     return tokens.train_bpe(
         ["the quick brown fox jumps over the lazy dog. привет мир 🙂 " * 20], 400
     )
@@ -301,9 +295,7 @@ def bpe() -> tokens.Tokenizer:
 @pytest.mark.parametrize(
     "given", [STRANGE, "", "\r\n", "a" * 10, "".join(map(chr, range(1, 0x2FF)))]
 )
-def test_decoding_gives_the_text_back_and_bytes_are_counted(
-    kind: str, given: str, bpe: tokens.Tokenizer
-) -> None:
+def test_decoding_gives_the_text_back_and_bytes_are_counted(kind, given, bpe):
     made = bpe if kind == "bpe" else tokens.raw_bytes()
     (ids,) = made.encode([given])
     assert made.decode(ids) == given
@@ -316,9 +308,7 @@ def test_decoding_gives_the_text_back_and_bytes_are_counted(
         assert ids.tolist() == list(given.encode())
 
 
-def test_a_long_text_is_learnt_and_encoded_in_pieces_as_if_whole(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_long_text_is_learnt_and_encoded_in_pieces_as_if_whole(monkeypatch):
     given = (STRANGE + " the lazy dog isn't  quick . ") * 40
     bpe = tokens.train_bpe([given], 400)
     (whole,) = bpe.encode([given])
@@ -336,9 +326,7 @@ def saved(inner: tokenizers.Tokenizer, folder: Path) -> Path:
     return folder / "mine.json"
 
 
-def test_a_tokenizer_file_gets_a_separator_and_never_pads_cuts_or_draws(
-    bpe: tokens.Tokenizer, tmp_path: Path
-) -> None:
+def test_a_tokenizer_file_gets_a_separator_and_never_pads_cuts_or_draws(bpe, tmp_path):
     description = bpe.description
     del description["added_tokens"][0]
     inner = tokenizers.Tokenizer.from_str(json.dumps(description))
@@ -373,12 +361,8 @@ def test_a_tokenizer_file_gets_a_separator_and_never_pads_cuts_or_draws(
     ],
 )
 def test_a_tokenizer_that_changes_text_counts_no_bytes_and_encodes_documents_whole(
-    bpe: tokens.Tokenizer,
-    monkeypatch: pytest.MonkeyPatch,
-    part: str,
-    value: Any,
-    is_exact: bool,
-) -> None:
+    bpe, monkeypatch, part, value, is_exact
+):
     inner = tokenizers.Tokenizer.from_str(bpe._inner.to_str())
     setattr(inner, part, value)
     made = tokens.Tokenizer(inner)
@@ -389,9 +373,7 @@ def test_a_tokenizer_that_changes_text_counts_no_bytes_and_encodes_documents_who
     ) == is_exact
 
 
-def test_every_document_begins_with_one_separator_and_decodes_to_itself(
-    tmp_path: Path,
-) -> None:
+def test_every_document_begins_with_one_separator_and_decodes_to_itself(tmp_path):
     texts = {f"{i:02}.txt": f"{i} {STRANGE}" for i in range(40)}
     made = tokens.prepare(
         config(path=write(tmp_path / "many", texts), vocab_size=300), tmp_path
@@ -421,8 +403,8 @@ def test_every_document_begins_with_one_separator_and_decodes_to_itself(
 
 
 def test_changed_text_or_tokenizer_is_another_cache_entry_and_the_same_is_not_made_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    tmp_path, monkeypatch
+):
     folder = write(tmp_path / "many", numbered(30))
     changed: tuple[dict[str, Any], ...] = (
         {},
@@ -442,9 +424,7 @@ def test_changed_text_or_tokenizer_is_another_cache_entry_and_the_same_is_not_ma
     assert len(folders | {tokens.prepare(settings[0], tmp_path).folder}) == 7
 
 
-def test_two_processes_make_one_cache(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_two_processes_make_one_cache(tmp_path, monkeypatch):
     settings = config(path=write(tmp_path / "many", numbered(30)), tokenizer="bytes")
     write_tokens = tokens._write
 
@@ -462,8 +442,8 @@ def test_two_processes_make_one_cache(
 
 
 def test_what_is_in_the_cache_is_read_without_datasets(
-    set_of_the_hub: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    set_of_the_hub, tmp_path, monkeypatch
+):
     set_of_the_hub["a/b"] = rows_of(tmp_path / "alone", train=40)
     settings = config("hub", dataset="a/b", revision="c" * 40)
     record = tokens.prepare(settings, tmp_path).record
@@ -471,7 +451,7 @@ def test_what_is_in_the_cache_is_read_without_datasets(
     assert tokens.prepare(settings, tmp_path).record == record
 
 
-def test_ids_beyond_16_bits_are_kept_whole(tmp_path: Path) -> None:
+def test_ids_beyond_16_bits_are_kept_whole(tmp_path):
     words = {f"w{i}": i for i in range(70_000)}
     inner = tokenizers.Tokenizer(
         tokenizers.models.WordLevel({**words, "?": 70_000}, unk_token="?")
@@ -491,9 +471,7 @@ def test_ids_beyond_16_bits_are_kept_whole(tmp_path: Path) -> None:
     assert made.tokenizer.token_bytes is None
 
 
-def test_batches_are_a_function_of_seed_and_step_alone_and_labels_are_the_next_tokens() -> (
-    None
-):
+def test_batches_are_a_function_of_seed_and_step_alone_and_labels_are_the_next_tokens():
     ids = np.arange(1000, dtype=np.uint16)
     first, second = (batches.TrainingBatches(ids, 16, 8, seed=3) for _ in range(2))
     for step in (40, 2, 17, 40):
@@ -516,7 +494,7 @@ def test_batches_are_a_function_of_seed_and_step_alone_and_labels_are_the_next_t
     )
 
 
-def test_an_epoch_visits_nearly_every_token_once_in_another_order_and_offset() -> None:
+def test_an_epoch_visits_nearly_every_token_once_in_another_order_and_offset():
     data = batches.TrainingBatches(np.arange(1000), 16, 1, seed=0)
     epochs = []
     for epoch in range(3):
@@ -538,7 +516,7 @@ def test_an_epoch_visits_nearly_every_token_once_in_another_order_and_offset() -
 
 
 @pytest.mark.parametrize("steps", [1, 5, 14, 15, 40])
-def test_the_spans_of_some_batches_are_the_tokens_that_they_hold(steps: int) -> None:
+def test_the_spans_of_some_batches_are_the_tokens_that_they_hold(steps):
     data = batches.TrainingBatches(np.arange(1000), 16, 4, seed=0)
     held = {
         i
@@ -554,7 +532,7 @@ def test_the_spans_of_some_batches_are_the_tokens_that_they_hold(steps: int) -> 
     assert (spans[1:, 0] > spans[:-1, 1]).all()
 
 
-def test_validation_blocks_are_fixed_disjoint_and_spread_and_a_text_has_one() -> None:
+def test_validation_blocks_are_fixed_disjoint_and_spread_and_a_text_has_one():
     with pytest.raises(
         UserError, match="the text has 16 tokens: a block of 16 needs 17"
     ):

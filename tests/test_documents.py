@@ -7,7 +7,6 @@ import pytest
 import torch
 from support import changed, encoded
 
-from posbench.config.schema import Config
 from posbench.data.batches import TrainingBatches
 from posbench.model.gpt import build
 from posbench.training.step import Trainer, begin_update
@@ -17,9 +16,7 @@ V, T, SEPARATOR = 50, 16, 7
 
 @pytest.mark.sample(5)
 @pytest.mark.parametrize("name", ["rope", "learned", "canon", "temperature", "fox"])
-def test_an_update_is_that_of_each_document_alone(
-    tiny_config: Config, name: str
-) -> None:
+def test_an_update_is_that_of_each_document_alone(tiny_config, name):
     config = changed(
         encoded(tiny_config, name), training={"accumulation": 2, "clip": 1e9}
     )

@@ -8,7 +8,7 @@ import pathlib
 import shutil
 import signal
 from collections.abc import Iterator, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import pytest
@@ -120,7 +120,7 @@ def rows_of(
 
 
 @pytest.fixture
-def config(tiny_config: Config) -> Config:
+def config(tiny_config):
     return evaluation_with(tiny_config, ratios=(1, 2, 4, 8, 16), blocks=32)
 
 
@@ -128,7 +128,7 @@ def evaluation_with(config: Config, **fields: Any) -> Config:
     return changed(config, evaluation=fields)
 
 
-def test_a_uniform_models_perplexity_is_the_vocabulary_size(config: Config) -> None:
+def test_a_uniform_models_perplexity_is_the_vocabulary_size(config):
     rows = rows_of(Planted(None), periodic(48), config)
     assert len(rows) == 5 + 4 + 5
     for row in rows:
@@ -158,8 +158,8 @@ def test_a_uniform_models_perplexity_is_the_vocabulary_size(config: Config) -> N
 
 
 def test_a_model_that_copies_from_three_train_lengths_back_improves_only_from_4x_on(
-    config: Config,
-) -> None:
+    config,
+):
     rows = rows_of(Planted(3 * L), periodic(3 * L), config)
     nll = {
         row.length_ratio: row.nll
@@ -175,9 +175,7 @@ def test_a_model_that_copies_from_three_train_lengths_back_improves_only_from_4x
     ("documents", "starts"),
     [("doc", [*range(0, 2700, 300), 2700]), ("concat", [0, 700, 720, 1500, 2700])],
 )
-def test_a_row_has_its_sums_by_document(
-    config: Config, documents: Literal["doc", "concat"], starts: list[int]
-) -> None:
+def test_a_row_has_its_sums_by_document(config, documents, starts):
     """A block belongs to the document of its first target; of fewer than eight
     documents the units are segments.
     """
@@ -211,7 +209,7 @@ def test_a_row_has_its_sums_by_document(
     } <= {9, 10}
 
 
-def test_what_has_no_number_is_a_row_that_says_why(config: Config) -> None:
+def test_what_has_no_number_is_a_row_that_says_why(config):
     rows = rows_of(Planted(None, max_length=2 * L), periodic(48), config)
     beyond = [row for row in rows if row.length > 2 * L]
     assert {(row.status, row.units, row.nll, row.bits_per_byte) for row in beyond} == {
@@ -230,9 +228,7 @@ def test_what_has_no_number_is_a_row_that_says_why(config: Config) -> None:
     }
 
 
-def test_options_of_probes_change_what_is_read_and_stand_in_the_rows_task(
-    config: Config,
-) -> None:
+def test_options_of_probes_change_what_is_read_and_stand_in_the_rows_task(config):
     ids = np.arange(65)
     (probe,) = probes.of("shuffle:keep=20", [20, 64], 8, 32)
     assert probe.rewrite is not None
@@ -257,8 +253,8 @@ def test_options_of_probes_change_what_is_read_and_stand_in_the_rows_task(
 
 
 def test_a_passage_that_is_moved_costs_a_relative_scheme_nothing_and_others_what_positions_do(
-    config: Config,
-) -> None:
+    config,
+):
     config = evaluation_with(
         config, tasks=("offset",), protocols=("fixed_target",), windowed=False
     )
@@ -285,8 +281,8 @@ def test_a_passage_that_is_moved_costs_a_relative_scheme_nothing_and_others_what
 
 
 def test_the_windowed_baseline_and_its_sinks_narrow_the_model_and_have_rows_of_their_own(
-    config: Config,
-) -> None:
+    config,
+):
     subject = Planted(None)
     longer = [2 * L, 4 * L, 8 * L, 16 * L]
     rows = rows_of(
@@ -312,8 +308,8 @@ def test_the_windowed_baseline_and_its_sinks_narrow_the_model_and_have_rows_of_t
 
 
 def test_a_run_trained_at_four_times_the_length_pairs_with_the_others_at_equal_lengths(
-    config: Config,
-) -> None:
+    config,
+):
     rows = rows_of(Planted(None), periodic(48), config)
     longer = evaluation_with(config, ratios=(1, 2, 4))
     subject = Planted(None)
@@ -327,8 +323,8 @@ def test_a_run_trained_at_four_times_the_length_pairs_with_the_others_at_equal_l
 
 
 def test_extensions_are_evaluated_at_every_length_and_say_where_a_scheme_has_none(
-    config: Config,
-) -> None:
+    config,
+):
     wanted = evaluation_with(
         config,
         extensions=("pi", "pi:factor=4"),
@@ -351,11 +347,7 @@ def test_extensions_are_evaluated_at_every_length_and_say_where_a_scheme_has_non
 
 
 @pytest.fixture
-def trained(
-    tiny_config: Config,
-    tmp_path: pathlib.Path,
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Trained:
+def trained(tiny_config, tmp_path, tmp_path_factory):
     base = tmp_path_factory.getbasetemp() / "evaluated"
     config = changed(
         tiny_config,
@@ -370,9 +362,7 @@ def trained(
     return config, tmp_path / "run"
 
 
-def test_a_finished_run_gets_every_protocol_and_probe_and_only_what_is_missing(
-    trained: Trained,
-) -> None:
+def test_a_finished_run_gets_every_protocol_and_probe_and_only_what_is_missing(trained):
     config, folder = trained
     first = evaluation_rows(folder)
     asked = apply(
@@ -402,7 +392,7 @@ def test_a_finished_run_gets_every_protocol_and_probe_and_only_what_is_missing(
     assert (folder / "rows.jsonl").read_bytes() == before
 
 
-def test_a_run_whose_text_is_another_now_is_not_evaluated(trained: Trained) -> None:
+def test_a_run_whose_text_is_another_now_is_not_evaluated(trained):
     config, folder = trained
     before = (folder / "rows.jsonl").read_bytes()
     text = pathlib.Path(str(config.data.path))
@@ -416,9 +406,7 @@ def test_a_run_whose_text_is_another_now_is_not_evaluated(trained: Trained) -> N
     assert (folder / "rows.jsonl").read_bytes() == before
 
 
-def test_a_longer_length_asked_for_later_leaves_the_curve_as_it_was(
-    trained: Trained,
-) -> None:
+def test_a_longer_length_asked_for_later_leaves_the_curve_as_it_was(trained):
     config, folder = trained
     first = evaluation_rows(folder)
     before = headline_of(folder)
@@ -441,8 +429,8 @@ def test_a_longer_length_asked_for_later_leaves_the_curve_as_it_was(
 
 
 def test_a_precision_that_is_named_replaces_rows_of_another_and_auto_takes_what_is_there(
-    trained: Trained,
-) -> None:
+    trained,
+):
     config, folder = trained
     first = evaluation_rows(folder)
     evaluate_run(folder, apply(config, ["precision=bf16"]))
@@ -459,8 +447,8 @@ def test_a_precision_that_is_named_replaces_rows_of_another_and_auto_takes_what_
 
 
 def test_rows_say_what_the_best_ngram_model_of_the_trained_tokens_has_on_their_targets(
-    trained: Trained,
-) -> None:
+    trained,
+):
     config, folder = trained
     evaluate_run(folder, apply(config, ["task=repeat", "protocol=fixed_target"]))
     rows = evaluation_rows(folder)
@@ -496,9 +484,7 @@ def test_rows_say_what_the_best_ngram_model_of_the_trained_tokens_has_on_their_t
     assert sum("cached_ngram" in (row.units or {}) for row in rows) == 3
 
 
-def test_an_evaluation_that_ends_early_keeps_its_rows(
-    trained: Trained, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_evaluation_that_ends_early_keeps_its_rows(trained, monkeypatch):
     config, folder = trained
     first = evaluation_rows(folder)
     log = Run.log
@@ -521,9 +507,7 @@ def test_an_evaluation_that_ends_early_keeps_its_rows(
     assert load_record(folder)["status"] == "done"
 
 
-def test_an_unfinished_run_is_to_be_continued_before_it_is_evaluated(
-    trained: Trained,
-) -> None:
+def test_an_unfinished_run_is_to_be_continued_before_it_is_evaluated(trained):
     config, folder = trained
     shutil.rmtree(folder / "checkpoint" / "step-00000012")
     with pytest.raises(

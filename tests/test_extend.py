@@ -14,7 +14,6 @@ from support import encoded
 from torch import Tensor
 
 from posbench import encodings
-from posbench.config.schema import Config
 from posbench.encodings.base import Shape
 from posbench.encodings.extend import extend_encoding, methods, methods_of
 from posbench.encodings.rope import SCALINGS, RoPE, Rotary
@@ -61,8 +60,8 @@ def spectrum(
 )
 @pytest.mark.parametrize("length", [L, 3 * L])
 def test_the_encoding_of_a_scaling_is_rope_under_the_extension_of_that_name(
-    length: int, name: str
-) -> None:
+    length, name
+):
     encoding: Any = encodings.build(name, rope(16).shape, {"factor": 2.5})
     positions = torch.arange(length)[None]
     extended_rope, _ = extend_encoding(rope(16), name, length, L, factor=2.5)
@@ -74,7 +73,7 @@ def test_the_encoding_of_a_scaling_is_rope_under_the_extension_of_that_name(
     )
 
 
-def test_rules_that_transformers_does_not_have_are_those_of_their_papers() -> None:
+def test_rules_that_transformers_does_not_have_are_those_of_their_papers():
     encoding = rope(32, train_length=64)
     before = encoding.inv_freq()
     assert sum(2 * math.pi / f > 64 for f in before.tolist()) == 11
@@ -103,9 +102,7 @@ def test_rules_that_transformers_does_not_have_are_those_of_their_papers() -> No
     torch.testing.assert_close(mixed, kept + (1 - kept) / 4)
 
 
-def test_facts_of_an_extension_are_its_options_and_the_frequencies_before_and_after() -> (
-    None
-):
+def test_facts_of_an_extension_are_its_options_and_the_frequencies_before_and_after():
     _, facts = extend_encoding(rope(8), "yarn", 4 * L, L)
     assert facts["inv_freq_before"] == [1.0, 0.1, 0.01, 0.001]
     assert facts["inv_freq_after"][-1] == 0.00025
@@ -175,9 +172,7 @@ FAR_CASES: list[tuple[str, dict[str, Any], Callable[[int, int], float]]] = [
 
 
 @pytest.mark.parametrize(("method", "options", "distance"), FAR_CASES)
-def test_far_pairs_are_ropes_at_the_papers_distance(
-    method: str, options: dict[str, Any], distance: Callable[[int, int], float]
-) -> None:
+def test_far_pairs_are_ropes_at_the_papers_distance(method, options, distance):
     after, _ = extend_encoding(RoPE(SHAPE), method, 40, L, **options)
     q, k, *_ = layer_inputs(SHAPE, 40, batch=1)
     torch.testing.assert_close(
@@ -189,9 +184,7 @@ def test_far_pairs_are_ropes_at_the_papers_distance(
 
 
 @pytest.mark.parametrize("length", [17, 40, 256])
-def test_self_extend_by_default_meets_no_distance_that_training_did_not(
-    length: int,
-) -> None:
+def test_self_extend_by_default_meets_no_distance_that_training_did_not(length):
     facts = extend_encoding(RoPE(SHAPE), "self_extend", length, L)[1]
     far, farther = (
         self_extend_distance(facts["window"], max(1, facts["group"] - less))
@@ -205,7 +198,7 @@ def test_self_extend_by_default_meets_no_distance_that_training_did_not(
 @pytest.mark.sample(3)
 @pytest.mark.parametrize("layout", ["half", "interleaved"])
 @pytest.mark.parametrize("method", FAR_PAIRS)
-def test_far_pairs_in_blocks_of_rows_equal_the_whole(method: str, layout: Any) -> None:
+def test_far_pairs_in_blocks_of_rows_equal_the_whole(method, layout):
     after, _ = extend_encoding(RoPE(SHAPE, layout=layout), method, 40, L)
     q, k, v, _ = layer_inputs(SHAPE, 40)
     # every sequence its own
@@ -220,7 +213,7 @@ def test_far_pairs_in_blocks_of_rows_equal_the_whole(method: str, layout: Any) -
         torch.testing.assert_close(out, whole, atol=2e-6, rtol=2e-6)
 
 
-def test_a_stretched_table_keeps_its_ends_and_is_straight_between_its_rows() -> None:
+def test_a_stretched_table_keeps_its_ends_and_is_straight_between_its_rows():
     learned = encodings.build("learned", SHAPE)
     after, facts = extend_encoding(learned, "interpolate", 61, L)
     assert facts == {"factor": 61 / 16, "dynamic": True}
@@ -247,8 +240,8 @@ def test_a_stretched_table_keeps_its_ends_and_is_straight_between_its_rows() -> 
     ],
 )
 def test_what_is_squeezed_is_the_trained_one_at_divided_positions(
-    name: str, method: str, options: Any
-) -> None:
+    name, method, options
+):
     trained = encodings.build(name, SHAPE, options)
     after, _ = extend_encoding(trained, method, 4 * L, L)
     q, k, v, x = layer_inputs(SHAPE, L)
@@ -283,8 +276,8 @@ OF_METHOD = {
     ],
 )
 def test_an_extension_shares_the_parameters_and_leaves_the_trained_model_as_it_was(
-    name: str, method: str, tiny_config: Config
-) -> None:
+    name, method, tiny_config
+):
     options = {"inner": "alibi"} if name == "learned_sinks" else {}
     gpt = build(encoded(tiny_config, name, **options), 257).eval()
     trained = gpt.encoding
@@ -300,7 +293,7 @@ def test_an_extension_shares_the_parameters_and_leaves_the_trained_model_as_it_w
     assert pointers == {p.data_ptr() for p in trained.parameters()}
 
 
-def test_a_scheme_has_the_methods_that_are_for_it() -> None:
+def test_a_scheme_has_the_methods_that_are_for_it():
     assert methods_of(RoPE(SHAPE)) == [*FREQUENCY_RULES, *FAR_PAIRS]
     assert methods_of(encodings.build("none", SHAPE)) == []
 
@@ -342,9 +335,7 @@ def test_a_scheme_has_the_methods_that_are_for_it() -> None:
         ),
     ],
 )
-def test_a_wrong_choice_is_refused_in_one_line(
-    name: str, method: str, options: dict[str, Any], expected: str
-) -> None:
+def test_a_wrong_choice_is_refused_in_one_line(name, method, options, expected):
     with pytest.raises(UserError, match=expected) as error:
         extend_encoding(encodings.build(name, SHAPE), method, 4 * L, L, **options)
     assert "\n" not in str(error.value)

@@ -1,7 +1,5 @@
 """Invariants of schemes that no oracle states."""
 
-from typing import Any
-
 import pytest
 import schemes
 import torch
@@ -18,7 +16,7 @@ HAVE_KEY_BIAS = [
 
 
 @pytest.mark.parametrize("name", HAVE_KEY_BIAS)
-def test_a_bias_per_key_is_the_bias_up_to_a_constant_of_each_row(name: str) -> None:
+def test_a_bias_per_key_is_the_bias_up_to_a_constant_of_each_row(name):
     encoding = schemes.build(name, {}, SHAPE)
     q, k, v, x = schemes.layer_inputs(SHAPE, 40)
     layer = make_layer(encoding, torch.arange(40)[None], 1, x, consecutive=True)
@@ -38,9 +36,7 @@ def test_a_bias_per_key_is_the_bias_up_to_a_constant_of_each_row(name: str) -> N
     ("name", "options"),
     [("rope", {"layout": "half"}), ("rope", {}), ("transformer_xl", {})],
 )
-def test_logits_depend_on_distance_alone_a_million_tokens_out(
-    name: str, options: dict[str, Any]
-) -> None:
+def test_logits_depend_on_distance_alone_a_million_tokens_out(name, options):
     encoding = schemes.build(name, options, SHAPE)
     q, k, *_ = schemes.layer_inputs(SHAPE, 20)
     counted = torch.arange(20)

@@ -43,9 +43,7 @@ def t_interval(means: np.ndarray) -> tuple[float, float]:
     return pytest.approx((theirs.low, theirs.high), rel=1e-12)  # type: ignore[no-any-return]
 
 
-def test_documents_of_unequal_size_weigh_by_their_tokens_as_a_ratio_of_sums_does() -> (
-    None
-):
+def test_documents_of_unequal_size_weigh_by_their_tokens_as_a_ratio_of_sums_does():
     rng = np.random.default_rng(1)
     documents = np.sort(rng.integers(0, 12, 90))
     counts = rng.integers(1, 40, 90).astype(float)
@@ -71,7 +69,7 @@ def test_documents_of_unequal_size_weigh_by_their_tokens_as_a_ratio_of_sums_does
     assert made.error == pytest.approx(math.sqrt(variance), rel=1e-12)
 
 
-def test_seeds_and_documents_are_crossed_random_factors() -> None:
+def test_seeds_and_documents_are_crossed_random_factors():
     """Mean squares in plain loops: var(mean) = (MSA + MSB - MSE) / (a b), Searle,
     Casella & McCulloch (1992).
     """
@@ -106,9 +104,7 @@ def test_seeds_and_documents_are_crossed_random_factors() -> None:
     assert alone.units == 0
 
 
-def test_few_documents_are_cut_into_segments_which_are_the_stretches_that_were_held_out_of_them() -> (
-    None
-):
+def test_few_documents_are_cut_into_segments_which_are_the_stretches_that_were_held_out_of_them():
     """One document of 128 blocks: 16 segments of 8 neighbours; of two, each has its
     share.
     """
@@ -152,13 +148,8 @@ def test_few_documents_are_cut_into_segments_which_are_the_stretches_that_were_h
     ],
 )
 def test_intervals_hold_the_truth_as_often_as_they_say(
-    scheme: tuple[str, ...],
-    quantity: str,
-    documents: int,
-    method: str,
-    least: float,
-    most: float,
-) -> None:
+    scheme, quantity, documents, method, least, most
+):
     study = script("coverage")
     share, _ = study.coverage(
         study.population(LOSSES, *scheme), quantity, documents, method, TRIALS
@@ -166,7 +157,7 @@ def test_intervals_hold_the_truth_as_often_as_they_say(
     assert least <= share <= most
 
 
-def test_stretches_of_a_text_hold_its_mean() -> None:
+def test_stretches_of_a_text_hold_its_mean():
     """Losses that drift along one text, over some thousands of tokens, as those of real
     novels do.
     """

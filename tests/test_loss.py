@@ -13,9 +13,7 @@ from posbench.model.loss import linear_cross_entropy
 
 @pytest.mark.parametrize("at_once", [2**29, 128 * 7])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=str)
-def test_loss_and_gradients_are_torchs_of_the_whole_logits(
-    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, at_once: int
-) -> None:
+def test_loss_and_gradients_are_torchs_of_the_whole_logits(monkeypatch, dtype, at_once):
     width, vocabulary = 24, 50
     monkeypatch.setattr(module, "HEAD_AT_ONCE", at_once)
     monkeypatch.setattr(module, "AT_ONCE", 3 * vocabulary)
@@ -46,9 +44,7 @@ def test_loss_and_gradients_are_torchs_of_the_whole_logits(
         assert float((actual - expected).norm()) < close * float(expected.norm())
 
 
-def test_extreme_logits_give_no_nan_those_that_are_none_do_and_labels_that_are_no_token_are_refused() -> (
-    None
-):
+def test_extreme_logits_give_no_nan_those_that_are_none_do_and_labels_that_are_no_token_are_refused():
     low = -1e4
     logits = torch.tensor([[-low, low, 0.0], [low, low, low]])
     labels = torch.tensor([1, 2])

@@ -30,9 +30,7 @@ def built(
 
 @pytest.mark.sample(8)
 @pytest.mark.parametrize("name", NAMES)
-def test_the_future_never_reaches_the_past_through_the_whole_model(
-    tiny_config: Config, name: str
-) -> None:
+def test_the_future_never_reaches_the_past_through_the_whole_model(tiny_config, name):
     model = built(tiny_config, name)
     with torch.no_grad():
         for parameter in model.encoding.parameters():
@@ -48,8 +46,8 @@ def test_the_future_never_reaches_the_past_through_the_whole_model(
 
 @pytest.mark.parametrize("name", ["rope", "learned", "fox"])
 def test_runs_of_one_seed_start_from_the_same_weights_whatever_the_encoding(
-    tiny_config: Config, name: str
-) -> None:
+    tiny_config, name
+):
     state = torch.get_rng_state()
     plain = dict(built(tiny_config, "none").named_parameters())
     other = {
@@ -68,8 +66,8 @@ def test_runs_of_one_seed_start_from_the_same_weights_whatever_the_encoding(
 
 
 def test_parameters_are_counted_apart_and_a_concatenated_code_narrows_the_token_table(
-    tiny_config: Config,
-) -> None:
+    tiny_config,
+):
     d = tiny_config.model.d_model
     layers = tiny_config.model.n_layers
     block = 2 * d + 3 * d * d + d * d + 2 * 4 * d * d
@@ -85,7 +83,7 @@ def test_parameters_are_counted_apart_and_a_concatenated_code_narrows_the_token_
     assert model(torch.zeros(2, 5, dtype=torch.long)).shape == (2, 5, V)
 
 
-def test_initialisation_is_by_fan_in_or_like_gpt2(tiny_config: Config) -> None:
+def test_initialisation_is_by_fan_in_or_like_gpt2(tiny_config):
     for init, token_rms, qkv, out in (
         ("fan_in", 0.05, 256**-0.5, 256**-0.5),
         ("gpt2", 0.02, 0.02, 0.02 / 2),
@@ -105,8 +103,8 @@ def test_initialisation_is_by_fan_in_or_like_gpt2(tiny_config: Config) -> None:
 
 
 def test_sinks_of_a_reading_are_hidden_where_the_window_of_a_layer_is_as_narrow(
-    tiny_config: Config,
-) -> None:
+    tiny_config,
+):
     ids = torch.randint(V, (1, 64), generator=torch.Generator().manual_seed(0))
     for window, sees in ((8, False), (9, True), (64, True)):
         for name, options in (
@@ -140,8 +138,8 @@ def gradients(model: GPT, loss: torch.Tensor) -> list[torch.Tensor]:
     ("share", "counted", "tied"), [(0.1, True, True), (0.5, False, False)]
 )
 def test_the_loss_of_masked_labels_and_its_gradients_are_torchs_and_of_none_0(
-    tiny_config: Config, share: float, counted: bool, tied: bool
-) -> None:
+    tiny_config, share, counted, tied
+):
     model = built(
         tiny_config, "minmax", block={"tie_embeddings": tied}, combine="concat"
     )
@@ -174,8 +172,8 @@ QWEN3 = {
 
 
 def test_logits_equal_qwen3s_of_transformers_with_shared_heads_and_norms_of_q_and_k(
-    tiny_config: Config,
-) -> None:
+    tiny_config,
+):
     transformers = pytest.importorskip("transformers")
     block = {
         "norm": "rmsnorm",

@@ -56,7 +56,7 @@ def asked(ids: np.ndarray, n: int = 60) -> tuple[np.ndarray, np.ndarray]:
 @pytest.mark.parametrize(
     "spans", [[(0, 400)], [(3, 90), (100, 103), (200, 400)]], ids=["all", "parts"]
 )
-def test_probabilities_are_those_of_the_paper(spans: list[tuple[int, int]]) -> None:
+def test_probabilities_are_those_of_the_paper(spans):
     ids = text()
     before, tokens = asked(ids)
     parts = [ids[first:end].tolist() for first, end in spans]
@@ -88,7 +88,7 @@ def likelihood(weights: np.ndarray, parts: np.ndarray) -> float:
     return float(np.log(weights @ parts).mean())
 
 
-def test_the_cached_model_is_the_mixture_most_likely_on_validation_text() -> None:
+def test_the_cached_model_is_the_mixture_most_likely_on_validation_text():
     rng = np.random.default_rng(3)
     # repeats itself
     ids = np.concatenate([np.tile(rng.integers(0, V, 9), 3) for _ in range(30)]).astype(

@@ -46,7 +46,7 @@ TINY = [
 
 
 @pytest.fixture(scope="module")
-def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def study(tmp_path_factory):
     folder = tmp_path_factory.mktemp("outputs") / "fake"
     template = fake_study.demo_config()
     schemes = {name: fake_study.SCHEMES[name] for name in ("rope", "alibi", "learned")}
@@ -64,7 +64,7 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def here(tmp_path, monkeypatch):
     """Enter a folder with a text, where no class is registered."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(posbench.encodings, "_registered", {})
@@ -73,7 +73,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def trained(tmp_path_factory):
     """Return a run that `posbench.train` made in a thread other than the main one."""
     folder = tmp_path_factory.mktemp("trained")
     with (
@@ -86,7 +86,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / run.folder
 
 
-def test_a_curve_is_the_rows_of_the_file_the_headline_first(study: Path) -> None:
+def test_a_curve_is_the_rows_of_the_file_the_headline_first(study):
     run = posbench.load(next(study.glob("alibi-s0-*")))
     rows = sorted(
         evaluation_rows(run.folder), key=lambda row: (row.window or 0, row.length)
@@ -97,14 +97,14 @@ def test_a_curve_is_the_rows_of_the_file_the_headline_first(study: Path) -> None
     assert frame.nll.tolist() == [row.nll for row in rows]
 
 
-def test_what_is_undefined_is_nan_in_a_curve(study: Path) -> None:
+def test_what_is_undefined_is_nan_in_a_curve(study):
     frame = posbench.load(next(study.glob("learned-s0-*"))).curve()
     beyond = frame[(frame.length > 64) & (frame.curve == "fixed_target")]
     assert beyond.status.tolist() == ["undefined"] * 4
     assert beyond.nll.isna().all()
 
 
-def test_a_table_has_a_row_per_run_with_its_headline(study: Path) -> None:
+def test_a_table_has_a_row_per_run_with_its_headline(study):
     table = posbench.runs(study.parent / "*")
     assert len(table) == 8
     row = table[table.label == "rope base=64"].iloc[0]
@@ -120,7 +120,7 @@ def test_a_table_has_a_row_per_run_with_its_headline(study: Path) -> None:
     assert table.nll_1x.isna().sum() == 1
 
 
-def test_units_add_up_to_the_curve(trained: Path) -> None:
+def test_units_add_up_to_the_curve(trained):
     run = posbench.load(trained)
     rows = ["protocol", "length", "window"]
     sums = run.units().groupby(rows, dropna=False)[["nll", "tokens"]].sum()
@@ -128,7 +128,7 @@ def test_units_add_up_to_the_curve(trained: Path) -> None:
     np.testing.assert_allclose(sorted(means), sorted(run.curve().nll), rtol=1e-5)
 
 
-def test_metrics_have_a_row_per_step(trained: Path, tmp_path: Path) -> None:
+def test_metrics_have_a_row_per_step(trained, tmp_path):
     run = shutil.copytree(trained, tmp_path / "run")
     validated = {"step": 8, "tokens": 512, "val/loss": 4.5, "odd": "text"}
     with open(run / "rows.jsonl", "a", encoding="utf-8") as file:
@@ -143,7 +143,7 @@ def test_metrics_have_a_row_per_step(trained: Path, tmp_path: Path) -> None:
     assert frame.odd.isna().all()
 
 
-def test_the_model_is_the_newest_checkpoint_in_eval_mode(trained: Path) -> None:
+def test_the_model_is_the_newest_checkpoint_in_eval_mode(trained):
     run = posbench.load(trained)
     model = run.model()
     assert not model.training
@@ -151,14 +151,14 @@ def test_the_model_is_the_newest_checkpoint_in_eval_mode(trained: Path) -> None:
         assert torch.equal(model.state_dict()[name], weight), name
 
 
-def test_ids_are_those_of_a_document(trained: Path) -> None:
+def test_ids_are_those_of_a_document(trained):
     run = posbench.load(trained)
     (first, *rest) = run.ids("word1 follows")[0].tolist()
     assert first == run.tokenizer.separator
     assert run.tokenizer.decode(rest) == "word1 follows"
 
 
-def test_the_tokenizer_of_another_run_is_refused(trained: Path, tmp_path: Path) -> None:
+def test_the_tokenizer_of_another_run_is_refused(trained, tmp_path):
     run = shutil.copytree(trained, tmp_path / "run")
     record = json.loads((run / "run.json").read_text())
     record["tokenizer_sha256"] = "0" * 64
@@ -181,9 +181,7 @@ def _state() -> dict[str, Any]:
     }
 
 
-def test_training_and_evaluating_leave_nothing_behind_but_the_run(
-    here: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_training_and_evaluating_leave_nothing_behind_but_the_run(here, capsys):
     torch.manual_seed(5)
     drawn = torch.rand(1)
     torch.set_num_threads(2)
@@ -216,7 +214,7 @@ class Slope(posbench.Encoding):
         )
 
 
-def test_a_class_typed_into_a_notebook_trains_under_its_name(here: Path) -> None:
+def test_a_class_typed_into_a_notebook_trains_under_its_name(here):
     with pytest.raises(UserError, match="unknown encoding 'slope'"):
         posbench.train(["encoding=slope", *TINY])
     assert posbench.register(Slope) is Slope
@@ -226,7 +224,7 @@ def test_a_class_typed_into_a_notebook_trains_under_its_name(here: Path) -> None
     assert run.record["installed_encodings"] == {"slope": digest}
 
 
-def test_a_class_takes_the_place_of_an_earlier_one_but_not_of_ours(here: Path) -> None:
+def test_a_class_takes_the_place_of_an_earlier_one_but_not_of_ours(here):
     posbench.register(Slope)
     again = type("Slope", (Slope,), {})  # the cell was changed and run again
     posbench.register(again)
@@ -249,9 +247,7 @@ class Leak(Slope):
     [(0.5, 0), (0.0, 1)],
     ids=["seen before the training", "learned in it"],
 )
-def test_a_class_that_sees_later_tokens_gets_no_numbers(
-    here: Path, share: float, n_checkpoints: int
-) -> None:
+def test_a_class_that_sees_later_tokens_gets_no_numbers(here, share, n_checkpoints):
     encoding = {"name": Leak, "share": share}
     with pytest.raises(UserError, match="'leak' is no causal model: later tokens"):
         posbench.train(TINY, encoding=encoding)
@@ -281,19 +277,19 @@ def test_a_class_that_sees_later_tokens_gets_no_numbers(
     ],
 )
 def test_keywords_and_dictionaries_are_the_words_of_the_command_line(
-    several: bool, given: dict[str, Any], words: list[str]
-) -> None:
+    several, given, words
+):
     assert api._words([], given, several=several) == words
     assert api._words(given, {}, several=several) == words
     assert api._words(["model=llama"], given, several) == ["model=llama", *words]
 
 
-def test_any_text_in_a_value_comes_back() -> None:
+def test_any_text_in_a_value_comes_back():
     entries = [{"name": "bipe", "separators": [".", "\n", "1", ","]}, {"base": 5.5}]
     assert yaml.safe_load(api._typed_value(entries)) == entries
 
 
-def test_overrides_in_one_string_are_refused() -> None:
+def test_overrides_in_one_string_are_refused():
     with pytest.raises(UserError, match=r"overrides are a list, a string each: \["):
         posbench.train("encoding=rope seed=1")
 
@@ -311,7 +307,7 @@ posbench.report("outputs/demo", out="again", reference="none")
 
 
 @pytest.mark.slow
-def test_a_sweep_from_a_plain_script_returns_its_runs(tmp_path: Path) -> None:
+def test_a_sweep_from_a_plain_script_returns_its_runs(tmp_path):
     support.write_text(tmp_path)
     (tmp_path / "script.py").write_text(SWEEP.replace("{TINY!r}", repr(TINY)))
     done = subprocess.run(
@@ -329,9 +325,7 @@ def test_a_sweep_from_a_plain_script_returns_its_runs(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_example_runs_from_training_to_figure(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_example_runs_from_training_to_figure(tmp_path, monkeypatch):
     nbclient = pytest.importorskip("nbclient")
     nbformat = pytest.importorskip("nbformat")
     monkeypatch.setenv("IPYTHONDIR", str(tmp_path / "i"))

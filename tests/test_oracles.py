@@ -38,7 +38,7 @@ SETTINGS = [  # T, H, Dh, positions, seed
 ]
 
 
-def test_every_scheme_has_an_oracle() -> None:
+def test_every_scheme_has_an_oracle():
     unchecked = [name for name in schemes.NAMES if oracles.of(name) is None]
     assert not unchecked, "write a class in tests/oracles (see its __init__.py)"
 
@@ -49,7 +49,7 @@ INDEPENDENT = ["recompute.py", "task_solvers.py", "oracles/*.py"]
 
 
 @pytest.mark.parametrize("files", INDEPENDENT)
-def test_what_posbench_is_compared_with_imports_nothing_of_ours(files: str) -> None:
+def test_what_posbench_is_compared_with_imports_nothing_of_ours(files):
     for path in HERE.glob(files):
         text = path.read_text(encoding="utf-8")
         assert not re.search(OURS, text, re.MULTILINE), path
@@ -89,9 +89,7 @@ def _comparisons() -> Iterator[Any]:
 
 
 @pytest.mark.parametrize(("case", "settings"), list(_comparisons()))
-def test_scheme_equals_its_oracle_in_values_and_gradients(
-    case: tuple[str, dict[str, Any]], settings: list[tuple[int, int, int, str, int]]
-) -> None:
+def test_scheme_equals_its_oracle_in_values_and_gradients(case, settings):
     for setting in settings:
         for causal in schemes.declared(case[0], "CAUSAL", (True, False)):
             try:

@@ -30,9 +30,7 @@ sys.exit(f"from the checkout: {checkout}" if checkout else 0)
 
 
 @pytest.mark.slow
-def test_the_wheel_carries_every_configuration_and_is_enough_for_the_commands(
-    tmp_path: pathlib.Path,
-) -> None:
+def test_the_wheel_carries_every_configuration_and_is_enough_for_the_commands(tmp_path):
     """The wheel is unpacked, and commands run in an empty folder with this
     environment's other packages.
     """

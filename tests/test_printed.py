@@ -1,13 +1,12 @@
 """One run as a table in the terminal: what it says, and that it fits."""
 
 import json
-import pathlib
 from typing import Any
 
 import pytest
 import yaml
 
-from posbench.config.schema import Config, to_container
+from posbench.config.schema import to_container
 from posbench.evaluation import printed
 
 
@@ -38,12 +37,7 @@ def row(length: int, nll: float | None, **more: Any) -> dict[str, Any]:
 
 
 @pytest.fixture
-def draw(
-    tiny_config: Config,
-    tmp_path: pathlib.Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: Any,
-) -> Any:
+def draw(tiny_config, tmp_path, capsys, monkeypatch):
     def drawn(
         rows: list[dict[str, Any]], width: int = 80, split: str | None = None
     ) -> str:
@@ -63,7 +57,7 @@ def draw(
     return drawn
 
 
-def test_the_numbers_stand_in_the_table_and_bars_rise_with_them(draw: Any) -> None:
+def test_the_numbers_stand_in_the_table_and_bars_rise_with_them(draw):
     out = draw([row(16, 4.0), row(32, 4.5), row(64, 5.0), row(128, None)], 120)
     # perplexity at 64
     assert "148.41" in out
@@ -77,7 +71,7 @@ def test_the_numbers_stand_in_the_table_and_bars_rise_with_them(draw: Any) -> No
     assert [line.count("▇") for line in lines] == [1, 9, 17, 0]
 
 
-def test_two_splits_or_two_checkpoints_are_never_one_curve(draw: Any) -> None:
+def test_two_splits_or_two_checkpoints_are_never_one_curve(draw):
     rows = [
         row(16, 4.0, split="validation"),
         row(16, 4.1),
@@ -99,8 +93,8 @@ def test_two_splits_or_two_checkpoints_are_never_one_curve(draw: Any) -> None:
 
 
 def test_the_curve_is_on_the_targets_of_the_lengths_and_extensions_asked_for(
-    draw: Any, tmp_path: Any
-) -> None:
+    draw, tmp_path
+):
     asked = [
         row(n, 4.1, targets_sha256="cd", extension=name)
         for n in (16, 32)
@@ -119,8 +113,8 @@ def test_the_curve_is_on_the_targets_of_the_lengths_and_extensions_asked_for(
 
 
 def test_a_moved_passage_has_a_column_by_where_it_ends_and_a_sentence_that_names_the_jump(
-    draw: Any,
-) -> None:
+    draw,
+):
     moved = [
         row(16, 4 + at / 1600, protocol="task", task="offset", offset=at or None)
         for at in (0, 16, 48)

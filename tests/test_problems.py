@@ -99,9 +99,7 @@ def asked(subject: Any, task: tasks.Task, *overrides: str) -> list[EvaluationRow
 
 @pytest.mark.sample(8)
 @pytest.mark.parametrize("name", NAMES)
-def test_yaml_repeats_the_defaults_and_the_longest_problem_fills_a_row(
-    name: str,
-) -> None:
+def test_yaml_repeats_the_defaults_and_the_longest_problem_fills_a_row(name):
     content = yaml.safe_load(
         (configs_dir() / "data" / "task" / f"{name}.yaml").read_text(encoding="utf-8")
     )
@@ -120,9 +118,7 @@ def test_yaml_repeats_the_defaults_and_the_longest_problem_fills_a_row(
 
 @pytest.mark.sample(4)
 @pytest.mark.parametrize("name", NAMES)
-def test_a_batch_is_a_function_of_seed_and_step_and_scores_answers_alone(
-    name: str,
-) -> None:
+def test_a_batch_is_a_function_of_seed_and_step_and_scores_answers_alone(name):
     config = composed("experiment=tasks", f"data=task/{name}", "encoding=t5")
     task = tasks.build(name, config.data.task)
     data = data_of(config.data, None)
@@ -151,9 +147,7 @@ def test_a_batch_is_a_function_of_seed_and_step_and_scores_answers_alone(
     )
 
 
-def test_rows_begin_at_positions_up_to_the_offset_and_end_within_those_of_training() -> (
-    None
-):
+def test_rows_begin_at_positions_up_to_the_offset_and_end_within_those_of_training():
     config = composed(
         "data=task/copy",
         "experiment=tasks",
@@ -170,7 +164,7 @@ def test_rows_begin_at_positions_up_to_the_offset_and_end_within_those_of_traini
     )  # type: ignore[misc]
 
 
-def test_who_knows_all_has_all_right_at_every_length_and_place() -> None:
+def test_who_knows_all_has_all_right_at_every_length_and_place():
     rows = asked(Knows(), tasks.build("passkey"), "windowed=true")
     plain = [
         row
@@ -199,7 +193,7 @@ def test_who_knows_all_has_all_right_at_every_length_and_place() -> None:
     )
 
 
-def test_a_row_worked_by_hand() -> None:
+def test_a_row_worked_by_hand():
     """Two problems of two symbols: three answer tokens each, of which one is wrong."""
 
     class OneWrong(Knows):
@@ -226,9 +220,7 @@ def test_a_row_worked_by_hand() -> None:
     assert row.trivial == 4 / 6
 
 
-def test_rows_count_the_problems_that_differ_and_have_no_interval_if_most_repeat() -> (
-    None
-):
+def test_rows_count_the_problems_that_differ_and_have_no_interval_if_most_repeat():
     rows = {row.problem_length: row for row in asked(Knows(0.5), tasks.build("parity"))}
     assert (rows[2].n_blocks, rows[2].n_distinct) == (32, 4)  # 00, 01, 10 and 11
     assert rows[2].ci_low is None
@@ -239,9 +231,7 @@ def test_rows_count_the_problems_that_differ_and_have_no_interval_if_most_repeat
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_docs_have_the_trivial_readers_share_which_is_below_the_gate(
-    name: str,
-) -> None:
+def test_the_docs_have_the_trivial_readers_share_which_is_below_the_gate(name):
     task = tasks.build(name)
     tested = [
         fixed_problems(task, "test", multiple * task.longest, 512)
@@ -262,11 +252,7 @@ def test_the_docs_have_the_trivial_readers_share_which_is_below_the_gate(
     assert max(right) < GATE
 
 
-def test_a_run_on_a_task_from_the_command_line(
-    tmp_path: pathlib.Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_a_run_on_a_task_from_the_command_line(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert support.posbench("train", *TINY.split()) == 0
     printed = capsys.readouterr().out
@@ -305,7 +291,7 @@ def test_a_run_on_a_task_from_the_command_line(
     assert {row.problem_length for row in added if row.extension} == {20, 40, 60}
 
 
-def test_the_fixed_problems_have_a_digest_that_options_change() -> None:
+def test_the_fixed_problems_have_a_digest_that_options_change():
     config = composed("data=task/copy", "experiment=tasks").data
     record = data_of(config).record
     assert record["name"] == "copy"

@@ -34,14 +34,12 @@ def plan_of(
 
 
 @pytest.fixture
-def split() -> TokenSplit:
+def split():
     return split_of(1700, 90, 2200, 1300, 1260)
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
-def test_every_length_scores_the_same_tokens_each_once(
-    protocol: str, split: TokenSplit
-) -> None:
+def test_every_length_scores_the_same_tokens_each_once(protocol, split):
     plan = {
         length: targets_of(windows)
         for length, windows in plan_of(protocol, split, blocks=1000).items()
@@ -55,9 +53,7 @@ def test_every_length_scores_the_same_tokens_each_once(
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
-def test_doc_windows_stay_inside_one_document_and_never_score_its_first_token(
-    protocol: str,
-) -> None:
+def test_doc_windows_stay_inside_one_document_and_never_score_its_first_token(protocol):
     split = split_of(*[2900, 90, 2500, 300, 2700])
     for windows in plan_of(protocol, split, "doc").values():
         document = np.searchsorted(split.starts, windows.starts, side="right")
@@ -69,8 +65,8 @@ def test_doc_windows_stay_inside_one_document_and_never_score_its_first_token(
 
 
 def test_the_digest_follows_the_text_the_targets_and_their_blocks_and_not_the_order_of_windows(
-    split: TokenSplit,
-) -> None:
+    split,
+):
     targets = targets_of(plan_of("fixed_target", split)[64])
     other = targets_of(plan_of("fixed_target", split, targets=4)[64])
     merged = Targets(

@@ -1,7 +1,6 @@
 """A run's rows, recomputed without posbench."""
 
 import json
-import pathlib
 
 import numpy as np
 import pytest
@@ -17,9 +16,7 @@ from posbench.run.run import load_config
 @pytest.mark.parametrize(
     "protocol", ["fixed_target", pytest.param("nonoverlap", marks=pytest.mark.slow)]
 )
-def test_it_places_targets_where_posbench_does_whatever_the_documents(
-    protocol: str,
-) -> None:
+def test_it_places_targets_where_posbench_does_whatever_the_documents(protocol):
     """Placements are compared over documents of all lengths, among them documents that
     are too short.
     """
@@ -77,8 +74,8 @@ def test_it_places_targets_where_posbench_does_whatever_the_documents(
     ],
 )
 def test_it_agrees_with_a_run_and_sees_a_number_that_was_changed(
-    words: str, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    words, tmp_path, monkeypatch
+):
     monkeypatch.chdir(tmp_path)
     write_text()
     small = [

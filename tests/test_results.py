@@ -5,7 +5,6 @@ numbers.
 import json
 import math
 from collections.abc import Iterator
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -21,7 +20,6 @@ from fake_study import (
     write_study,
 )
 
-from posbench.config.schema import Config
 from posbench.errors import UserError
 from posbench.report import answer
 from posbench.results import compare, tasks
@@ -33,7 +31,7 @@ from posbench.run.rows import read_rows
 
 
 @pytest.mark.slow
-def test_labels_and_settings_of_a_large_study() -> None:
+def test_labels_and_settings_of_a_large_study():
     frame = rows_of_study("ledger")
     (text,) = frame.loc[frame["trained_task"].isna(), "setting"].unique()
     table = compare.compare(frame[frame["setting"] == text])
@@ -49,7 +47,7 @@ def test_labels_and_settings_of_a_large_study() -> None:
     )
 
 
-def test_the_context_used_is_said_of_schemes_that_beat_the_cached_ngram_model() -> None:
+def test_the_context_used_is_said_of_schemes_that_beat_the_cached_ngram_model():
     six = compare.compare(rows_of_study("six")).set_index("label")
     assert set(six["ngram"].round(3)) == {3.748}
     assert set(six["cached_ngram"].round(3)) == {3.295}
@@ -74,14 +72,14 @@ def test_the_context_used_is_said_of_schemes_that_beat_the_cached_ngram_model() 
     assert compare.holds_to(Losses(gap), "alibi") == reach[1024] > reach[512]
 
 
-def test_a_study_is_kept_in_one_file(tmp_path: Path) -> None:
+def test_a_study_is_kept_in_one_file(tmp_path):
     path = tmp_path / "demo.parquet"
     demo = rows_of_study("six_demo").drop(columns="folder")
     demo.to_parquet(path)
     pd.testing.assert_frame_equal(read([path, path]).drop(columns="folder"), demo)
 
 
-def test_a_broken_run_stops_no_other(template: Config, tmp_path: Path) -> None:
+def test_a_broken_run_stops_no_other(template, tmp_path):
     write_study(tmp_path, template, {"rope": SCHEMES["rope"]}, seeds=4)
     runs = sorted(tmp_path.glob("rope-*"))
     (runs[0] / "rows.jsonl").write_text("not JSON\n", encoding="utf-8")
@@ -103,7 +101,7 @@ def test_a_broken_run_stops_no_other(template: Config, tmp_path: Path) -> None:
     assert table.loc["rope", "not_done"] == "1 unreadable, 1 oom"
 
 
-def test_what_was_scored_on_other_tokens_is_left_out() -> None:
+def test_what_was_scored_on_other_tokens_is_left_out():
     six = rows_of_study("six")
     other = six["targets_sha256"].where(
         ~((six["label"] == "fox") & (six["seed"] == 0)), "other"
@@ -136,7 +134,7 @@ def test_what_was_scored_on_other_tokens_is_left_out() -> None:
         compare.compare(six, "rop")
 
 
-def test_words_need_seeds_and_documents() -> None:
+def test_words_need_seeds_and_documents():
     six = rows_of_study("six")
     few = compare.compare(six[six["seed"] < 4]).set_index("label")
     # what is said of each of these goes by documents
@@ -204,7 +202,7 @@ def simulated(six: pd.DataFrame, reports: int) -> Iterator[Losses]:
 
 
 @pytest.mark.slow
-def test_intervals_cover_and_wrong_words_are_rare() -> None:
+def test_intervals_cover_and_wrong_words_are_rare():
     """At most about 6 % of reports have a wrong word of a family, within two standard
     errors of so few reports.
 
@@ -237,14 +235,14 @@ def test_intervals_cover_and_wrong_words_are_rare() -> None:
     ), shares
 
 
-def test_seeds_in_two_groups() -> None:
+def test_seeds_in_two_groups():
     assert in_two_groups([0, 0.01, 0.02, 1, 1.01])
     assert in_two_groups([0, 0.01, 0.02, 0.03, 1])
     assert not in_two_groups([0, 0.25, 0.5, 0.75, 1])
     assert not in_two_groups([0, 0.01, 0.02, 0.09])
 
 
-def test_tasks_of_the_kept_rows() -> None:
+def test_tasks_of_the_kept_rows():
     frame = rows_of_study("ledger")
     frame = frame[frame["seed"] < 10]  # of which every scheme has five
     table = tasks.compare_tasks(frame[frame["trained_task"] == "copy"])
@@ -277,7 +275,7 @@ def test_tasks_of_the_kept_rows() -> None:
     ) == {0}
 
 
-def test_one_run_in_a_few_numbers() -> None:
+def test_one_run_in_a_few_numbers():
     six = rows_of_study("six")
     run = headline(six[(six["label"] == "none") & (six["seed"] == 0)])
     assert run["learned"] == "yes"
@@ -300,9 +298,7 @@ def test_one_run_in_a_few_numbers() -> None:
     )
 
 
-def test_only_the_plain_newest_headline_rows_count(
-    template: Config, tmp_path: Path
-) -> None:
+def test_only_the_plain_newest_headline_rows_count(template, tmp_path):
     folder = write_run(tmp_path, configured(template, "rope", 0), Truth(3.6, 0.1))
     before = headline_of(folder)
     rows = read_rows(folder)
@@ -340,8 +336,8 @@ def test_only_the_plain_newest_headline_rows_count(
     ("ngram", "learned"), [(4.2, "yes"), (3.2, "no"), (3.6, NOT_RESOLVED), (None, None)]
 )
 def test_a_run_has_learned_if_it_beats_a_ngram_model_and_only_then_has_a_reach(
-    template: Config, tmp_path: Path, ngram: float | None, learned: str | None
-) -> None:
+    template, tmp_path, ngram, learned
+):
     values = headline_of(
         write_run(
             tmp_path, configured(template, "rope", 0), Truth(3.6, 0.0, ngram=ngram)

@@ -2,7 +2,6 @@
 
 import os
 import signal
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,7 +9,6 @@ import torch
 from support import changed, in_child, snapshot
 
 from posbench import encodings
-from posbench.config.schema import Config
 from posbench.errors import InUse, RunFailed, UserError
 from posbench.run import checkpoint
 from posbench.run.rows import (
@@ -41,8 +39,8 @@ def row(length: int, nll: float, **more: Any) -> EvaluationRow:
 
 
 def test_run_json_says_from_the_start_how_a_run_stands_and_how_it_ended(
-    tmp_path: Path, tiny_config: Config
-) -> None:
+    tmp_path, tiny_config
+):
     def stands() -> tuple[Any, ...]:
         record = load_record(tmp_path / "run")
         return record["status"], record["reason"], record["message"]
@@ -79,8 +77,8 @@ def test_run_json_says_from_the_start_how_a_run_stands_and_how_it_ended(
 
 
 def test_another_run_in_the_folder_is_refused_and_what_is_no_identity_may_change(
-    tmp_path: Path, tiny_config: Config
-) -> None:
+    tmp_path, tiny_config
+):
     with Run.open(tmp_path / "run", tiny_config, COMMAND):
         before = snapshot(tmp_path / "run")
     with pytest.raises(UserError, match=r"holds another run .*--restart"):
@@ -92,9 +90,7 @@ def test_another_run_in_the_folder_is_refused_and_what_is_no_identity_may_change
     assert snapshot(tmp_path / "run") == before
 
 
-def test_restart_moves_the_old_folder_aside(
-    tmp_path: Path, tiny_config: Config
-) -> None:
+def test_restart_moves_the_old_folder_aside(tmp_path, tiny_config):
     for number in range(3):
         with Run.open(tmp_path / "run", tiny_config, COMMAND, restart=True) as run:
             assert run.rows == []
@@ -111,9 +107,7 @@ def test_restart_moves_the_old_folder_aside(
     }
 
 
-def test_a_second_process_is_refused_and_changes_nothing(
-    tmp_path: Path, tiny_config: Config
-) -> None:
+def test_a_second_process_is_refused_and_changes_nothing(tmp_path, tiny_config):
     assert not in_use(tmp_path / "run")
     with Run.open(tmp_path / "run", tiny_config, COMMAND):
         before = snapshot(tmp_path)
@@ -134,8 +128,8 @@ def test_a_second_process_is_refused_and_changes_nothing(
 
 
 def test_what_a_killed_process_leaves_is_taken_over_and_its_temporary_files_go(
-    tmp_path: Path, tiny_config: Config, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    tmp_path, tiny_config, monkeypatch
+):
     def die() -> None:
         with Run.open(tmp_path / "run", tiny_config, COMMAND) as run:
             run.log({"step": 1})
@@ -156,8 +150,8 @@ def test_what_a_killed_process_leaves_is_taken_over_and_its_temporary_files_go(
 
 
 def test_rows_after_a_step_are_cut_and_half_a_line_never_spoils_the_next(
-    tmp_path: Path, tiny_config: Config
-) -> None:
+    tmp_path, tiny_config
+):
     evaluated = row(16, 1.0, checkpoint_step=1).to_json()
     later = row(32, 1.0).to_json()
     first, second = ({"step": step, "train/loss": 2.0} for step in (1, 2))
@@ -184,8 +178,8 @@ def test_rows_after_a_step_are_cut_and_half_a_line_never_spoils_the_next(
 
 
 def test_the_last_row_of_a_key_wins_and_a_row_has_the_columns_that_are_promised(
-    tmp_path: Path, tiny_config: Config
-) -> None:
+    tmp_path, tiny_config
+):
     units = {"document": [0, 3], "tokens": [8, 16], "nll": [9.5, 20.25]}
     with Run.open(tmp_path / "run", tiny_config, COMMAND) as run:
         for logged in (
@@ -220,9 +214,7 @@ def test_the_last_row_of_a_key_wins_and_a_row_has_the_columns_that_are_promised(
     assert lines[4]["nll"] is None
 
 
-def test_a_curve_has_the_targets_of_the_training_length_and_of_most_longer_ones() -> (
-    None
-):
+def test_a_curve_has_the_targets_of_the_training_length_and_of_most_longer_ones():
     lengths = {"ab": (16, 32, 64), "cd": (32, 64, 128, 256), "ef": (2, 4, 8, 16)}
     rows = [
         row(length, 1.0, targets_sha256=targets)
@@ -232,9 +224,7 @@ def test_a_curve_has_the_targets_of_the_training_length_and_of_most_longer_ones(
     assert on_shared_targets(rows) == rows[:3]
 
 
-def test_another_version_of_an_own_encodings_file_is_told(
-    tiny_config: Config, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_another_version_of_an_own_encodings_file_is_told(tiny_config, monkeypatch):
     monkeypatch.setattr(
         encodings, "installed_files", lambda *_: {"own": "now", "other": "same"}
     )

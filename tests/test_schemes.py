@@ -28,7 +28,7 @@ def build(name: str, shape: Shape = SHAPE, **options: Any) -> Any:
     return encodings.build(name, shape, options)
 
 
-def test_options_that_are_not_finite_and_bases_below_1_are_refused() -> None:
+def test_options_that_are_not_finite_and_bases_below_1_are_refused():
     options = [
         (name, each)
         for name in encodings.names()
@@ -116,16 +116,12 @@ def test_options_that_are_not_finite_and_bases_below_1_are_refused() -> None:
         ),
     ],
 )
-def test_a_wrong_choice_is_one_line(
-    name: str, options: dict[str, Any], message: str
-) -> None:
+def test_a_wrong_choice_is_one_line(name, options, message):
     with pytest.raises(UserError, match=rf"^{message}.*$"):
         build(name, **options)
 
 
-def test_the_random_direction_of_index_is_a_unit_vector_and_the_same_in_every_run() -> (
-    None
-):
+def test_the_random_direction_of_index_is_a_unit_vector_and_the_same_in_every_run():
     first, second = (
         build("index", direction="random").code(torch.ones(1, 1)) for _ in range(2)
     )
@@ -134,7 +130,7 @@ def test_the_random_direction_of_index_is_a_unit_vector_and_the_same_in_every_ru
 
 
 @pytest.mark.parametrize("start", [0, 1_000_000])
-def test_xpos_guards_the_span_of_positions_and_not_their_number(start: int) -> None:
+def test_xpos_guards_the_span_of_positions_and_not_their_number(start):
     encoding = build("xpos", Shape(16, 2, 1, 16))
     q, k, v = torch.randn(3, 2, 2, 4, 8)
     fits = torch.tensor([[0, 1, 2, 3], [0, 1, 500, 1023]]) + start
@@ -146,7 +142,7 @@ def test_xpos_guards_the_span_of_positions_and_not_their_number(start: int) -> N
         attention_output(encoding, q, k, v, positions=beyond)
 
 
-def test_fope_draws_its_weights_alike_in_every_run_and_as_large_as_xaviers() -> None:
+def test_fope_draws_its_weights_alike_in_every_run_and_as_large_as_xaviers():
     # at base 100 all 32 frequencies come round
     shape = Shape(768, 12, 4, train_length=4096)
     first = build("fope", shape, base=100.0).coefficients
@@ -158,7 +154,7 @@ def test_fope_draws_its_weights_alike_in_every_run_and_as_large_as_xaviers() -> 
     assert (first - drawn).sum(-2).eq(1).all()  # each pair has one frequency of its own
 
 
-def test_cca_with_shared_keys_is_zayas() -> None:
+def test_cca_with_shared_keys_is_zayas():
     encoding = build("cca", Shape(32, 4, 1, 64, n_kv_heads=2))
     q = torch.randn(2, 4, 9, 8)
     few_k = torch.randn(2, 2, 9, 8)
@@ -206,9 +202,7 @@ def test_cca_with_shared_keys_is_zayas() -> None:
         torch.testing.assert_close(actual, theirs, **FP32)
 
 
-def test_fire_starts_interpolating_at_a_quarter_of_the_training_length_as_its_authors_do() -> (
-    None
-):
+def test_fire_starts_interpolating_at_a_quarter_of_the_training_length_as_its_authors_do():
     # The listing in the paper's appendix: init_c 0.1, init_L 512, of models trained on
     # 2048 tokens.
     encoding = build("fire", Shape(64, 4, 2, 2048))
@@ -218,9 +212,7 @@ def test_fire_starts_interpolating_at_a_quarter_of_the_training_length_as_its_au
     assert build("fire", Shape(64, 4, 2, 2048), threshold=None).threshold == 2048
 
 
-def test_fire_bias_by_pieces_equals_the_network_run_on_every_pair_also_with_units_that_never_switch() -> (
-    None
-):
+def test_fire_bias_by_pieces_equals_the_network_run_on_every_pair_also_with_units_that_never_switch():
     # not a position, where the gradient of a maximum has two values
     encoding = build("fire", threshold=16.5)
     with torch.no_grad():
@@ -253,7 +245,7 @@ def test_fire_bias_by_pieces_equals_the_network_run_on_every_pair_also_with_unit
 
 
 @pytest.mark.parametrize("name", ["path", "path_fox", "selective_rope"])
-def test_a_scheme_starts_as_in_its_authors_models_with_small_weights(name: str) -> None:
+def test_a_scheme_starts_as_in_its_authors_models_with_small_weights(name):
     # fla's PaTHAttentionPreTrainedModel: every Linear and Conv1d normal with deviation
     # 0.02, biases 0.
     encoding = build(
@@ -282,13 +274,11 @@ def test_a_scheme_starts_as_in_its_authors_models_with_small_weights(name: str) 
 
 
 @pytest.mark.parametrize("name", ["path", "path_fox"])
-def test_path_over_several_key_blocks_equals_fla_in_values_and_gradients(
-    name: str,
-) -> None:
+def test_path_over_several_key_blocks_equals_fla_in_values_and_gradients(name):
     compare(name, {}, 70, 1, 8, "far", seed=0, causal=True)
 
 
-def test_stick_breaking_stays_finite_where_logits_are_extreme() -> None:
+def test_stick_breaking_stays_finite_where_logits_are_extreme():
     q, k, v, _ = schemes.layer_inputs(SHAPE, 30)
     q = (100 * q).requires_grad_()
     k = (100 * k).requires_grad_()

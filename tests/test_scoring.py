@@ -44,8 +44,8 @@ def subject_of(model: GPT) -> TrainedGPT:
 
 @pytest.mark.parametrize("protocol", ["fixed_target", "nonoverlap"])
 def test_every_target_is_scored_after_the_context_that_its_window_holds(
-    protocol: str, tiny_config: Config
-) -> None:
+    protocol, tiny_config
+):
     model = model_of(tiny_config)
     split = text()
     windows = protocols.plan(protocol, split, [24], 8, 16, "concat")[24]
@@ -64,9 +64,7 @@ def test_every_target_is_scored_after_the_context_that_its_window_holds(
 
 @pytest.mark.sample(16)
 @pytest.mark.parametrize("name", encodings.names())
-def test_the_last_rows_alone_are_the_last_rows_of_all(
-    name: str, tiny_config: Config
-) -> None:
+def test_the_last_rows_alone_are_the_last_rows_of_all(name, tiny_config):
     model = model_of(tiny_config, name)
     ids = torch.randint(
         V,
@@ -87,9 +85,7 @@ def test_the_last_rows_alone_are_the_last_rows_of_all(
             )
 
 
-def test_positions_are_drawn_by_seed_length_and_window(
-    tiny_config: Config, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_positions_are_drawn_by_seed_length_and_window(tiny_config, monkeypatch):
     model = model_of(tiny_config, "randomized")
     ids = np.tile(text(65).ids.astype(np.int64), (3, 1))
     seen: list[np.ndarray] = []

@@ -8,7 +8,6 @@ import support
 import torch
 
 import posbench
-from posbench.config.schema import Config
 from posbench.model.gpt import build
 from posbench.show import command, panels
 from posbench.show.panels import Panel
@@ -25,7 +24,7 @@ def drawn(name: str, *options: str) -> dict[str, Panel]:
 
 @pytest.mark.sample(30)
 @pytest.mark.parametrize("name", posbench.encodings.names())
-def test_every_encoding_is_drawn_and_mean_attention_always(name: str) -> None:
+def test_every_encoding_is_drawn_and_mean_attention_always(name):
     pictures = drawn(name)
     assert list(pictures)[-1] == "Mean attention, random tokens"
     lines = [
@@ -36,7 +35,7 @@ def test_every_encoding_is_drawn_and_mean_attention_always(name: str) -> None:
     assert all(np.isfinite(values).any() for values in lines if values.size)
 
 
-def test_a_bias_is_drawn_by_distance_for_each_head() -> None:
+def test_a_bias_is_drawn_by_distance_for_each_head():
     slopes = drawn("alibi")["Added to the logit, equal tokens"].curves
     for head, slope in enumerate((1 / 4, 1 / 16, 1 / 64, 1 / 256), start=1):
         np.testing.assert_allclose(
@@ -44,19 +43,19 @@ def test_a_bias_is_drawn_by_distance_for_each_head() -> None:
         )
 
 
-def test_what_depends_on_the_place_is_drawn_with_its_spread() -> None:
+def test_what_depends_on_the_place_is_drawn_with_its_spread():
     panel = "Dot product of two codes"
     assert [*drawn("sinusoidal")[panel].curves] == ["at every place"]
     assert [*drawn("sine")[panel].curves] == ["mean over places", "lowest", "highest"]
 
 
-def test_a_table_is_drawn_to_its_end() -> None:
+def test_a_table_is_drawn_to_its_end():
     image = drawn("learned")["Code of each position"].image
     assert np.isfinite(image[:, :64]).all()
     assert np.isnan(image[:, 64:]).all()
 
 
-def test_a_rotation_is_drawn_by_the_product_of_ones() -> None:
+def test_a_rotation_is_drawn_by_the_product_of_ones():
     curves = drawn("rope", "base=100")["q·k of ones"].curves
     angles = np.arange(128)[:, None] * 100 ** (-np.arange(8) / 8)
     expected = 2 * np.cos(angles).sum(1)
@@ -64,9 +63,7 @@ def test_a_rotation_is_drawn_by_the_product_of_ones() -> None:
 
 
 @pytest.mark.parametrize("name", ["learned", "stick_breaking"])
-def test_attention_is_drawn_as_far_as_the_encoding_is_defined(
-    name: str, tiny_config: Config
-) -> None:
+def test_attention_is_drawn_as_far_as_the_encoding_is_defined(name, tiny_config):
     config = support.changed(
         support.encoded(tiny_config, name), model={"n_kv_heads": 1}
     )
@@ -79,9 +76,7 @@ def test_attention_is_drawn_as_far_as_the_encoding_is_defined(
 
 
 @pytest.mark.slow
-def test_a_run_is_drawn_as_learned_and_left_as_it_was(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_is_drawn_as_learned_and_left_as_it_was(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     support.write_text()
     arguments = [

@@ -20,9 +20,7 @@ SMALL = [
 
 
 @pytest.mark.slow
-def test_the_python_of_its_page_runs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_python_of_its_page_runs(tmp_path, monkeypatch):
     """The page's blocks run one after the other, on tiny runs in place of those that it
     trains or loads.
     """
@@ -50,9 +48,7 @@ def test_the_python_of_its_page_runs(
 
 
 @pytest.mark.slow
-def test_the_site_builds_with_all_pages(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_site_builds_with_all_pages(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(ROOT / "scripts"))
     support.script("docs").write(tmp_path, pictures=False)
     config = tmp_path / "mkdocs.yml"

@@ -25,7 +25,7 @@ echo 7
 
 
 @pytest.fixture(autouse=True)
-def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def cluster(tmp_path, monkeypatch):
     """Enter a folder with a blank in its name; fake `sbatch` and `scontrol` record
     their arguments.
     """
@@ -45,11 +45,8 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_missing_runs_are_submitted_as_one_array_and_what_sbatch_refuses_is_one_line(
-    cluster: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+    cluster, tmp_path, monkeypatch, capsys
+):
     arguments = ["encoding=rope,alibi", *WORDS]
     before = snapshot(cluster)
     sweep.sweep(arguments, dry_run=True, slurm_options="--time=60")
@@ -75,7 +72,7 @@ def test_missing_runs_are_submitted_as_one_array_and_what_sbatch_refuses_is_one_
 
 
 @pytest.mark.slow
-def test_a_task_near_its_time_limit_saves_its_run_and_is_queued_again() -> None:
+def test_a_task_near_its_time_limit_saves_its_run_and_is_queued_again():
     arguments = ["encoding=rope", *each_once([*WORDS, "training.tokens=64000000"])]
     sweep.sweep(arguments, slurm_options="")
     (job,) = plans.resolve([arguments])

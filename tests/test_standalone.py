@@ -37,7 +37,7 @@ def built(
 @pytest.mark.sample(2)
 @CASES
 @torch.no_grad()
-def test_it_is_the_definition_also_in_16_bits(case: tuple[str, dict[str, Any]]) -> None:
+def test_it_is_the_definition_also_in_16_bits(case):
     encoding, (q, k, v, x), positions = built(case)
     for causal in (True, False):
         expected = posbench.attention_output(encoding, q, k, v, x, 1, positions, causal)
@@ -56,8 +56,8 @@ def test_it_is_the_definition_also_in_16_bits(case: tuple[str, dict[str, Any]]) 
 @CASES
 @torch.no_grad()
 def test_a_cache_gives_the_rows_of_the_whole_or_is_refused_and_what_is_read_of_earlier_tokens_is_declared(
-    case: tuple[str, dict[str, Any]],
-) -> None:
+    case,
+):
     encoding, (q, k, v, x), positions = built(case)
     whole = posbench.attention(encoding, q, k, v, positions, 1, x)
     for name, given in (
@@ -110,9 +110,7 @@ def test_a_cache_gives_the_rows_of_the_whole_or_is_refused_and_what_is_read_of_e
         ("randomized", {}, "chooses positions by itself"),
     ],
 )
-def test_mistakes_are_told_in_one_line(
-    name: str, given: dict[str, Any], message: str
-) -> None:
+def test_mistakes_are_told_in_one_line(name, given, message):
     encoding = posbench.build_encoding(
         name, d_model=32, n_heads=4, n_layers=2, train_length=32
     )
@@ -127,7 +125,7 @@ def test_mistakes_are_told_in_one_line(
     assert "\n" not in str(caught.value)
 
 
-def test_positions_beyond_a_table_are_undefined() -> None:
+def test_positions_beyond_a_table_are_undefined():
     encoding, (q, k, v, x), _ = built(("tupe", {}))
     with pytest.raises(
         Undefined, match=f"position {T + 31} is beyond the end of 'tupe'"

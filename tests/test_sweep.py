@@ -21,7 +21,6 @@ from support import each_once, snapshot, until, write_text
 
 import posbench.report
 from posbench import machine
-from posbench.config.schema import Config
 from posbench.config.shipped import configs_dir
 from posbench.errors import PosbenchError, RunFailed, UserError
 from posbench.launch import plans, pool, sweep
@@ -57,13 +56,13 @@ def assert_as_single_runs(todo: list[Plan], outputs: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def cache(tmp_path_factory):
     """Return the folder of tokens, which are prepared once for all tests here."""
     return tmp_path_factory.mktemp("cache")
 
 
 @pytest.fixture(autouse=True)
-def reports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[list[Path]]:
+def reports(tmp_path, monkeypatch):
     """Enter a folder with only a text; return a list to which each report adds its
     paths instead of being written.
     """
@@ -75,7 +74,7 @@ def reports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[list[Path]]
 
 
 @pytest.fixture
-def overrides(cache: Path, tmp_path: Path) -> list[str]:
+def overrides(cache, tmp_path):
     words = [
         *support.TINY,
         "data.path=text.txt",
@@ -87,7 +86,7 @@ def overrides(cache: Path, tmp_path: Path) -> list[str]:
 
 
 @pytest.fixture
-def several(tiny_config: Config) -> list[Plan]:
+def several(tiny_config):
     names = ("rope", "rope", "alibi", "alibi")
     configs = [support.changed(tiny_config, seed=seed) for seed in range(4)]
     return [
@@ -111,7 +110,7 @@ def write_choice(folder: Path, choice: str, text: str) -> None:
     path.write_text(text, encoding="utf-8")
 
 
-def test_a_sweep_is_every_combination_and_each_run_once(overrides: list[str]) -> None:
+def test_a_sweep_is_every_combination_and_each_run_once(overrides):
     found = plans.resolve(
         [
             ["encoding=rope,alibi", "seed=range(0,2)", *overrides],
@@ -137,7 +136,7 @@ def test_a_sweep_is_every_combination_and_each_run_once(overrides: list[str]) ->
         {path.stem for path in (configs_dir() / "sweep").glob("*.yaml")} - {"extend"}
     ),
 )
-def test_every_sweep_file_composes(name: str) -> None:
+def test_every_sweep_file_composes(name):
     todo = plans.resolve(plans.read_sets(name, ["tracking=none", "seed=0"]))
     assert len(todo) >= 3
     assert {job.config.study for job in todo} == {name}
@@ -147,7 +146,7 @@ def test_every_sweep_file_composes(name: str) -> None:
     }
 
 
-def test_what_is_typed_takes_the_place_of_a_files_own_value(tmp_path: Path) -> None:
+def test_what_is_typed_takes_the_place_of_a_files_own_value(tmp_path):
     sets = ["encoding=rope encoding.base=64", "encoding=none"]
     write_choice(
         tmp_path,
@@ -191,7 +190,7 @@ sets: [{encoding: rope}] | is not a sweep: expected 'sets'
 @pytest.mark.parametrize(
     "line", [*MISTAKES.split("\n")[1:-1], *FILES.split("\n")[1:-1]]
 )
-def test_a_mistake_is_one_line_and_nothing_is_run(line: str, tmp_path: Path) -> None:
+def test_a_mistake_is_one_line_and_nothing_is_run(line, tmp_path):
     typed, message = line.split(" | ")
     write_choice(tmp_path, "sweep/mine", typed)
     with pytest.raises(UserError) as caught:
@@ -206,8 +205,8 @@ def test_a_mistake_is_one_line_and_nothing_is_run(line: str, tmp_path: Path) -> 
 
 
 def test_a_sweep_shows_the_loss_after_training_and_not_one_on_the_way(
-    template: Config, tmp_path: Path
-) -> None:
+    template, tmp_path
+):
     config = configured(template, "rope", 0)
     # as its rows say
     tokens = 12 * config.training.tokens_per_step
@@ -222,8 +221,8 @@ def test_a_sweep_shows_the_loss_after_training_and_not_one_on_the_way(
 
 @pytest.mark.slow
 def test_a_dry_run_lists_commands_counts_and_writes_nothing(
-    overrides: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+    overrides, tmp_path, capsys
+):
     (done,) = plans.resolve([["encoding=rope", "seed=0", *overrides]])
     train(done.config, done.folder, ["posbench", "train"])
     tokens = done.config.training.steps * done.config.training.tokens_per_step
@@ -258,9 +257,7 @@ def test_a_dry_run_lists_commands_counts_and_writes_nothing(
 
 
 @pytest.mark.slow
-def test_a_sweep_without_verdicts_says_so_before_training_with_what_to_type(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_a_sweep_without_verdicts_says_so_before_training_with_what_to_type(capsys):
     for words, *expected in (
         (
             "seed=0,1 experiment=demo",
@@ -288,11 +285,8 @@ def test_a_sweep_without_verdicts_says_so_before_training_with_what_to_type(
 
 
 def test_a_sweep_equals_single_runs_and_a_second_one_has_nothing_to_do(
-    overrides: list[str],
-    reports: list[list[Path]],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    overrides, reports, tmp_path, monkeypatch
+):
     arguments = ["encoding=rope,alibi", *overrides]
     sweep.sweep(arguments, n_jobs=2)
     todo = plans.resolve([arguments])
@@ -316,9 +310,7 @@ def test_a_sweep_equals_single_runs_and_a_second_one_has_nothing_to_do(
 
 
 @pytest.mark.slow
-def test_budgets_of_a_sweep_equal_single_runs_and_larger_ones_wait(
-    overrides: list[str], tmp_path: Path
-) -> None:
+def test_budgets_of_a_sweep_equal_single_runs_and_larger_ones_wait(overrides, tmp_path):
     words = [word for word in overrides if word != "training.tokens=512"]
     arguments = [
         "encoding=rope",
@@ -351,11 +343,8 @@ class Crash(Encoding):
 
 @pytest.mark.slow
 def test_failing_runs_are_recorded_with_their_reason_and_the_others_are_done(
-    overrides: list[str],
-    tmp_path: Path,
-    reports: list[list[Path]],
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+    overrides, tmp_path, reports, capsys
+):
     Path("crash.py").write_text(CRASH)
     sets = [
         "encoding=rope",
@@ -403,9 +392,7 @@ def steps(folder: Path) -> int:
 
 
 @pytest.mark.slow
-def test_a_sweep_killed_three_times_equals_an_uninterrupted_one(
-    overrides: list[str], tmp_path: Path
-) -> None:
+def test_a_sweep_killed_three_times_equals_an_uninterrupted_one(overrides, tmp_path):
     # 192 updates
     longer = ["training.tokens=12288", "runtime.checkpoint_every_steps=10"]
     arguments = ["encoding=rope", "seed=0,1", *each_once([*overrides, *longer])]
@@ -424,9 +411,7 @@ def test_a_sweep_killed_three_times_equals_an_uninterrupted_one(
 
 
 @pytest.mark.slow
-def test_ctrl_c_lets_what_runs_save_itself(
-    overrides: list[str], tmp_path: Path
-) -> None:
+def test_ctrl_c_lets_what_runs_save_itself(overrides, tmp_path):
     # 15,625 updates
     arguments = [
         "encoding=rope,alibi",
@@ -450,8 +435,8 @@ def test_ctrl_c_lets_what_runs_save_itself(
 
 
 def test_what_became_of_a_run_is_what_its_record_says_or_its_processs_last_words(
-    several: list[Plan],
-) -> None:
+    several,
+):
     job = several[0]
     job.output.parent.mkdir(parents=True)
     job.output.write_text("12:00:00 preparing\nerror: there is no text.txt\n")
@@ -498,9 +483,7 @@ SLOTS = """
 """
 
 
-def test_threads_and_gpus_are_divided_among_the_processes(
-    several: list[Plan], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_threads_and_gpus_are_divided_among_the_processes(several, monkeypatch):
     monkeypatch.setattr(pool, "run", lambda todo, slots, _: slots)
     for line in SLOTS.split("\n")[1:-1]:
         left, _, right = line.partition(" | ")
@@ -528,10 +511,8 @@ def test_threads_and_gpus_are_divided_among_the_processes(
 
 
 def test_the_best_rate_of_each_scheme_on_validation_text_is_chosen_and_one_at_the_edge_is_warned_about(
-    overrides: list[str],
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+    overrides, monkeypatch, caplog
+):
     caplog.set_level("INFO")
     todo = plans.resolve(
         [["encoding=rope,alibi", "seed=1", "training.learning_rate=0.002", *overrides]]

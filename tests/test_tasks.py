@@ -35,9 +35,7 @@ CASES: list[tuple[str, dict[str, Any]]] = [
 
 @pytest.mark.sample(3)
 @pytest.mark.parametrize(("name", "options"), CASES)
-def test_plain_loops_find_the_answers_of_every_length(
-    name: str, options: dict[str, Any]
-) -> None:
+def test_plain_loops_find_the_answers_of_every_length(name, options):
     task = tasks.build(name, options)
     for length in {task.least, task.shortest, task.longest, 8 * task.longest}:
         problems, again = (
@@ -56,7 +54,7 @@ def test_plain_loops_find_the_answers_of_every_length(
             assert getattr(task_solvers, name)(words, options) == expected
 
 
-def test_draws_are_those_of_earlier_runs() -> None:
+def test_draws_are_those_of_earlier_runs():
     digest = hashlib.sha256()
     for name, options in CASES:
         problems = tasks.build(name, options).problems(np.random.default_rng(7), 8, 64)
@@ -70,7 +68,7 @@ def drawn(name: str, length: int, count: int = 20_000, **options: Any) -> Any:
     )
 
 
-def test_places_and_bits_are_drawn_as_often_as_the_definition_says() -> None:
+def test_places_and_bits_are_drawn_as_often_as_the_definition_says():
     counts = [
         # keys, from no filler to all
         np.bincount((drawn("passkey", 9) == 2).argmax(axis=1), minlength=11)[1:],
@@ -110,9 +108,7 @@ def test_places_and_bits_are_drawn_as_often_as_the_definition_says() -> None:
     )
 
 
-def test_one_head_can_copy_strings_of_four_bits_and_of_five_where_it_sees_lines() -> (
-    None
-):
+def test_one_head_can_copy_strings_of_four_bits_and_of_five_where_it_sees_lines():
     """Wen et al. (2026), arXiv:2607.16072, Theorems 3.1 and 4.1, of attention alone: of
     tokens that whose sum over keys is the largest is said. A term depends on query, key
     and distance. With lines, `=` ends one.
@@ -174,16 +170,14 @@ def test_one_head_can_copy_strings_of_four_bits_and_of_five_where_it_sees_lines(
         ),
     ],
 )
-def test_an_option_is_refused_in_one_line(
-    name: str, options: dict[str, Any], line: str
-) -> None:
+def test_an_option_is_refused_in_one_line(name, options, line):
     with pytest.raises(UserError) as error:
         tasks.build(name, options)
     assert line in str(error.value)
     assert "\n" not in str(error.value)
 
 
-def test_problems_that_the_vocabulary_has_no_room_for_do_not_exist() -> None:
+def test_problems_that_the_vocabulary_has_no_room_for_do_not_exist():
     for name, options, limit in (
         ("recall", {}, 64),
         ("counting", {}, 192),

@@ -38,9 +38,7 @@ def row_of(encoding: Any, x: Tensor, ids: Tensor) -> Tensor:
     return added[:, :, None].sub(encoding.table).abs().sum(-1).argmin(-1)
 
 
-def test_what_a_temperature_learns_starts_as_the_logits_of_its_encoding_at_the_training_length() -> (
-    None
-):
+def test_what_a_temperature_learns_starts_as_the_logits_of_its_encoding_at_the_training_length():
     n = torch.tensor([1, SHAPE.train_length, SHAPE.train_length**2])
     for rule, expected in (
         ("ssmax", [0.0, 1.0, 2.0]),
@@ -55,7 +53,7 @@ def test_what_a_temperature_learns_starts_as_the_logits_of_its_encoding_at_the_t
         )
 
 
-def test_drope_is_rope_before_the_drop_and_nothing_after_it_also_in_a_layer() -> None:
+def test_drope_is_rope_before_the_drop_and_nothing_after_it_also_in_a_layer():
     drope = encodings.build("drope", SHAPE, {"drop_at": 0.75, "base": 500.0})
     layered = encodings.build(
         "layered", SHAPE, {"layers": [{"name": "drope", "drop_at": 0.75, "window": 5}]}
@@ -86,9 +84,7 @@ def test_drope_is_rope_before_the_drop_and_nothing_after_it_also_in_a_layer() ->
             assert torch.equal(ours, theirs), done
 
 
-def test_a_window_of_a_class_holds_in_a_layer_and_is_refused_in_heads(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_window_of_a_class_holds_in_a_layer_and_is_refused_in_heads(monkeypatch):
     monkeypatch.setattr(encodings.load("alibi"), "window", 4)
     for window, n_visible in ((None, 4), (3, 3), (9, 4)):
         layered = encodings.build(
@@ -104,9 +100,7 @@ def test_a_window_of_a_class_holds_in_a_layer_and_is_refused_in_heads(
 IDS = torch.zeros(3, 30, dtype=torch.long)
 
 
-def test_randomized_draws_each_position_as_often_and_of_as_many_as_tokens_are_the_encoding_itself() -> (
-    None
-):
+def test_randomized_draws_each_position_as_often_and_of_as_many_as_tokens_are_the_encoding_itself():
     encoding = encodings.build("randomized", SHAPE, {"max_length": 40})
     stream = torch.Generator().manual_seed(0)
     counts = torch.cat(
@@ -116,9 +110,7 @@ def test_randomized_draws_each_position_as_often_and_of_as_many_as_tokens_are_th
     assert (counts - 250).abs().max() < 5 * (1000 * 0.25 * 0.75) ** 0.5
 
 
-def test_shape_starts_anywhere_below_its_shift_in_training_and_behind_it_in_evaluation() -> (
-    None
-):
+def test_shape_starts_anywhere_below_its_shift_in_training_and_behind_it_in_evaluation():
     encoding = encodings.build("shape", SHAPE, {"shift": 7})
     stream = torch.Generator().manual_seed(0)
     assert (encoding.positions(IDS, stream).diff() == 1).all()
@@ -128,7 +120,7 @@ def test_shape_starts_anywhere_below_its_shift_in_training_and_behind_it_in_eval
     assert torch.equal(encoding.eval().positions(IDS, None), 7 + torch.arange(30)[None])
 
 
-def test_cape_moves_jitters_and_stretches_positions_in_training_alone() -> None:
+def test_cape_moves_jitters_and_stretches_positions_in_training_alone():
     whole = torch.arange(30.0)
     stream = torch.Generator().manual_seed(0)
     nothing = {"global_shift": 0.0, "local_shift": 0.0, "scaling": 1.0}
@@ -161,8 +153,8 @@ DIGITS = tuple("0123456789+=")
     ],
 )
 def test_digits_begin_anywhere_in_training_by_a_draw_that_follows_from_the_update(
-    name: str, options: Any, problem: str, offsets: range
-) -> None:
+    name, options, problem, offsets
+):
     shape = dataclasses.replace(SHAPE, vocabulary=DIGITS)
     encoding: Any = schemes.build(name, options, shape)
     last = len(encoding.table) - 1
@@ -185,8 +177,8 @@ def test_digits_begin_anywhere_in_training_by_a_draw_that_follows_from_the_updat
 @pytest.mark.sample(6)
 @pytest.mark.parametrize("name", schemes.NAMES)
 def test_heads_may_be_wider_than_their_share_of_the_model_and_share_keys_and_values(
-    name: str,
-) -> None:
+    name,
+):
     encoding = schemes.build(name, {}, Shape(24, 4, 2, 32, head_dim=8, n_kv_heads=2))
     (q, k, v, _), x, positions = (
         inputs(12, kv_heads=2),
@@ -217,8 +209,8 @@ def test_heads_may_be_wider_than_their_share_of_the_model_and_share_keys_and_val
 
 @pytest.mark.parametrize("name", ["partial_rope", "lerope", "grape_m", "pope", "repo"])
 def test_interpolated_positions_are_the_trained_ones_and_no_stretch_changes_nothing(
-    name: str,
-) -> None:
+    name,
+):
     trained: Any = schemes.build(name, {}, SHAPE)
     q, k, v, x = inputs(32)
     for method in ("pi", "ntk", "ntk_by_parts", "yarn", "llama3"):
@@ -243,8 +235,8 @@ def test_interpolated_positions_are_the_trained_ones_and_no_stretch_changes_noth
 
 @pytest.mark.parametrize("method", ["yarn", "rerope"])
 def test_a_wrapper_hands_an_extension_on_to_those_it_is_for_and_they_keep_their_windows(
-    method: str,
-) -> None:
+    method,
+):
     entries = [
         {"name": "rope", "window": 12},
         {"name": "none"},
@@ -271,7 +263,7 @@ def test_a_wrapper_hands_an_extension_on_to_those_it_is_for_and_they_keep_their_
     }
 
 
-def test_an_extension_in_a_wrapper_goes_by_the_length_that_was_trained_last() -> None:
+def test_an_extension_in_a_wrapper_goes_by_the_length_that_was_trained_last():
     """A run that began from another has the shape of that one, and a training length of
     its own.
     """
@@ -292,7 +284,7 @@ def test_an_extension_in_a_wrapper_goes_by_the_length_that_was_trained_last() ->
 @pytest.mark.parametrize(
     "inner", [{"inner": "rope"}, {"inner": "canon", "inner_options": {"inner": "rope"}}]
 )
-def test_a_temperature_acts_on_far_pairs_too(inner: dict[str, Any]) -> None:
+def test_a_temperature_acts_on_far_pairs_too(inner):
     trained = schemes.build("temperature", inner, SHAPE)
     after, _ = extend_encoding(
         trained, "self_extend", train_length=32, length=64, group=1
@@ -303,7 +295,7 @@ def test_a_temperature_acts_on_far_pairs_too(inner: dict[str, Any]) -> None:
     torch.testing.assert_close(ours, expected, **CLOSE)
 
 
-def test_a_temperature_around_heads_is_refused_where_it_would_miss_far_pairs() -> None:
+def test_a_temperature_around_heads_is_refused_where_it_would_miss_far_pairs():
     inner = {
         "inner": "heads",
         "inner_options": {"heads": [{"name": "rope"}, {"name": "none"}]},

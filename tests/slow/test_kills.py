@@ -116,8 +116,8 @@ def check_readable(folder: Path, lost: int) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_signals_at_random_moments_leave_nothing_unreadable_and_change_no_number(
-    tiny_config: Config, tmp_path: Path, number: signal.Signals
-) -> None:
+    tiny_config, tmp_path, number
+):
     """40 updates, saved after every fifth; SIGTERM saves the last one."""
     config = saving(tiny_config, tmp_path, 40, 5)
     chance = random.Random(0)
@@ -211,9 +211,7 @@ class Watch:
         builtins.open = io.open = watched_open  # pathlib's are of io
 
 
-def test_a_kill_at_any_change_of_the_disk_changes_no_number(
-    tiny_config: Config, tmp_path: Path
-) -> None:
+def test_a_kill_at_any_change_of_the_disk_changes_no_number(tiny_config, tmp_path):
     """Three updates, each of them saved, so that the third save drops the first."""
     config = saving(tiny_config, tmp_path, 3, 1)
     watch = Watch()
@@ -239,8 +237,8 @@ def test_a_kill_at_any_change_of_the_disk_changes_no_number(
 
 
 def test_of_two_trainings_at_once_one_wins_and_the_other_changes_nothing(
-    tiny_config: Config, tmp_path: Path
-) -> None:
+    tiny_config, tmp_path
+):
     config = saving(tiny_config, tmp_path, 30, 10)
     statuses = []
     work(config, tmp_path / "whole")

@@ -34,7 +34,7 @@ TORCHRUN = ("-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "posbe
 
 
 @pytest.fixture(autouse=True)
-def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def elsewhere(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     write_text()
@@ -87,7 +87,7 @@ def is_running(pid: int) -> bool:
     return Path(f"/proc/{pid}").exists()
 
 
-def test_two_processes_of_torchrun_give_what_one_gives() -> None:
+def test_two_processes_of_torchrun_give_what_one_gives():
     assert start("one", *SHORT).wait() == 0
     two = start("two", *SHORT, by=TORCHRUN)
     errors = two.communicate()[1]
@@ -102,7 +102,7 @@ def test_two_processes_of_torchrun_give_what_one_gives() -> None:
         assert row.targets_sha256 == expected.targets_sha256
 
 
-def test_sigterm_to_one_process_saves_the_run_and_ends_all() -> None:
+def test_sigterm_to_one_process_saves_the_run_and_ends_all():
     process, ranks = start_two()
     os.kill(ranks[1], signal.SIGTERM)
     errors = process.communicate(timeout=60)[1]
@@ -117,7 +117,7 @@ def test_sigterm_to_one_process_saves_the_run_and_ends_all() -> None:
     ]
 
 
-def test_no_process_outlives_the_first() -> None:
+def test_no_process_outlives_the_first():
     process, ranks = start_two()
     process.kill()
     process.wait()
