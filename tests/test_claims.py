@@ -17,7 +17,6 @@ from scipy import stats
 from posbench.claims import claim, reproduce
 from posbench.claims.claim import Term
 from posbench.claims.judge import judge
-from posbench.config.schema import Config
 from posbench.errors import UserError
 from posbench.launch import plans, sweep
 from posbench.launch.pool import Status
@@ -48,7 +47,7 @@ def write(folder: Path, name: str = "mine", **changed: Any) -> Path:
 
 
 @pytest.mark.slow
-def test_every_claim_composes_and_so_does_that_of_the_page(tmp_path: Path) -> None:
+def test_every_claim_composes_and_so_does_that_of_the_page(tmp_path):
     (text,) = re.findall(
         r"```yaml\n(.*?)```",
         (ROOT / "docs/results.md").read_text(encoding="utf-8"),
@@ -67,7 +66,7 @@ def test_every_claim_composes_and_so_does_that_of_the_page(tmp_path: Path) -> No
     )
 
 
-def test_a_test_is_a_sum_of_losses_and_its_margin(tmp_path: Path) -> None:
+def test_a_test_is_a_sum_of_losses_and_its_margin(tmp_path):
     tests = ["0.5*a/nonoverlap .25x + b:yarn:factor=4 16x - a 1x > -0.02", "b 8x < .1"]
     (entry,) = claim.read(
         ["mine"],
@@ -88,29 +87,21 @@ def test_a_test_is_a_sum_of_losses_and_its_margin(tmp_path: Path) -> None:
     assert second.margin == 0.1
 
 
-def test_a_claim_that_cannot_be_tested_is_one_line(tmp_path: Path) -> None:
-    with pytest.raises(
-        UserError,
-        match=r"^\S*several.yaml: mine: test: cannot read 'alibi 1x': expected such as",
-    ):
-        claim.read(["mine"], write(tmp_path, test="alibi 4x alibi 1x < 1"))
-    with pytest.raises(
-        UserError,
-        match=(
-            r"several.yaml: third: test: cannot read 'alibi 1x = 1': expected such as"
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"test": "alibi 4x alibi 1x < 1"}, "test: cannot read 'alibi 1x': expected"),
+        ({"test": "alibi 1x = 1"}, "test: cannot read 'alibi 1x = 1': expected"),
+        (
+            {"test": "rope 4x - alibi 1x < 0"},
+            r"run 'rope' is not among runs \(alibi\)$",
         ),
-    ):
-        claim.read(["third"], write(tmp_path, "third", test="alibi 1x = 1"))
-    with pytest.raises(
-        UserError,
-        match=r"^\S*several.yaml: other: run 'rope' is not among runs \(alibi\)$",
-    ):
-        claim.read(["other"], write(tmp_path, "other", test="rope 4x - alibi 1x < 0"))
-    with pytest.raises(
-        UserError,
-        match=r"several.yaml: fewer: seeds is 2: leave it out: only published",
-    ):
-        claim.read(["fewer"], write(tmp_path, "fewer", seeds=2))
+        ({"seeds": 2}, "seeds is 2: leave it out: only published"),
+    ],
+)
+def test_a_claim_that_cannot_be_tested_is_one_line(tmp_path, changed, message):
+    with pytest.raises(UserError, match=rf"^\S*several.yaml: mine: {message}"):
+        claim.read(["mine"], write(tmp_path, **changed))
 
 
 TRUTHS = {
@@ -122,9 +113,7 @@ TRUTHS = {
 
 
 @pytest.fixture(scope="module")
-def runs(
-    template: Config, tmp_path_factory: pytest.TempPathFactory
-) -> dict[str, pd.DataFrame]:
+def runs(template, tmp_path_factory):
     study = tmp_path_factory.mktemp("study")
     return {
         name: read(
@@ -175,9 +164,7 @@ def entry(*tests: str) -> claim.Entry:
         (["alibi 32x = 3.66 ± 0.05"], "not run", "alibi has no value at 32x"),
     ],
 )
-def test_outcomes(
-    tests: list[str], outcome: str, ours: str, runs: dict[str, pd.DataFrame]
-) -> None:
+def test_outcomes(tests, outcome, ours, runs):
     asked = entry(*tests)
     rows = {
         name: pd.concat([runs[name], runs[name].assign(protocol="nonoverlap")])
@@ -188,9 +175,7 @@ def test_outcomes(
     assert ours in finding["ours"]
 
 
-def test_an_outcome_is_that_of_raw_rows_and_shares_the_chance_of_error(
-    runs: dict[str, pd.DataFrame],
-) -> None:
+def test_an_outcome_is_that_of_raw_rows_and_shares_the_chance_of_error(runs):
     """The expected outcome uses none of posbench's statistics: a t-test over seeds, on
     losses from the files.
     """
@@ -245,9 +230,7 @@ def task_runs(learned: int, right: int, seeds: int) -> pd.DataFrame:
         ((5, 5, 5), (5, 0, 5), "not run"),
     ],
 )
-def test_a_claim_about_longer_problems_needs_ten_seeds_that_learned(
-    of: Any, than: Any, outcome: str
-) -> None:
+def test_a_claim_about_longer_problems_needs_ten_seeds_that_learned(of, than, outcome):
     (asked,) = claim.read(["alibi_copies_longer"])
     runs = {"copy_alibi": task_runs(*of), "copy_rope": task_runs(*than)}
     (finding,) = judge([(asked, runs)]).to_dict("records")
@@ -264,7 +247,7 @@ def test_a_claim_about_longer_problems_needs_ten_seeds_that_learned(
     assert list(judge([(asked, longer)])["outcome"]) == ["not run"]
 
 
-def test_a_published_share_of_right_answers_is_a_mean_over_seeds() -> None:
+def test_a_published_share_of_right_answers_is_a_mean_over_seeds():
     tokens = task_runs(10, 9, 10)
     whole = tokens.assign(exact_match=tokens["accuracy"], accuracy=0.0)
     asked = [
@@ -279,9 +262,7 @@ def test_a_published_share_of_right_answers_is_a_mean_over_seeds() -> None:
     assert list(judged["ours"]) == ["0.900 (0.000 to 1.000, 10 seeds)"] * 2
 
 
-def test_a_strangers_claim_is_trained_judged_and_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_strangers_claim_is_trained_judged_and_written(tmp_path, monkeypatch, capsys):
     """Another claim shares its runs. Training is faked."""
     made: list[plans.Plan] = []
 
@@ -316,8 +297,8 @@ def test_a_strangers_claim_is_trained_judged_and_written(
 
 @pytest.mark.slow
 def test_kept_rows_take_the_place_of_runs_and_the_page_says_what_they_say(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+    tmp_path, monkeypatch, capsys
+):
     page = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
     assert support.script("claims").written(page) == page
     monkeypatch.chdir(tmp_path)

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 import torch
-from support import changed, encoded, write_words
+from support import changed, encoded, start_child, write_words
 from torch.cuda._utils import _get_device_index
 
 import posbench.training.train
@@ -35,12 +35,12 @@ STEPS = 12
 
 
 @pytest.fixture(autouse=True)
-def loopback(monkeypatch: pytest.MonkeyPatch) -> None:
+def loopback(monkeypatch):
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo" if sys.platform == "linux" else "lo0")
 
 
 @pytest.fixture
-def config(tiny_config: Config, tmp_path: Path) -> Config:
+def config(tiny_config, tmp_path):
     write_words(tmp_path)
     runtime = {
         "cache": str(tmp_path / "cache"),
@@ -66,23 +66,11 @@ def together(size: int, folder: Path, work: Callable[[World], object]) -> None:
         with joined(Place(rank, size, rank, store) if size > 1 else None) as world:
             work(world)
 
-    fork = multiprocessing.get_context("fork")
-    codes = []
-    others = [
-        fork.Process(
-            target=lambda r: sys.exit(exits.run(lambda: process(r))), args=(r,)
-        )
-        for r in range(1, size)
-    ]
-    for other in others:
-        other.start()
+    others = [start_child(functools.partial(process, rank)) for rank in range(1, size)]
     try:
         process(0)
     finally:
-        for other in others:
-            other.join(60)
-            codes.append(other.exitcode)
-        assert None not in codes, "a process does not end"
+        codes = [os.waitpid(other, 0)[1] for other in others]
     assert not any(codes)
 
 
@@ -128,8 +116,8 @@ def assert_alike(folder: Path, other: Path) -> None:
     [(2, 2, "randomized"), pytest.param(4, 1, "task", marks=pytest.mark.slow)],
 )
 def test_several_processes_give_what_one_gives(
-    config: Config, tmp_path: Path, size: int, accumulation: int, encoding: str
-) -> None:
+    config, tmp_path, size, accumulation, encoding
+):
     lengths = () if encoding == "task" else ((0.0, 8), (0.5, 16))
     updates = {
         "accumulation": accumulation,
@@ -171,13 +159,8 @@ def signal_at(step: int, patch: pytest.MonkeyPatch, rank: int) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(("size", "rank", "ahead"), [(3, 1, 0), (2, 1, 1)])
 def test_a_signal_to_one_stops_all_after_the_same_update_and_the_run_goes_on_to_the_bit(
-    config: Config,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    size: int,
-    rank: int,
-    ahead: int,
-) -> None:
+    config, tmp_path, monkeypatch, size, rank, ahead
+):
     config = changed(
         config,
         training={"batch_size": 6, "tokens": 16 * 6 * STEPS},
@@ -225,14 +208,8 @@ def act(event: str, *_: Any) -> None:
     ],
 )
 def test_a_rank_that_fails_ends_the_others_and_is_named_in_one_line_with_its_exit_code(
-    config: Config,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capfd: Any,
-    event: str,
-    text: str,
-    code: int,
-) -> None:
+    config, tmp_path, monkeypatch, capfd, event, text, code
+):
     monkeypatch.setattr(launch.training, "train", functools.partial(act, event))
     # a busy machine ends processes slowly
     monkeypatch.setattr(launch, "_GRACE_SECONDS", 2.0)
@@ -252,9 +229,7 @@ def test_a_rank_that_fails_ends_the_others_and_is_named_in_one_line_with_its_exi
     assert record["message"] == text
 
 
-def test_torchrun_and_srun_give_a_process_its_place(
-    config: Config, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_torchrun_and_srun_give_a_process_its_place(config, monkeypatch):
     assert place(4) is None
     slurm = {
         "PROCID": "3",
@@ -275,7 +250,7 @@ def test_torchrun_and_srun_give_a_process_its_place(
         launch.train(Plan(changed(config, runtime={"processes": 2}), Path("run"), ()))
 
 
-def test_each_process_has_a_device_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_process_has_a_device_of_its_own(monkeypatch):
     current: list[torch.device] = []
     monkeypatch.setattr(
         torch.cuda,
