@@ -15,7 +15,7 @@ from torch import Tensor
 
 from posbench.config.schema import Config
 from posbench.data.tokens import Tokenizer, TokenSplit, train_bpe
-from posbench.errors import Undefined, UserError
+from posbench.errors import Undefined
 from posbench.evaluation import probes, problems
 from posbench.evaluation.evaluate import Evaluation, evaluate
 from posbench.evaluation.models import (
@@ -26,7 +26,6 @@ from posbench.evaluation.models import (
     nll_of,
     predicted,
 )
-from posbench.evaluation.plan import check
 from posbench.evaluation.probes import Choice, Material
 from posbench.model.gpt import build
 from posbench.run.rows import EvaluationRow
@@ -318,17 +317,3 @@ def test_what_cannot_be_posed_is_a_row_without_a_number(tiny_config):
         ("induction:pairs=40", L, "undefined"),
         ("induction:pairs=40", 8 * L, "ok"),
     ]
-
-
-@pytest.mark.parametrize(
-    ("task", "reason"),
-    [
-        ("passkey:depth=2", "0 to 1 with one key"),
-        ("passkey:keys=11", "expected 1 to 10"),
-        ("induction:pairs=1", "2 to 64"),
-    ],
-)
-def test_an_option_without_a_meaning_is_refused(tiny_config, task, reason):
-    config = changed(tiny_config, evaluation={"tasks": (task,)})
-    with pytest.raises(UserError, match=reason):
-        check(config)

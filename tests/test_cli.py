@@ -146,6 +146,30 @@ train encoding.base=-1 | encoding.base is -1 for 'rope'
 train encoding.bse=2 | 'rope' has no option 'bse'
 train encoding=randomized encoding.inner_options.bse=2 | 'rope' has no option 'bse'
 train encoding=alibi encoding.base=2 | no option 'base': it accepts slopes
+train encoding=alibi encoding.slopes=[1.0] | encoding.slopes is [1.0] for 'alibi': expected 4 numbers, one per head
+train encoding=t5 encoding.max_distance=16 | encoding.max_distance is 16 for 't5': expected more than half of num_buckets
+train encoding=dape encoding.inner=rope | encoding.inner is 'rope': expected one that only adds a bias
+train encoding=dape encoding.inner=layered encoding.inner_options={layers:[{name:t5}]} | encoding.inner is 'layered'
+train encoding=layered encoding.layers=[{name:sine,window:4},{name:sine}] | encoding.layers: sine and sine 
+train encoding=llama3 encoding.low_freq_factor=5.0 | encoding.low_freq_factor is 5.0: expected at most 4
+train encoding=liere encoding.block=5 | encoding.block is 5 for 'liere': expected a divisor of the 32 channels
+train encoding=randomized encoding.inner_options.base=-1 | encoding.inner_options.base is -1 for 'rope': 
+train encoding=cape encoding.inner=learned | encoding.inner is 'learned', which cannot take these positions
+train encoding=layered encoding.layers=[{name:rope,window:0}] | encoding.layers[0].window is 0 for 'layered': 
+train encoding=heads encoding.heads=[{name:tupe}] | encoding.heads[0]: 'tupe' acts on all heads
+train extension=yran | unknown extension 'yran': did you mean 'yarn'
+train extension=yarn:bta=4 | 'yarn' has no option 'bta': it accepts
+train extension=pi:factor=0.5 | factor is 0.5 for 'pi': 
+train extension=self_extend:window=64 | window is 64: expected less than 64, or group given
+train extension=dual_chunk:chunk=65 | chunk is 65: expected from 1 to the training length 64
+train experiment=tasks data=task/copy data.task.vocabluary=3 | 'copy' has no option 'vocabluary': it accepts shortest, longest, vocabulary
+train experiment=tasks data=task/addition data.task.answer=revrsed | data.task.answer is 'revrsed' for 'addition': input should be 'plain' or
+train experiment=tasks data=task/recall data.task.keys=7 | data.task.longest is 8 for 'recall': expected at most 7
+train experiment=tasks data=task/passkey data.task.depth=nan | data.task.depth is nan
+train data=task/passkeys | did you mean 'task/passkey'
+train probe=passkey:depth=2 | 0 to 1 with one key
+train probe=passkey:keys=11 | expected 1 to 10
+train probe=induction:pairs=1 | 2 to 64
 train offsets=64 | evaluation.offsets is [64]: expected [] for data=builtin
 train experiment=tasks data=task/copy at_tokens=5376 | evaluation.at_tokens is [5376]: expected [] for data=task
 rope yarn factor=4 yarn factor=8 | or two to compare; a key= once

@@ -301,41 +301,10 @@ def test_a_scheme_has_the_methods_that_are_for_it():
 @pytest.mark.parametrize(
     ("name", "method", "options", "expected"),
     [
-        ("rope", "yran", {}, r"unknown extension 'yran': did you mean 'yarn'"),
         ("alibi", "pi", {}, r"'alibi' has no extension 'pi': it supports alibi_pi"),
-        (
-            "rope",
-            "yarn",
-            {"bta": 4},
-            r"'yarn' has no option 'bta': it accepts .*; did you mean 'beta'\?",
-        ),
-        (
-            "rope",
-            "pi",
-            {"factor": 0.5},
-            r"factor is 0.5 for 'pi': .* greater than or equal to 1 \(default None\)",
-        ),
-        (
-            "rope",
-            "longrope",
-            {"long_factor": [1, 2]},
-            r"long_factor is \[1.0, 2.0\]: expected 4 numbers",
-        ),
-        (
-            "rope",
-            "self_extend",
-            {"window": 16},
-            r"window is 16: expected less than 16, or group given",
-        ),
-        (
-            "rope",
-            "dual_chunk",
-            {"chunk": 17},
-            r"chunk is 17: expected from 1 to the training length 16",
-        ),
+        ("rope", "longrope", {"long_factor": [1, 2]}, "expected 4 numbers"),
     ],
 )
-def test_a_wrong_choice_is_refused_in_one_line(name, method, options, expected):
-    with pytest.raises(UserError, match=expected) as error:
+def test_what_a_scheme_cannot_do_is_refused(name, method, options, expected):
+    with pytest.raises(UserError, match=expected):
         extend_encoding(encodings.build(name, SHAPE), method, 4 * L, L, **options)
-    assert "\n" not in str(error.value)

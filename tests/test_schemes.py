@@ -16,7 +16,7 @@ from torch import nn
 
 from posbench import attention_output, encodings
 from posbench.encodings.base import Shape
-from posbench.errors import OptionError, Undefined, UserError
+from posbench.errors import OptionError, Undefined
 from posbench.model.attention import make_layer
 from posbench.model.standalone import whole_block
 
@@ -42,83 +42,6 @@ def test_options_that_are_not_finite_and_bases_below_1_are_refused():
         for value in (math.inf, math.nan, *([-1.0] if option == "base" else [])):
             with pytest.raises(OptionError, match=f"encoding.{option} is "):
                 build(name, Shape(16, 2, 2, 16), **{option: value})
-
-
-@pytest.mark.parametrize(
-    ("name", "options", "message"),
-    [
-        (
-            "rop",
-            {},
-            (
-                r"unknown encoding 'rop': did you mean 'rope'\? \('posbench list' shows"
-                r" all;"
-            ),
-        ),
-        ("alibi", {"base": 1}, "'alibi' has no option 'base': it accepts slopes"),
-        (
-            "alibi",
-            {"slopes": [1.0]},
-            r"encoding.slopes is \[1.0\] for 'alibi': expected 4 numbers, one per head",
-        ),
-        (
-            "t5",
-            {"max_distance": 16},
-            (
-                "encoding.max_distance is 16 for 't5': expected more than half of"
-                " num_buckets"
-            ),
-        ),
-        (
-            "dape",
-            {"inner": "rope"},
-            "encoding.inner is 'rope': expected one that only adds a bias",
-        ),
-        (
-            "dape",
-            {"inner": "layered", "inner_options": {"layers": [{"name": "t5"}]}},
-            "encoding.inner is 'layered'",
-        ),
-        (
-            "layered",
-            {"layers": [{"name": "sine", "window": 4}, {"name": "sine"}]},
-            "encoding.layers: sine and sine ",
-        ),
-        (
-            "llama3",
-            {"low_freq_factor": 5.0},
-            "encoding.low_freq_factor is 5.0: expected at most 4",
-        ),
-        (
-            "liere",
-            {"block": 5},
-            "encoding.block is 5 for 'liere': expected a divisor of the 8 channels",
-        ),
-        (
-            "randomized",
-            {"inner_options": {"base": -1}},
-            "encoding.inner_options.base is -1 for 'rope': ",
-        ),
-        (
-            "cape",
-            {"inner": "learned"},
-            "encoding.inner is 'learned', which cannot take these positions",
-        ),
-        (
-            "layered",
-            {"layers": [{"name": "rope", "window": 0}]},
-            r"encoding.layers\[0\].window is 0 for 'layered': ",
-        ),
-        (
-            "heads",
-            {"heads": [{"name": "tupe"}]},
-            r"encoding.heads\[0\]: 'tupe' acts on all heads",
-        ),
-    ],
-)
-def test_a_wrong_choice_is_one_line(name, options, message):
-    with pytest.raises(UserError, match=rf"^{message}.*$"):
-        build(name, **options)
 
 
 def test_the_random_direction_of_index_is_a_unit_vector_and_the_same_in_every_run():

@@ -11,7 +11,7 @@ import task_solvers
 from scipy import optimize, stats
 
 from posbench import tasks
-from posbench.errors import Undefined, UserError
+from posbench.errors import Undefined
 
 # Every task by default, and with options that take another way through its generator.
 CASES: list[tuple[str, dict[str, Any]]] = [
@@ -136,45 +136,6 @@ def test_one_head_can_copy_strings_of_four_bits_and_of_five_where_it_sees_lines(
             bounds=(None, None),
         )
         assert program.status == status
-
-
-@pytest.mark.parametrize(
-    ("name", "options", "line"),
-    [
-        (
-            "copy",
-            {"vocabluary": 3},
-            (
-                "'copy' has no option 'vocabluary': it accepts shortest, longest,"
-                " vocabulary;"
-            ),
-        ),
-        (
-            "addition",
-            {"answer": "revrsed"},
-            "data.task.answer is 'revrsed' for 'addition': input should be 'plain' or",
-        ),
-        (
-            "recall",
-            {"keys": 7},
-            "data.task.longest is 8 for 'recall': expected at most 7",
-        ),
-        ("passkey", {"depth": float("nan")}, "data.task.depth is nan"),
-        (
-            "passkeys",
-            {},
-            (
-                "unknown task 'passkeys': did you mean 'passkey'? (there are addition,"
-                " copy, counting"
-            ),
-        ),
-    ],
-)
-def test_an_option_is_refused_in_one_line(name, options, line):
-    with pytest.raises(UserError) as error:
-        tasks.build(name, options)
-    assert line in str(error.value)
-    assert "\n" not in str(error.value)
 
 
 def test_problems_that_the_vocabulary_has_no_room_for_do_not_exist():
