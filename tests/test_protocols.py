@@ -64,6 +64,16 @@ def test_doc_windows_stay_inside_one_document_and_never_score_its_first_token(pr
         assert not np.isin(targets_of(windows).indices, split.starts).any()
 
 
+def test_targets_below_the_training_length_have_half_of_the_window_before_them():
+    split = split_of(500, 700)
+    lengths = [1, 2, 5, 16, 24, 48, 64, 256]
+    plan = protocols.plan(
+        "fixed_target", split, lengths, 12, 20, "doc", train_length=64
+    )
+    least = [int(targets_of(plan[length]).context.min()) for length in lengths]
+    assert least == [1, 2, 4, 11, 13, 37, 53, 245]
+
+
 def test_the_digest_follows_the_text_the_targets_and_their_blocks_and_not_the_order_of_windows(
     split,
 ):
