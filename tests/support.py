@@ -51,9 +51,8 @@ def changed(config: Config, **changes: Any) -> Config:
     """Return a configuration with `seed=1`, or `model={"n_layers": 1}`."""
     for name, value in changes.items():
         if isinstance(value, dict):
-            value = dataclasses.replace(getattr(config, name), **value)
-        config = dataclasses.replace(config, **{name: value})
-    return config
+            changes[name] = dataclasses.replace(getattr(config, name), **value)
+    return dataclasses.replace(config, **changes)
 
 
 def encoded(config: Config, name: str, **options: Any) -> Config:
