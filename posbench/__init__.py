@@ -2,20 +2,24 @@
 training length will it hold?
 
     import posbench
-    run = posbench.train(encoding="alibi")  # like `posbench train encoding=alibi`;
-    errors are exceptions posbench.sweep(encoding=["rope", "alibi"], seed=[0, 1])  # all
-    combinations, with their report
+
+    # as `posbench train encoding=alibi`; errors are exceptions
+    run = posbench.train(encoding="alibi")
+    # all combinations, with their report
+    posbench.sweep(encoding=["rope", "alibi"], seed=[0, 1])
     run.curve()  # a pandas DataFrame
     run.plot()
-    run = posbench.load("outputs/demo/alibi-s0-b0822747")  # a run that was trained
-    before posbench.runs("outputs/**")  # a DataFrame, a row per run
+    run = posbench.load("outputs/demo/alibi-s0-48c19011")  # a run of before
+    posbench.runs("outputs/**")  # a DataFrame, a row per run
     posbench.plot("outputs/demo")  # curves of runs, side by side
 
-    enc = posbench.build_encoding("alibi", d_model=512, n_heads=8, n_layers=4,
-    train_length=128) posbench.attention(enc, q, k, v)  # in a model of your own
+    # in a model of your own
+    sizes = {"d_model": 512, "n_heads": 8, "n_layers": 4, "train_length": 128}
+    enc = posbench.build_encoding("alibi", **sizes)
+    posbench.attention(enc, q, k, v)
     posbench.attention_logits(enc, q, k)
-    posbench.register(Mine)  # a subclass of posbench.Encoding; `encoding=mine` then
-    works in this process
+    # a subclass of posbench.Encoding; `encoding=mine` then works in this process
+    posbench.register(Mine)
 
 Nothing heavy is imported before it is needed, so that the command line answers at once.
 """
@@ -27,7 +31,16 @@ from posbench import encodings
 from posbench.encodings import register
 
 if TYPE_CHECKING:
-    from posbench.api import LoadedRun, evaluate, load, plot, runs, sweep, train
+    from posbench.api import (
+        LoadedRun,
+        evaluate,
+        load,
+        plot,
+        report,
+        runs,
+        sweep,
+        train,
+    )
     from posbench.encodings.base import Encoding
     from posbench.model.standalone import attention, attention_logits, attention_output
 
@@ -35,7 +48,16 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "encodings.base": ("Encoding",),
-    "api": ("LoadedRun", "evaluate", "load", "plot", "runs", "sweep", "train"),
+    "api": (
+        "LoadedRun",
+        "evaluate",
+        "load",
+        "plot",
+        "report",
+        "runs",
+        "sweep",
+        "train",
+    ),
     "model.standalone": ("attention", "attention_logits", "attention_output"),
 }
 __all__ = [
@@ -94,8 +116,6 @@ def build_encoding(
 
 
 def __getattr__(name: str) -> Any:
-    if name == "report":  # a module that can be called
-        return importlib.import_module("posbench.report")
     for module, names in _HOMES.items():
         if name in names:
             return getattr(importlib.import_module(f"posbench.{module}"), name)

@@ -15,17 +15,17 @@ from typing import Any
 import pandas as pd
 import torch
 
-from posbench import encodings, machine, report
-from posbench.config.overrides import apply, start_of
+from posbench import encodings, machine, reports
+from posbench.config.overrides import apply
 from posbench.config.schema import AnyConfig, load_saved
-from posbench.data.tokens import Tokenizer
+from posbench.data.tokenizer import Tokenizer
 from posbench.errors import RunFailed, UserError
 from posbench.evaluation.job import evaluate_run
 from posbench.launch import plans
 from posbench.launch import run as launch
 from posbench.launch import sweep as many
 from posbench.model.gpt import GPT
-from posbench.report import charts
+from posbench.reports import charts
 from posbench.results import frame as results
 from posbench.results.headline import MAIN, MAIN_OF_TASK, TEXTS, Headline, headline
 from posbench.run import CONFIG, find
@@ -88,7 +88,6 @@ _FIRST_OF_TASK = (
 _COUNTS = (
     "problem_length",
     "offset",
-    "stride",
     "window",
     "n_tokens",
     "n_bytes",
@@ -127,7 +126,7 @@ class LoadedRun:
         """The run's name; its last eight digits are a digest of all that shapes its
         weights.
         """
-        return str(self.record.get("id") or self.folder.name)
+        return str(self.record["id"])
 
     @property
     def status(self) -> str:
@@ -146,8 +145,8 @@ class LoadedRun:
         """Whether it beats the best n-gram model: `yes`, `no` or `not resolved`; None
         if that is not known.
         """
-        value = self.headline["learned"]
-        return None if value is None else str(value)
+        learned: str | None = self.headline["learned"]
+        return learned
 
     def curve(self) -> pd.DataFrame:
         """Return a row per evaluation, in tokens and nats per token; `reason` says why
@@ -168,17 +167,10 @@ class LoadedRun:
             )
 
         rows = sorted(self._rows, key=as_trained_first)
-        columns = [
-            *dict.fromkeys(
-                [
-                    *(_FIRST if self.config.data.task is None else _FIRST_OF_TASK),
-                    *COLUMNS,
-                ]
-            )
-        ]
+        first = _FIRST if self.config.data.task is None else _FIRST_OF_TASK
         frame = pd.DataFrame(
             [{"curve": row.curve_name, **row.to_json()} for row in rows],
-            columns=columns,
+            columns=list(dict.fromkeys(first + COLUMNS)),
         )
         return frame.assign(learned=self.learned).astype(
             dict.fromkeys(_COUNTS, "Int64")
@@ -192,14 +184,7 @@ class LoadedRun:
             {key: number(value) for key, value in line.items()}
             for line in training_rows(self.folder)
         ]
-        frame = pd.DataFrame(
-            rows,
-            columns=[
-                *dict.fromkeys(
-                    ["step", "tokens", *(key for row in rows for key in row)]
-                )
-            ],
-        )
+        frame = pd.DataFrame(rows or {"step": [], "tokens": []})
         return (
             frame.groupby("step", as_index=False)
             .last()
@@ -215,7 +200,7 @@ class LoadedRun:
         """
         keys = (*EVALUATION_KEY, "targets_sha256")
         rows = [
-            {**{name: getattr(row, name) for name in keys}, **row.units}
+            {name: getattr(row, name) for name in keys} | row.units
             for row in self._rows
             if row.units
         ]
@@ -254,15 +239,13 @@ class LoadedRun:
 
     def __repr__(self) -> str:
         names = MAIN if self.config.data.task is None else MAIN_OF_TASK
-        values = {
-            name: value
-            for name in names
-            if (value := self.headline.get(name)) is not None
-        }
-        summary = "".join(
-            f", {name} {v if isinstance(v, str) else f'{v:.4g}'}"
-            for name, v in values.items()
-        )
+        summary = ""
+        for name in names:
+            value = self.headline.get(name)
+            if isinstance(value, str):
+                summary += f", {name} {value}"
+            elif value is not None:
+                summary += f", {name} {value:.4g}"
         return f"<run {self.id}: {self.status}{summary}; {self.folder}>"
 
 
@@ -287,7 +270,7 @@ def runs(*paths: str | Path) -> pd.DataFrame:
         tokens up to which the rise has an upper bound of at most 0.05, `uses` the
         shortest with one of at most 0.02 above `nll_1x`.
     """
-    frame = results.read([Path(path) for path in paths or ("outputs",)])
+    frame = results.read(map(Path, paths or ["outputs"]))
     unreadable = frame["run_status"] == "unreadable"
     for run in frame[unreadable].itertuples():
         warnings.warn(
@@ -328,6 +311,28 @@ def plot(*runs: LoadedRun | str | Path, reference: str | None = None) -> charts.
     return charts.of_runs(frame[~frame["repeated"]], reference)  # a seed counts once
 
 
+def report(
+    *paths: str | Path,
+    out: str | Path | None = None,
+    least: float | None = None,
+    reference: str | None = None,
+    figure: charts.FigureKind = "panels",
+) -> pd.DataFrame:
+    """Print and write the report on runs as `posbench report` does, and return the runs
+    as `runs` does.
+
+    Args:
+        paths: run folders, study folders, globs, kept studies (`*.parquet`).
+        out: folder for the files; None: `report` in the study's folder.
+        least: the smallest difference, in nats per token, that gets a word.
+        reference: label or encoding that others are compared with. None: `rope`, or
+            `none` on tasks without it.
+        figure: `panels`, `curve` or `perplexity`.
+    """
+    reports.main(paths, out, least, reference, figure)
+    return runs(*paths)
+
+
 def train(
     overrides: Words = (),
     *,
@@ -351,15 +356,8 @@ def train(
             kept.
         Stopped: it was interrupted, as by a notebook's stop button, and has been saved.
     """
-    words, directory = (
-        _words(overrides, settings),
-        None if config_dir is None else Path(config_dir),
-    )
-    if (start := start_of(words)) and find.is_model(start):
-        from posbench.huggingface.finetune import train_model
-
-        with _shown_log():
-            return _load_logged(train_model(start, words, restart, directory))
+    words = _words(overrides, settings)
+    directory = None if config_dir is None else Path(config_dir)
     plan = plans.resolve_one(words, directory)
     with _shown_log():
         launch.train(plan, restart)
@@ -379,15 +377,16 @@ def evaluate(
             length=[128, 256].
     """
     words = _words(overrides, settings)
-    if not isinstance(run, LoadedRun) and find.is_model(str(run)):
-        from posbench.huggingface.evaluate import evaluate_model
-
-        with _shown_log():
-            return _load_logged(evaluate_model(str(run), words)[0])
-    folder = run.folder if isinstance(run, LoadedRun) else find.of_id(Path(run))
-    config = apply(launch.config_with_measured_lengths(folder), words)
+    path = run.folder if isinstance(run, LoadedRun) else Path(run)
     with _shown_log():
-        evaluate_run(folder, config)
+        if find.is_model(str(path)):
+            from posbench.huggingface.evaluate import evaluate_model
+
+            folder = evaluate_model(str(path), words)[0]
+        else:
+            folder = find.of_id(path)
+            config = apply(launch.config_with_measured_lengths(folder), words)
+            evaluate_run(folder, config)
         return _load_logged(folder)
 
 
@@ -409,10 +408,8 @@ def sweep(
             encoding=["rope", "alibi"], seed=range(5).
         n_jobs: processes at a time; None = one per CPU core or GPU.
     """
-    words, directory = (
-        _words(overrides, settings, several=True),
-        None if config_dir is None else Path(config_dir),
-    )
+    words = _words(overrides, settings, several=True)
+    directory = None if config_dir is None else Path(config_dir)
     with _shown_log():
         # perhaps inside another encoding
         if {*re.findall(r"\w+", " ".join(words))} & {*encodings.registered()}:
@@ -420,7 +417,7 @@ def sweep(
             for plan in todo:
                 with contextlib.suppress(RunFailed):  # the report counts it
                     launch.train(plan)
-            report.main([plan.folder for plan in todo])
+            reports.main([plan.folder for plan in todo])
         else:
             todo = many.sweep(words, n_jobs, directory)
     return runs(*(plan.folder for plan in todo))
@@ -442,18 +439,15 @@ def _words(
     words = list(overrides)
     for key, value in settings.items():
         if isinstance(value, Mapping) and value:
-            parts = {
-                key if (key, name) == ("encoding", "name") else f"{key}.{name}": value[
-                    name
-                ]
-                for name in value
-            }
+            parts = {f"{key}.{name}": part for name, part in value.items()}
+            if "encoding.name" in parts:  # it is typed encoding=NAME
+                parts = {"encoding": parts.pop("encoding.name"), **parts}
             words += _words((), parts, several)
             continue
-        listed = several and isinstance(value, Sequence) and not isinstance(value, str)
-        words.append(
-            f"{key}={','.join(map(_typed_value, value)) if listed else _typed_value(value)}"
-        )
+        text = _typed_value(value)
+        if several and isinstance(value, Sequence) and not isinstance(value, str):
+            text = ",".join(map(_typed_value, value))
+        words.append(f"{key}={text}")
     return words
 
 
@@ -473,12 +467,9 @@ def _typed_value(value: Any, inside: bool = False) -> str:
             )
             + "}"
         )
-    listed = isinstance(value, Sequence) and not isinstance(value, str)
-    return (
-        f"[{','.join(_typed_value(item, True) for item in value)}]"
-        if listed
-        else str(value)
-    )
+    if isinstance(value, str) or not isinstance(value, Sequence):
+        return str(value)
+    return f"[{','.join(_typed_value(item, True) for item in value)}]"
 
 
 def _load_logged(folder: Path) -> LoadedRun:

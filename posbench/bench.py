@@ -23,7 +23,7 @@ from posbench.config.schema import Config
 from posbench.data.batches import TrainingBatches
 from posbench.errors import UserError, unknown
 from posbench.model.gpt import build
-from posbench.report.render import Column, Table
+from posbench.reports.render import Column, Table
 from posbench.terminal.exits import plural
 from posbench.training.step import Outcome, Trainer, begin_update
 
@@ -172,11 +172,7 @@ def configurations(
     settings |= {"evaluation.targets": 1, "runtime.compile": "false"}
     typed_keys = by_key(overrides)
     sections = ("model", "training", "runtime")
-    if unread := [
-        key
-        for key in typed_keys
-        if key.partition(".")[0] not in sections or key == "training.lengths"
-    ]:
+    if unread := [key for key in typed_keys if key.partition(".")[0] not in sections]:
         raise UserError(
             f"{unread[0]} is not for bench: expected encodings, model, training.* or"
             " runtime.*"

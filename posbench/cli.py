@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 import typer
 
 import posbench
-from posbench.config.overrides import OF_A_FINISHED_RUN, OF_A_SWEEP, WORDS, start_of
+from posbench.config.overrides import OF_A_FINISHED_RUN, OF_A_SWEEP, WORDS
 from posbench.config.shipped import GROUPS
 from posbench.encodings import EXTENSIONS
 from posbench.errors import UserError
@@ -73,22 +73,22 @@ def _hint(arguments: list[str], error: Exception) -> str:
 
 _SETTINGS = """\b
 Settings that people change, with their defaults:
-  encoding=rope                 how tokens know their order; 'posbench list encodings' shows all
-  experiment=demo               size, budget and text: demo, reader, small, tasks, gpt124m ...
+  encoding=rope                 'posbench list encodings' shows all
+  experiment=demo               size, budget, text: demo, reader, small, gpt124m ...
   model=gpt                     the block: gpt, llama or qwen3
-  data=builtin                  the text: wikitext-2, pg19, task/copy ...; your own is data.path=
+  data=builtin                  the text: wikitext-2, pg19, task/copy ...
   data.path=                    your own text: a file, folder or glob
-  data.tokenizer=bpe            bpe, bytes, a tokenizer.json, or a model on the hub: gpt2
+  data.tokenizer=bpe            bpe, bytes, a tokenizer.json, or gpt2 on the hub
   study=demo                    folder below outputs for all runs of a comparison
-  seed=0                        for initial weights, order of the text and random positions
-  start=                        begin from a finished run, or from a HuggingFace folder
+  seed=0                        for weights, order of the text, random positions
+  start=                        begin from the weights of a finished run
   model.n_layers=4              transformer blocks
   model.d_model=128             channels of the residual stream
   training.tokens=1e6           of the whole training
   training.train_length=64      tokens per sequence
   training.batch_size=32        sequences per forward pass
   training.learning_rate=0.006  the peak
-  ratio=0.0625,...,16           lengths to evaluate, in training lengths; length= in tokens
+  ratio=0.0625,...,16           lengths, in training lengths; length= in tokens
   extension=                    also evaluate RoPE stretched: yarn, ntk, pi ...
   tracking=wandb                Weights & Biases, tensorboard or none
   device=auto                   cpu, cuda, cuda:1 or mps
@@ -246,20 +246,6 @@ def train(
 
     Writes one run folder, outputs/STUDY/RUN, mirrors it to W&B and draws the curve.
     """
-    from posbench.run import find
-
-    if (start := start_of(words or [])) and not cfg and find.is_model(start):
-        from posbench import machine
-        from posbench.evaluation import printed
-        from posbench.huggingface import finetune
-        from posbench.terminal import console
-
-        console.log_to_terminal()
-        machine.keep_freed_memory()
-        printed.print_results(
-            finetune.train_model(start, words or [], restart, config_dir)
-        )
-        return
     from posbench.launch import plans
 
     plan = plans.resolve_one(words or [], config_dir)
@@ -267,7 +253,8 @@ def train(
         from posbench import listing
         from posbench.config.schema import to_container
 
-        print(listing.explained(to_container(plan.config)), end="")
+        settings = to_container(plan.config)
+        print(listing.explained(settings), end="")
         return
     from posbench.launch import run
 
@@ -333,7 +320,7 @@ def reproduce(
 ) -> None:
     """Test what the literature claims, on fresh seeds.
 
-    Trains what claims need in one study, with seeds that no prediction was made from,
+    Config what claims need in one study, with seeds that no prediction was made from,
     and says of each claim: supported, contradicted, open, not learned, or not run; of
     published numbers: reproduced or not. See configs/claim.
     """
@@ -363,21 +350,20 @@ def evaluate(
 
     models = [word for word in words if "=" not in word and find.is_model(word)]
     settings = [word for word in words if word not in models]
-    if models and (others := [word for word in settings if "=" not in word]):
+    others = [word for word in settings if "=" not in word]
+    if models and others:
         raise UserError(
             f"{others[0]} is no HuggingFace model, as {models[0]} is: expected models"
             " alone, or runs alone"
         )
-    if {
-        f"{key}=search" for key in ("extension", "extensions", "evaluation.extensions")
-    } & {*words}:
-        from posbench.serving import search
+    keys = ("extension", "extensions", "evaluation.extensions")
+    if any(f"{key}=search" in words for key in keys):
+        from posbench.huggingface import search
 
-        for subject in models or _runs_and_settings(words)[0]:
-            search.search(
-                subject,
-                [word for word in words if "=" in word and not os.path.exists(word)],
-            )
+        subjects = models or _runs_and_settings(words)[0]
+        of_all = [word for word in words if "=" in word and not os.path.exists(word)]
+        for subject in subjects:
+            search.search(subject, of_all)
         return
     if models:
         from posbench.huggingface import evaluate as huggingface
@@ -456,9 +442,9 @@ def report(
     Writes the answer in words, a table, CSV, LaTeX, curves with intervals, and one HTML
     page.
     """
-    from posbench import report
+    from posbench import reports
 
-    report.main(paths, out, least, reference, figure)
+    reports.main(paths, out, least, reference, figure)
 
 
 @app.command()
@@ -468,7 +454,7 @@ def runs(
     ] = None,
 ) -> None:
     """List runs: what tells them apart, status, loss at the training length, size."""
-    from posbench.report import runs as listed
+    from posbench.reports import runs as listed
 
     listed.main(paths or [Path("outputs")])
 
@@ -487,10 +473,10 @@ def export(
 ) -> None:
     """Write a run's model as a folder that transformers loads.
 
-    It becomes a Llama or GPT-NeoX model if the encoding is rotary or none; an error
-    says why if neither fits. With code=true it is posbench's own class, for all of its
-    encodings; who loads it needs posbench. The folder is kept only if its logits equal
-    those of the run. It has tokenizer, model card and posbench_parity.json. Needs
+    It becomes a Llama if it has that block (model=llama) and the encoding is rotary or
+    none; an error says why if not. With code=true it is posbench's own class, for all
+    of its encodings; who loads it needs posbench. The folder is kept only if its logits
+    equal those of the run. It has tokenizer, model card and posbench_parity.json. Needs
     transformers.
     """
     from posbench.huggingface import export
@@ -572,17 +558,14 @@ def rope(
     png: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Draw it, as a PNG file.")
     ] = None,
-    write: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Write it for each engine.")
-    ] = None,
 ) -> None:
-    """Say what a RoPE configuration means, and what engines make of it.
+    """Say what a RoPE configuration means.
 
-    Give two to compare them. No weights are read.
+    Give two to compare them. No weights are read. A config.json needs transformers.
     """
-    from posbench.serving import command
+    from posbench.rope import command
 
-    command.main(words, png, write)
+    command.main(words, png)
 
 
 @app.command()

@@ -71,7 +71,9 @@ class Stopped(PosbenchError):
 
 
 def nearest(name: str, choices: Iterable[str], cutoff: float = 0.5) -> str | None:
-    """Return the choice that is spelt most like a name; None if none is similar enough."""
+    """Return the choice that is spelt most like a name; None if none is similar
+    enough.
+    """
     by_bare = {_bare(choice): choice for choice in reversed(list(choices))}
     close = difflib.get_close_matches(_bare(name), by_bare, n=1, cutoff=cutoff)
     return by_bare[close[0]] if close else None

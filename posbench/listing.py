@@ -15,7 +15,7 @@ import yaml
 from posbench import encodings
 from posbench.config.shipped import EVERY, choice_file, choices, configs_dir
 from posbench.errors import UserError, unknown
-from posbench.report.card import DEMO, decision_card
+from posbench.reports.card import DEMO, decision_card
 
 _COLUMNS = ("name", "acts", "paper", "title")  # what is printed; JSON has all
 # The labels of paragraphs at the end of a docstring.
@@ -250,7 +250,7 @@ def describe(name: str) -> dict[str, Any]:
         "parameters": sum(parameter.numel() for parameter in encoding.parameters()),
         "max_length": encoding.max_length,
         "length_dependent": encoding.length_dependent,
-        **decision_card(name),
+        **decision_card(encoding),
         "extensions": methods_of(encoding),
     }
 

@@ -3,6 +3,7 @@
 import contextlib
 import ctypes
 import functools
+import logging
 import os
 import platform
 import resource
@@ -14,7 +15,8 @@ from torch import Tensor
 
 from posbench.errors import RunFailed, UserError
 
-_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+logger = logging.getLogger(__name__)
+_DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 
 
 def resolve(name: str) -> torch.device:
@@ -67,16 +69,15 @@ def be_deterministic(device: torch.device, deterministic: bool) -> None:
 def resolve_precision(name: str, device: torch.device) -> torch.dtype:
     """Return the dtype of matrix products: the named one, or for `auto` bf16 if the
     device does it well, else fp32.
-
-    On a CUDA device with instructions for fp16 but not for bf16 (Volta, Turing), `auto`
-    is fp16.
     """
-    if name == "auto":
-        only_half = device.type == "cuda" and torch.cuda.get_device_capability(
-            device
-        ) >= (7, 0)
-        name = "bf16" if bf16_is_fast(device) else "fp16" if only_half else "fp32"
-    return _DTYPES[name]
+    if name != "auto":
+        return _DTYPES[name]
+    if bf16_is_fast(device):
+        return torch.bfloat16
+    if device.type == "cuda":
+        gpu = torch.cuda.get_device_name(device)
+        logger.info("precision=auto is fp32 here: %s has no bf16", gpu)
+    return torch.float32
 
 
 def bf16_is_fast(device: torch.device) -> bool:
@@ -94,8 +95,8 @@ def bf16_is_fast(device: torch.device) -> bool:
     return False
 
 
-# Peaks of dense bf16 and fp16 products in 1e12 FLOP per second, by the start of a GPU's
-# name (NVIDIA's data sheets).
+# Peaks of dense bf16 products in 1e12 FLOP per second, by the start of a GPU's name
+# (NVIDIA's data sheets).
 _PEAKS = {
     "NVIDIA B200": 2250,
     "NVIDIA H200 NVL": 836,
@@ -109,16 +110,14 @@ _PEAKS = {
     "NVIDIA L40S": 362,
     "NVIDIA GeForce RTX 4090": 165.2,
     "NVIDIA GeForce RTX 3090": 71,
-    "Tesla V100-SXM2": 125,
-    "Tesla T4": 65,
 }
 
 
 def peak_flops(device: torch.device, dtype: torch.dtype) -> float | None:
-    """Return a CUDA device's peak of dense products in bf16 or fp16, in FLOP per
-    second; None if it is not known.
+    """Return a CUDA device's peak of dense products in bf16, in FLOP per second; None
+    if it is not known, or for another dtype.
     """
-    if device.type != "cuda" or dtype not in (torch.bfloat16, torch.float16):
+    if device.type != "cuda" or dtype != torch.bfloat16:
         return None
     name = torch.cuda.get_device_name(device)
     return next(

@@ -12,6 +12,9 @@ libraries. With --compile all run under torch.compile. Needs the dependency grou
 """
 
 import argparse
+import dataclasses
+import functools
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -42,9 +45,8 @@ class NanoGPT(nn.Module):
         self.norm = nn.LayerNorm(sizes.d_model, bias=False)
 
     def forward(self, ids: Tensor) -> Tensor:
-        x = self.tokens(ids) + self.positions(
-            torch.arange(ids.shape[1], device=ids.device)
-        )
+        places = torch.arange(ids.shape[1], device=ids.device)
+        x = self.tokens(ids) + self.positions(places)
         return F.linear(self.norm(self.blocks(x)), self.tokens.weight)
 
 
@@ -60,11 +62,8 @@ class NanoBlock(nn.Module):
         self.down = nn.Linear(4 * d_model, d_model, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        heads = (
-            part.unflatten(-1, (self.n_heads, -1))
-            for part in self.qkv(self.attention_norm(x)).chunk(3, -1)
-        )
-        q, k, v = (head.transpose(1, 2) for head in heads)  # each (B, H, T, Dh)
+        packed = self.qkv(self.attention_norm(x))  # (B, T, 3 D)
+        q, k, v = packed.unflatten(-1, (3, self.n_heads, -1)).permute(2, 0, 3, 1, 4)
         attended = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         x = x + self.out(attended.transpose(1, 2).flatten(2))
         return x + self.down(F.gelu(self.up(self.mlp_norm(x))))
@@ -87,70 +86,82 @@ class HuggingFace(nn.Module):
 
 
 def llama(sizes: Sizes, attention: str) -> nn.Module:
-    of = {
-        "vocab_size": sizes.vocab_size,
-        "hidden_size": sizes.d_model,
-        "num_hidden_layers": sizes.n_layers,
-    }
-    of |= {
-        "num_attention_heads": sizes.n_heads,
-        "max_position_embeddings": sizes.train_length,
-    }
     # as in posbench: 8/3 of the width, in steps of 32
-    width = -(-sizes.d_model * 8 // 96) * 32
+    width = math.ceil(sizes.d_model * 8 / 96) * 32
     return HuggingFace(
-        "llama", attention, **of, intermediate_size=width, tie_word_embeddings=True
+        "llama",
+        attention,
+        vocab_size=sizes.vocab_size,
+        hidden_size=sizes.d_model,
+        intermediate_size=width,
+        num_hidden_layers=sizes.n_layers,
+        num_attention_heads=sizes.n_heads,
+        max_position_embeddings=sizes.train_length,
+        tie_word_embeddings=True,
     )
 
 
 def mpt(sizes: Sizes, attention: str) -> nn.Module:
-    of = {
-        "vocab_size": sizes.vocab_size,
-        "d_model": sizes.d_model,
-        "n_layers": sizes.n_layers,
-    }
-    of |= {"n_heads": sizes.n_heads, "max_seq_len": sizes.train_length}
-    return HuggingFace("mpt", attention, **of, emb_pdrop=0.0, resid_pdrop=0.0)
+    return HuggingFace(
+        "mpt",
+        attention,
+        vocab_size=sizes.vocab_size,
+        d_model=sizes.d_model,
+        n_layers=sizes.n_layers,
+        n_heads=sizes.n_heads,
+        max_seq_len=sizes.train_length,
+        emb_pdrop=0.0,
+        resid_pdrop=0.0,
+    )
 
 
-def x_transformers(**scheme: object) -> Callable[[Sizes, str], nn.Module]:
-    def build(sizes: Sizes, attention: str) -> nn.Module:
-        from x_transformers import Decoder, TransformerWrapper
+def x_transformers(sizes: Sizes, attention: str, **scheme: object) -> nn.Module:
+    from x_transformers import Decoder, TransformerWrapper
 
-        head_dim = sizes.d_model // sizes.n_heads
-        if "rotary_pos_emb" in scheme:
-            scheme["rotary_emb_dim"] = head_dim  # all channels, as in posbench
-        of = {
-            "dim": sizes.d_model,
-            "depth": sizes.n_layers,
-            "heads": sizes.n_heads,
-            "attn_dim_head": head_dim,
-        }
-        layers = Decoder(**of, attn_flash=attention == "flash", **scheme)
-        whole = {
-            "num_tokens": sizes.vocab_size,
-            "max_seq_len": sizes.train_length,
-            "tie_embedding": True,
-        }
-        return TransformerWrapper(**whole, attn_layers=layers, use_abs_pos_emb=False)
+    head_dim = sizes.d_model // sizes.n_heads
+    layers = Decoder(
+        dim=sizes.d_model,
+        depth=sizes.n_layers,
+        heads=sizes.n_heads,
+        attn_dim_head=head_dim,
+        rotary_emb_dim=head_dim,  # all channels, as in posbench
+        attn_flash=attention == "flash",
+        **scheme,
+    )
+    return TransformerWrapper(
+        num_tokens=sizes.vocab_size,
+        max_seq_len=sizes.train_length,
+        tie_embedding=True,
+        attn_layers=layers,
+        use_abs_pos_emb=False,
+    )
 
-    return build
+
+@dataclasses.dataclass
+class Peer:
+    """What builds a peer (ids -> logits) with one of its attention kernels, and
+    posbench's encoding and words for the same model.
+    """
+
+    build: Callable[[Sizes, str], nn.Module]
+    encoding: str
+    kernels: tuple[str, ...]
+    words: tuple[str, ...] = ()
 
 
 LLAMA = ("model=llama", "model.tie_embeddings=true")
-# By name: what builds the peer (ids -> logits), posbench's encoding and words for the
-# same model, the peer's kernels.
-PEERS: dict[
-    str, tuple[Callable[[Sizes, str], nn.Module], str, tuple[str, ...], tuple[str, ...]]
-] = {
-    "nanogpt": (NanoGPT, "learned", (), ("sdpa",)),
-    "llama": (llama, "rope", LLAMA, ("sdpa", "eager")),
-    "mpt": (mpt, "alibi", (), ("eager",)),
-    "x-none": (x_transformers(), "none", (), ("eager", "flash")),
-    "x-rope": (x_transformers(rotary_pos_emb=True), "rope", (), ("eager", "flash")),
-    "x-alibi": (x_transformers(alibi_pos_bias=True), "alibi", (), ("eager", "flash")),
-    # it refuses flash here
-    "x-t5": (x_transformers(rel_pos_bias=True), "t5", (), ("eager",)),
+BOTH = ("eager", "flash")
+X_ROPE = functools.partial(x_transformers, rotary_pos_emb=True)
+X_ALIBI = functools.partial(x_transformers, alibi_pos_bias=True)
+X_T5 = functools.partial(x_transformers, rel_pos_bias=True)
+PEERS = {
+    "nanogpt": Peer(NanoGPT, "learned", ("sdpa",)),
+    "llama": Peer(llama, "rope", ("sdpa", "eager"), LLAMA),
+    "mpt": Peer(mpt, "alibi", ("eager",)),
+    "x-none": Peer(x_transformers, "none", BOTH),
+    "x-rope": Peer(X_ROPE, "rope", BOTH),
+    "x-alibi": Peer(X_ALIBI, "alibi", BOTH),
+    "x-t5": Peer(X_T5, "t5", ("eager",)),  # it refuses flash here
 }
 
 
@@ -162,8 +173,8 @@ class LikePosbench(nn.Module):
         self.peer = peer
 
     def forward(self, ids: Tensor, labels: Tensor, **_: object) -> Tensor:
-        # fp32, under autocast too
-        return F.cross_entropy(self.peer(ids).flatten(0, 1), labels.flatten())
+        logits = self.peer(ids).flatten(0, 1)
+        return F.cross_entropy(logits, labels.flatten())  # fp32, under autocast too
 
 
 def measure(
@@ -172,41 +183,40 @@ def measure(
     """Return a row per peer and attention: its tokens per second, and quartiles of
     posbench's speed relative to it.
     """
-    contenders, pairs = {}, {}
-    for name, (make, encoding, words, attentions) in PEERS.items():
-        given = [
-            "runtime.device=cpu",
-            f"runtime.compile={str(compiled).lower()}",
-            *words,
-        ]
-        config = bench.configurations([encoding], sizes, threads, given)[encoding]
-        ours = build(config, sizes.vocab_size)
-        against = f"posbench {encoding}{' llama' if words else ''}"
-        contenders[against] = bench.update_of(ours, config, sizes.vocab_size)
-        for attention in attentions:
-            theirs = make(sizes, attention)
-            ratio = sum(p.numel() for p in theirs.parameters()) / sum(
-                p.numel() for p in ours.parameters()
-            )
+    contenders: dict[str, Any] = {}
+    ours_of = {}  # by the peer: posbench's model beside it
+    typed = ["runtime.device=cpu", f"runtime.compile={str(compiled).lower()}"]
+    for name, peer in PEERS.items():
+        encoding, words = peer.encoding, [*typed, *peer.words]
+        config = bench.configurations([encoding], sizes, threads, words)[encoding]
+        model = build(config, sizes.vocab_size)
+        ours = f"posbench {encoding}"
+        if peer.words:
+            ours += " llama"
+        contenders[ours] = bench.update_of(model, config, sizes.vocab_size)
+        for kernel in peer.kernels:
+            theirs = peer.build(sizes, kernel)
+            ratio = _n_parameters(theirs) / _n_parameters(model)
             assert abs(ratio - 1) <= 0.02, (
-                f"{name} has {ratio:.3f} times as many parameters as {against}"
+                f"{name} has {ratio:.3f} times as many parameters as {ours}"
             )
-            model = LikePosbench(torch.compile(theirs) if compiled else theirs)
-            contenders[f"{name} {attention}"] = bench.update_of(
-                model, config, sizes.vocab_size
-            )
-            pairs[f"{name} {attention}"] = against
+            if compiled:
+                theirs = torch.compile(theirs)
+            update = bench.update_of(LikePosbench(theirs), config, sizes.vocab_size)
+            contenders[f"{name} {kernel}"] = update
+            ours_of[f"{name} {kernel}"] = ours
+
     seconds = bench.take_turns(contenders, rounds, torch.device("cpu"))
-    ratios = pd.DataFrame(
-        {name: seconds[name] / seconds[ours] for name, ours in pairs.items()}
-    )
-    speeds = sizes.train_length * sizes.batch_size / seconds[list(pairs)].median()
-    quartiles = ratios.quantile([0.25, 0.5, 0.75]).T.add_prefix(
-        "posbench / peer, quantile "
-    )
-    return pd.DataFrame({"against": pd.Series(pairs), "tokens/s": speeds.round()}).join(
-        quartiles.round(2)
-    )
+    speeds = sizes.train_length * sizes.batch_size / seconds[list(ours_of)].median()
+    ratios = {name: seconds[name] / seconds[ours] for name, ours in ours_of.items()}
+    quartiles = pd.DataFrame(ratios).quantile([0.25, 0.5, 0.75]).T
+    quartiles = quartiles.add_prefix("posbench / peer, quantile ").round(2)
+    table = pd.DataFrame({"against": pd.Series(ours_of), "tokens/s": speeds.round()})
+    return table.join(quartiles)
+
+
+def _n_parameters(model: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in model.parameters())
 
 
 if __name__ == "__main__":

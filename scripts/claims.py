@@ -10,11 +10,9 @@ from posbench.results.frame import read
 from posbench.terminal.exits import plural
 
 DOCS = pathlib.Path(__file__).parents[1] / "docs"
-BEGIN, END = (
-    "<!-- claims: written by `python scripts/claims.py` -->\n",
-    "<!-- end of claims -->\n",
-)
-# Results that need no training. tests/test_serving.py and tests/test_tasks.py compute
+BEGIN = "<!-- claims: written by `python scripts/claims.py` -->\n"
+END = "<!-- end of claims -->\n"
+# Results that need no training. tests/test_rope.py and tests/test_tasks.py compute
 # them, the bases for heads of 128.
 UNTRAINED = """\
 | RoPE's smallest bases for 1k, 2k ... 32k tokens, untrained | 3 of 6 reproduced \
@@ -26,35 +24,31 @@ UNTRAINED = """\
 
 def written(page: str) -> str:
     """Return the page with the table of all claims between its marks."""
-    entries = {entry.id: entry for entry in claim.read(["all"])}
+    entries = claim.read(["all"])
     studies = read([DOCS / "rows" / f"{name}.parquet" for name in ("ledger", "repro")])
-    plans = reproduce.plans_of_claims([*entries.values()], [])
-    table = reproduce.table(reproduce.judge_claims([*entries.values()], plans, studies))
+    plans = reproduce.plans_of_claims(entries, [])
+    table = reproduce.table(reproduce.judge_claims(entries, plans, studies))
+    entry_of = {entry.id: entry for entry in entries}
     titles = {row["name"]: row["title"] for row in listing(["claims"])["claims"]}
-    rows, not_run = (
-        ["| claim | outcome | ours | published |\n|---|---|---|---|\n", UNTRAINED],
-        [],
-    )
+    rows = ["| claim | outcome | ours | published |\n|---|---|---|---|\n", UNTRAINED]
+    not_run = []
     for row in table.frame.to_dict("records"):
-        entry = entries[row["claim"]]
+        entry = entry_of[row["claim"]]
         name = f"[{entry.id}](../configs/claim/{entry.path.name})"
-        if row["outcome"] == "not run":
+        outcome, ours = row["outcome"], row["ours"]
+        if outcome == "not run":
             not_run.append(name)
             continue
-        note = (
-            f" Deviates: {entry.claim.note}." if "reproduced" in row["outcome"] else ""
-        )
-        minutes = f", {plural(round(row['cpu_minutes']), 'CPU-minute')}" if note else ""
-        cells = (
-            f"{name}: {titles[entry.id]}{note}",
-            row["outcome"],
-            f"{row['ours']}{minutes}",
-            row["published"],
-        )
-        rows.append(f"| {' | '.join(cells)} |\n")
+        title = titles[entry.id]
+        if "reproduced" in outcome:
+            title += f" Deviates: {entry.claim.note}."
+            ours += f", {plural(round(row['cpu_minutes']), 'CPU-minute')}"
+        rows.append(f"| {name}: {title} | {outcome} | {ours} | {row['published']} |\n")
+
     before, _, rest = page.partition(BEGIN)
+    _, _, after = rest.partition(END)
     text = f"{table.notes}\n\n{''.join(rows)}\nNot run: {', '.join(not_run)}.\n"
-    return f"{before}{BEGIN}{text}{END}{rest.partition(END)[2]}"
+    return f"{before}{BEGIN}{text}{END}{after}"
 
 
 if __name__ == "__main__":

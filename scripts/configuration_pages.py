@@ -3,7 +3,6 @@ comment beside it in configs/.
 """
 
 import dataclasses
-import itertools
 import json
 import types
 import typing
@@ -28,10 +27,13 @@ _WORDS = {
 
 def head(path: Path) -> str:
     """Return the first comment of a YAML file."""
-    lines = itertools.takewhile(
-        lambda line: line.startswith("#"), path.read_text(encoding="utf-8").splitlines()
-    )
-    return " ".join(line.lstrip("# ") for line in lines if "@package" not in line)
+    words = []
+    for line in path.read_text(encoding="utf-8").splitlines():
+        if not line.startswith("#"):
+            break
+        if "@package" not in line:
+            words.append(line.lstrip("# "))
+    return " ".join(words)
 
 
 def kind(hint: Any) -> str:
@@ -43,12 +45,10 @@ def kind(hint: Any) -> str:
         return " or ".join(f"`{choice}`" for choice in inner)
     if origin in (typing.Union, types.UnionType):
         return " or ".join(kind(each) for each in inner)
-    if origin in (tuple, list):
-        return (
-            f"list: {kind(inner[0])}"
-            if origin is list or inner[-1] is Ellipsis
-            else f"{len(inner)} numbers"
-        )
+    if origin is list or inner[-1:] == (Ellipsis,):
+        return f"list: {kind(inner[0])}"
+    if origin is tuple:
+        return f"{len(inner)} numbers"
     return _WORDS.get(hint, "mapping")
 
 
@@ -68,32 +68,23 @@ def table(rows: list[tuple[str, str, str, str]], first: str = "key") -> str:
     """
     lines = [f"| {first} | type | default | meaning |", "|---|---|---|---|"]
     for name, what, default, meaning in rows:
-        cells = [
-            cell.replace("|", "\\|")
-            for cell in (f"`{name}`", what, f"`{default}`", meaning)
-        ]
-        lines.append(f"| {' | '.join(cells)} |")
+        cells = [f"`{name}`", what, f"`{default}`", meaning]
+        escaped = [cell.replace("|", "\\|") for cell in cells]
+        lines.append(f"| {' | '.join(escaped)} |")
     return "\n".join(lines) + "\n"
 
 
 def page() -> str:
     """Return the text of the page."""
     defaults = schema.flat(schema.to_container(compose.single([])))
-    general = [
-        name
-        for name, hint in _fields(schema.Config)
-        if not dataclasses.is_dataclass(hint)
-    ]
-    sections = {
-        name: hint
-        for name, hint in _fields(schema.Config)
-        if dataclasses.is_dataclass(hint)
-    }
     train = comments(configs_dir() / "train.yaml")
-    parts = [
-        _INTRODUCTION,
-        table(_rows(schema.Config, "", defaults, train, only=general)),
-    ]
+    general, sections = [], {}
+    for name, hint in _fields(schema.Config):
+        if dataclasses.is_dataclass(hint):
+            sections[name] = hint
+        else:
+            general.append(_row(name, hint, defaults, train))
+    parts = [_INTRODUCTION, table(general)]
     for section, cls in sections.items():
         parts.append(f"## {section}\n\n{cls.__doc__}\n")
         parts.append(_choices(section))
@@ -102,15 +93,11 @@ def page() -> str:
                 "The options of each stand on [its page](../encodings/index.md).\n"
             )
             continue
-        texts = {
-            f"{section}.{key}": text for key, text in _said(section).items()
-        } | train
-        parts.append(table(_rows(cls, f"{section}.", defaults, texts)))
+        said = {f"{section}.{key}": text for key, text in _said(section).items()}
+        parts.append(table(_rows(cls, f"{section}.", defaults, said | train)))
         if section == "data":
-            parts += [
-                _task(name, path)
-                for name, path in choices(section, pattern=NESTED).items()
-            ]
+            for name, path in choices(section, pattern=NESTED).items():
+                parts.append(_task(name, path))
     parts += [f"## {group}\n\n{_choices(group)}" for group in ("experiment", "sweep")]
     parts.append(_WITHOUT_SECTION + _words())
     return "\n".join(part for part in parts if part)
@@ -130,16 +117,12 @@ In `train`, `sweep`, `bench` and, where they make sense, `evaluate`:
 
 
 def _words() -> str:
-    keys = [
-        (word, key)
-        for word, key in overrides.WORDS.items()
-        if key != f"evaluation.{word}" != f"runtime.{word}"
-    ]
-    lines = [
-        f"- `{word}` for `{key}`"
-        for word, key in keys
-        if not key.endswith(f".{word}") or key == overrides.LENGTH
-    ]
+    lines = []
+    for word, key in overrides.WORDS.items():
+        if key in (f"evaluation.{word}", f"runtime.{word}"):
+            continue
+        if not key.endswith(f".{word}") or key == overrides.LENGTH:
+            lines.append(f"- `{word}` for `{key}`")
     lines.append(
         "- every key of `evaluation` and `runtime` by its own name, such as `device` or"
         " `batch_tokens`"
@@ -153,24 +136,22 @@ def _fields(cls: Any) -> list[tuple[str, Any]]:
 
 
 def _rows(
-    cls: Any,
-    prefix: str,
-    defaults: dict[str, Any],
-    texts: dict[str, str],
-    only: list[str] | None = None,
+    cls: Any, prefix: str, defaults: dict[str, Any], texts: dict[str, str]
 ) -> list[tuple[str, str, str, str]]:
     rows = []
     for name, hint in _fields(cls):
         key = f"{prefix}{name}"
-        if only is not None and name not in only:
-            continue
         if dataclasses.is_dataclass(hint):
             rows += _rows(hint, f"{key}.", defaults, texts)
         else:
-            rows.append(
-                (key, kind(hint), plain(defaults.get(key, {})), texts.get(key, ""))
-            )
+            rows.append(_row(key, hint, defaults, texts))
     return rows
+
+
+def _row(
+    key: str, hint: Any, defaults: dict[str, Any], texts: dict[str, str]
+) -> tuple[str, str, str, str]:
+    return key, kind(hint), plain(defaults.get(key, {})), texts.get(key, "")
 
 
 def _said(group: str) -> dict[str, str]:
@@ -186,8 +167,10 @@ def _said(group: str) -> dict[str, str]:
 
 def _choices(group: str) -> str:
     """Return a table of the files of a group, and what each is."""
-    files = choices(group) if (configs_dir() / group).is_dir() else {}
-    if group == "encoding" or not files:
+    if group == "encoding" or not (configs_dir() / group).is_dir():
+        return ""
+    files = choices(group)
+    if not files:
         return ""
     rows = [f"| `{group}={name}` | {head(path)} |" for name, path in files.items()]
     return "\n".join(["| choice | what it is |", "|---|---|", *rows, ""])
@@ -195,14 +178,11 @@ def _choices(group: str) -> str:
 
 def _task(name: str, path: Path) -> str:
     """Return the description of a task, and its own options."""
-    texts, task = (
-        comments(path),
-        yaml.safe_load(path.read_text(encoding="utf-8"))["task"],
-    )
-    hints = typing.get_type_hints(tasks.load(task["name"]))
-    task.pop("name")
-    rows = [
-        (f"data.task.{key}", kind(hints[key]), plain(value), texts[f"task.{key}"])
-        for key, value in task.items()
-    ]
+    texts = comments(path)
+    task = yaml.safe_load(path.read_text(encoding="utf-8"))["task"]
+    hints = typing.get_type_hints(tasks.load(task.pop("name")))
+    rows = []
+    for key, value in task.items():
+        meaning = texts[f"task.{key}"]
+        rows.append((f"data.task.{key}", kind(hints[key]), plain(value), meaning))
     return f"### data={name}\n\n{head(path)}\n\n{table(rows, 'option')}"

@@ -12,6 +12,7 @@ does; its interval may contain that mean. tests/test_intervals.py asserts the fi
 """
 
 import itertools
+import math
 from collections.abc import Callable
 from pathlib import Path
 
@@ -41,25 +42,35 @@ def population(
     (quantities, runs, blocks), documents.
     """
     with np.load(path) as stored:
-        nll, names = stored["nll"].astype(np.float64), stored["scheme"]
-        losses = nll[names == scheme] - (nll[names == less] if less else 0.0)
-        return losses.swapaxes(0, 1), stored["document"].astype(np.int64)
+        nll = stored["nll"].astype(np.float64)
+        documents = stored["document"].astype(np.int64)
+        names = stored["scheme"]
+    losses = nll[names == scheme]
+    if less:
+        losses = losses - nll[names == less]
+    return losses.swapaxes(0, 1), documents
+
+
+def _each_block(document: Integers) -> Integers:
+    return np.arange(len(document))
+
+
+def _each_document(document: Integers) -> Integers:
+    return units_of_text(document, None)
+
+
+def _segments(document: Integers) -> Integers:
+    return units_of_text(np.zeros_like(document), None)
 
 
 # By name: a function from the document of each block to its unit of text, and the
 # number of seeds.
 METHODS: dict[str, tuple[Callable[[Integers], Integers], int]] = {
-    "one checkpoint, blocks": (lambda document: np.arange(len(document)), 1),
-    "one checkpoint, documents": (lambda document: units_of_text(document, None), 1),
-    "one checkpoint, segments (documents as chapters of one)": (
-        lambda d: units_of_text(np.zeros_like(d), None),
-        1,
-    ),
+    "one checkpoint, blocks": (_each_block, 1),
+    "one checkpoint, documents": (_each_document, 1),
+    "one checkpoint, segments (documents as chapters of one)": (_segments, 1),
     "five seeds, seeds": (np.zeros_like, 5),
-    "five seeds, seeds and documents": (
-        lambda document: units_of_text(document, None),
-        5,
-    ),
+    "five seeds, seeds and documents": (_each_document, 5),
 }
 
 
@@ -78,32 +89,28 @@ def coverage(
             from all possible test texts and seeds. The truth for one run is its own
             mean.
     """
-    (unit, seeds), at = METHODS[method], QUANTITIES.index(quantity)
-    rng, values = np.random.default_rng([0, documents, seeds, at]), whole[0][at]
-    blocks_of = [np.flatnonzero(whole[1] == number) for number in np.unique(whole[1])]
-    share = -(-BLOCKS // documents)  # blocks per document, if it has that many
-    weight = np.array(
-        [min(share, len(blocks)) for blocks in blocks_of], dtype=np.float64
-    )
-    # (runs, documents)
-    means = np.stack([values[:, blocks].mean(1) for blocks in blocks_of], axis=1)
-    truths = means @ weight / weight.sum()
+    unit_of, seeds = METHODS[method]
+    at = QUANTITIES.index(quantity)
+    losses, document_of = whole[0][at], whole[1]  # (runs, blocks), (blocks,)
+    blocks_of = [np.flatnonzero(document_of == n) for n in np.unique(document_of)]
+    share = math.ceil(BLOCKS / documents)  # blocks per document, if it has that many
+
+    means = np.stack([losses[:, blocks].mean(1) for blocks in blocks_of], axis=1)
+    sizes = [min(share, len(blocks)) for blocks in blocks_of]
+    weights = np.array(sizes, dtype=np.float64)
+    truths = means @ weights / weights.sum()  # (runs,)
+
+    rng = np.random.default_rng([0, documents, seeds, at])
     hits, width = 0, 0.0
     for _ in range(trials):
-        runs, drawn = (
-            rng.integers(len(values), size=seeds),
-            rng.integers(len(blocks_of), size=documents),
-        )
+        runs = rng.integers(len(losses), size=seeds)
+        drawn = rng.integers(len(blocks_of), size=documents)
         taken = [rng.permutation(blocks_of[number])[:share] for number in drawn]
         document = np.repeat(np.arange(documents), [len(blocks) for blocks in taken])
-        interval = of_units(
-            values[runs[:, None], np.concatenate(taken)] * TARGETS, unit(document)
-        )
-        hits += (
-            interval.low()
-            <= (truths[runs[0]] if seeds == 1 else truths.mean())
-            <= interval.high()
-        )
+        nats = losses[runs[:, None], np.concatenate(taken)] * TARGETS
+        interval = of_units(nats, unit_of(document))
+        truth = truths[runs[0]] if seeds == 1 else truths.mean()
+        hits += interval.low() <= truth <= interval.high()
         width += interval.half()
     return hits / trials, width / trials
 
@@ -112,32 +119,25 @@ def of_units(sums: Floats, unit: Integers) -> Estimate:
     """Return the interval over seeds, if there are several, and over units of text;
     `sums` is (seeds, blocks).
     """
-    return estimate(
-        np.stack([np.bincount(unit, of_seed) for of_seed in sums]),
-        TARGETS * np.bincount(unit),
-    )
+    of_seeds = [np.bincount(unit, of_seed) for of_seed in sums]
+    return estimate(np.stack(of_seeds), TARGETS * np.bincount(unit))
 
 
 def table(losses: Path, trials: int = 2000) -> None:
     """Print how often each method's intervals contain the truth."""
-    print(
-        f"| figure | interval over | documents | {' | '.join(QUANTITIES)}"
-        f" |\n{'|---' * 3}{'|---:' * 3}|"
-    )
+    print(f"| figure | interval over | documents | {' | '.join(QUANTITIES)} |")
+    print(f"{'|---' * 3}{'|---:' * 3}|")
+    figures = ("rope", None), ("alibi", None), ("alibi", "rope")
     for (scheme, less), method, documents in itertools.product(
-        (("rope", None), ("alibi", None), ("alibi", "rope")), METHODS, (8, 20, 60)
+        figures, METHODS, (8, 20, 60)
     ):
         whole = population(losses, scheme, less)
-        rates = [
-            coverage(whole, quantity, documents, method, trials)
-            for quantity in QUANTITIES
-        ]
-        cells = " | ".join(f"{100 * rate:.1f} % ±{width:.3f}" for rate, width in rates)
-        print(
-            f"| {f'{scheme} - {less}' if less else scheme} | {method} | {documents} |"
-            f" {cells} |",
-            flush=True,
-        )
+        figure = f"{scheme} - {less}" if less else scheme
+        cells = [figure, method, str(documents)]
+        for quantity in QUANTITIES:
+            rate, width = coverage(whole, quantity, documents, method, trials)
+            cells.append(f"{100 * rate:.1f} % ±{width:.3f}")
+        print(f"| {' | '.join(cells)} |", flush=True)
 
 
 def of_regions(
@@ -154,34 +154,28 @@ def of_regions(
         characters: how many the text has. Stretches have the sizes of
             `posbench.data.text` and begin anywhere.
     """
-    rng, sums = np.random.default_rng(0), np.concatenate([[0.0], losses.cumsum()])
-    stretches = text._stretches([characters], 30)[0]["test"]
-    size, number = (
-        int((stretches[0][2] - stretches[0][1]) / characters * len(losses)),
-        len(stretches),
-    )
-    room, results = min(LONGEST, size // 2), []
+    stretches = text.stretches([characters], 30)["test"]
+    n_tokens, n_stretches = len(losses), len(stretches)
+    _, start, end = stretches[0]
+    size = int((end - start) / characters * n_tokens)
+    room = min(LONGEST, size // 2)
+    spacing = np.arange(n_stretches) * n_tokens // n_stretches
+
+    rng = np.random.default_rng(0)
+    sums = np.concatenate([[0.0], losses.cumsum()])
+    results = []
     for _ in range(trials):
-        shift = int(rng.integers(len(losses) // number - size + 1))
-        starts = np.arange(number) * len(losses) // number + shift
-        firsts = protocols._dealt_places(
-            [np.arange(s + room, s + size - TARGETS + 1, TARGETS) for s in starts],
-            BLOCKS,
-        )
-        unit = units_of_text(
-            np.zeros(len(firsts), np.int64),
-            np.searchsorted(starts, firsts, side="right") - 1,
-        )
+        starts = spacing + rng.integers(n_tokens // n_stretches - size + 1)
+        places = [np.arange(s + room, s + size - TARGETS + 1, TARGETS) for s in starts]
+        firsts = protocols._dealt_places(places, BLOCKS)
+        stretch = np.searchsorted(starts, firsts, side="right") - 1
+        unit = units_of_text(np.zeros(len(firsts), np.int64), stretch)
         interval = of_units((sums[firsts + TARGETS] - sums[firsts])[None], unit)
+
         rest = sums[-1] - (sums[starts + size] - sums[starts]).sum()
-        truth = rest / (len(losses) - number * size)
-        results.append(
-            (
-                interval.low() <= truth <= interval.high(),
-                interval.half(),
-                interval.units,
-            )
-        )
+        truth = rest / (n_tokens - n_stretches * size)
+        is_hit = interval.low() <= truth <= interval.high()
+        results.append((is_hit, interval.half(), interval.units))
     share, width, units = np.mean(results, axis=0)
     return float(share), float(width), float(units)
 

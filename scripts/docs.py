@@ -41,29 +41,27 @@ def write(folder: Path, pictures: bool = True) -> None:
     shutil.copytree(ROOT / "docs", pages, ignore=shutil.ignore_patterns("mkdocs.yml"))
     for name, page in PAGES.items():
         shutil.copy(ROOT / name, pages / page)
+    name_of = {pages / page: name for name, page in PAGES.items()}
     for page in pages.rglob("*.md"):
-        repository = next(
-            (name for name, to in PAGES.items() if pages / to == page),
-            f"docs/{page.relative_to(pages)}",
-        )
-        page.write_text(
-            relinked(page.read_text(encoding="utf-8"), repository), encoding="utf-8"
-        )
-    made = encoding_pages.pages(pages if pictures else None) | {
-        "reference/configuration.md": configuration_pages.page(),
-        "reference/commands.md": commands(),
-        "reference/python.md": PYTHON,
-    }
+        name = name_of.get(page, f"docs/{page.relative_to(pages)}")
+        text = relinked(page.read_text(encoding="utf-8"), name)
+        page.write_text(text, encoding="utf-8")
+
+    made = encoding_pages.pages(pages if pictures else None)
+    made["reference/configuration.md"] = configuration_pages.page()
+    made["reference/commands.md"] = commands()
+    made["reference/python.md"] = PYTHON
     for name, text in made.items():
         (pages / name).parent.mkdir(exist_ok=True)
         (pages / name).write_text(text, encoding="utf-8")
-    # without a prompt, a console block would be coloured as output
+
     for page in pages.rglob("*.md"):
-        text = page.read_text(encoding="utf-8").replace("```console\n", "```bash\n")
+        text = page.read_text(encoding="utf-8")
+        # without a prompt, a console block would be coloured as output
+        text = text.replace("```console\n", "```bash\n")
         text = _MERMAID.sub(lambda match: boxes(match[1]), text)
-        page.write_text(
-            _ARXIV.sub(r"[arXiv:\1](https://arxiv.org/abs/\1)", text), encoding="utf-8"
-        )
+        text = _ARXIV.sub(r"[arXiv:\1](https://arxiv.org/abs/\1)", text)
+        page.write_text(text, encoding="utf-8")
     (folder / "mkdocs.yml").write_text(_site(), encoding="utf-8")
 
 
@@ -72,25 +70,32 @@ def relinked(text: str, name: str) -> str:
     its path in the repository.
     """
 
+    here = posixpath.dirname(PAGES.get(name, name.removeprefix("docs/")))
+
     def link(match: re.Match[str]) -> str:
-        image, words, target, anchor = match[1], match[2], match[3], match[4] or ""
+        image, words, target = match[1], match[2], match[3]
         if "://" in target:
             return match[0]
         path = posixpath.normpath(posixpath.join(posixpath.dirname(name), target))
-        there = PAGES.get(path) or (
-            path.removeprefix("docs/") if path.startswith("docs/") else None
-        )
-        for pattern, page in MADE_FROM.items():
-            if exact := re.fullmatch(pattern, path):
-                there = exact.expand(page)
-        here = posixpath.dirname(PAGES.get(name, name.removeprefix("docs/")))
-        return (
-            f"{image}[{words}]({posixpath.relpath(there, here or '.')}{anchor})"
-            if there
-            else words
-        )
+        there = _page_of(path)
+        if there is None:
+            return words
+        to = posixpath.relpath(there, here or ".")
+        return f"{image}[{words}]({to}{match[4] or ''})"
 
     return _LINK.sub(link, text)
+
+
+def _page_of(path: str) -> str | None:
+    """Return the site's page of a file in the repository; None: it has none."""
+    page = PAGES.get(path)
+    if path.startswith("docs/"):
+        page = path.removeprefix("docs/")
+    for pattern, made in MADE_FROM.items():
+        match = re.fullmatch(pattern, path)
+        if match:
+            page = match.expand(made)
+    return page
 
 
 def boxes(drawing: str) -> str:
@@ -98,25 +103,15 @@ def boxes(drawing: str) -> str:
     Mermaid itself from the network.
     """
     labels = re.findall(r'\["([^"]+)<br/>([^"]+)"\]', drawing)
-    return "".join(
-        f"{i}. {what}: `{where}`\n" for i, (what, where) in enumerate(labels, 1)
-    )
+    lines = [f"{i}. {what}: `{where}`\n" for i, (what, where) in enumerate(labels, 1)]
+    return "".join(lines)
 
 
 def commands() -> str:
     """Return the command line's own help, as Typer writes it in Markdown."""
-    typer = [
-        sys.executable,
-        "-m",
-        "typer",
-        "posbench.cli",
-        "utils",
-        "docs",
-        "--name",
-        "posbench",
-    ]
+    words = ["utils", "docs", "--name", "posbench", "--title", "Commands"]
     done = subprocess.run(
-        [*typer, "--title", "Commands"],
+        [sys.executable, "-m", "typer", "posbench.cli", *words],
         cwd=ROOT,
         check=True,
         capture_output=True,
@@ -155,15 +150,12 @@ Everything that `import posbench` offers. [From Python](../python.md) shows how 
 
 def _site() -> str:
     """Return docs/mkdocs.yml with the encodings' pages in its navigation."""
-    site: dict[str, Any] = yaml.safe_load(
-        (ROOT / "docs" / "mkdocs.yml").read_text(encoding="utf-8")
-    )
+    text = (ROOT / "docs" / "mkdocs.yml").read_text(encoding="utf-8")
+    site: dict[str, Any] = yaml.safe_load(text)
+    pages = [{"All of them": "encodings/index.md"}, *encoding_pages.by_place()]
     for entry in site["nav"]:
         if "Encodings" in entry:
-            entry["Encodings"] = [
-                {"All of them": "encodings/index.md"},
-                *encoding_pages.by_place(),
-            ]
+            entry["Encodings"] = pages
     site |= {"docs_dir": "pages", "site_dir": "site"}
     return yaml.safe_dump(site, sort_keys=False, allow_unicode=True)
 

@@ -22,15 +22,16 @@ def pages(draw_into: Path | None = None) -> dict[str, str]:
     folder of pages, for pictures.
     """
     names = list(choices("encoding"))
-    for name in names if draw_into is not None else ():
+    pages = {}
+    for name in names:
+        pages[f"encodings/{page_of(name)}"] = _page(name, draw_into is not None)
+    pages["encodings/index.md"] = _overview(names)
+    if draw_into is not None:
         (draw_into / "encodings").mkdir(exist_ok=True)
         with contextlib.redirect_stdout(io.StringIO()):  # `show` prints the file's name
-            command.main([name], draw_into / "encodings" / f"{name}.png")
-    pages_of_encodings = {
-        f"encodings/{page_of(name)}": _page(name, pictured=draw_into is not None)
-        for name in names
-    }
-    return pages_of_encodings | {"encodings/index.md": _overview(names)}
+            for name in names:
+                command.main([name], draw_into / "encodings" / f"{name}.png")
+    return pages
 
 
 def page_of(name: str) -> str:
@@ -47,17 +48,12 @@ def by_place() -> list[dict[str, list[dict[str, str]]]]:
     by_family: dict[str, list[dict[str, str]]] = {}
     for name in choices("encoding"):
         cls = encodings.load(name)
-        place = (
-            encodings.OTHERS
-            if issubclass(cls, Wrapper)
-            else encodings.acts(cls.overridden).partition(", ")[0]
-        )
+        place, _, _ = encodings.acts(cls.overridden).partition(", ")
+        if issubclass(cls, Wrapper):
+            place = encodings.OTHERS
         by_family.setdefault(place, []).append({name: f"encodings/{page_of(name)}"})
-    return [
-        {place.capitalize(): by_family[place]}
-        for place in encodings.FAMILIES
-        if place in by_family
-    ]
+    families = [place for place in encodings.FAMILIES if place in by_family]
+    return [{place.capitalize(): by_family[place]} for place in families]
 
 
 def _page(name: str, pictured: bool) -> str:
@@ -84,10 +80,10 @@ def _body(body: str) -> str:
     """Return a description with escaped HTML tags, and with its indented formulas as
     code blocks.
     """
-    escaped = re.sub(
+    text = re.sub(
         r"^(?! {4}).*<.*", lambda match: match[0].replace("<", "&lt;"), body, flags=re.M
     )
-    return re.sub(r"(?:^ {4}.*\n|^\n(?= {4}))+", _formula, f"{escaped}\n", flags=re.M)
+    return re.sub(r"(?:^ {4}.*\n|^\n(?= {4}))+", _formula, f"{text}\n", flags=re.M)
 
 
 def _formula(match: re.Match[str]) -> str:  # the block wraps and has no copy button
@@ -95,47 +91,40 @@ def _formula(match: re.Match[str]) -> str:  # the block wraps and has no copy bu
 
 
 def _options(name: str) -> str:
-    texts = configuration_pages.comments(choices("encoding")[name])
-    declared = inspect.signature(
-        encodings.load(name), eval_str=True
-    ).parameters.values()
-    kinds = {
-        parameter.name: configuration_pages.kind(parameter.annotation)
-        for parameter in declared
-    }
     defaults = encodings.options_of(name)
     if not defaults:
         return "## Options\n\nNone.\n"
-    rows = [
-        (
-            f"encoding.{key}",
-            kinds[key],
-            configuration_pages.plain(value),
-            texts.get(key, ""),
-        )
-        for key, value in defaults.items()
-        if value is not inspect.Parameter.empty
-    ]
+    texts = configuration_pages.comments(choices("encoding")[name])
+    signature = inspect.signature(encodings.load(name), eval_str=True)
+    rows = []
+    for key, value in defaults.items():
+        if value is not inspect.Parameter.empty:
+            kind = configuration_pages.kind(signature.parameters[key].annotation)
+            default = configuration_pages.plain(value)
+            rows.append((f"encoding.{key}", kind, default, texts.get(key, "")))
     return "## Options\n\n" + configuration_pages.table(rows, "option")
 
 
 def _facts(name: str, facts: dict[str, Any]) -> str:
     built = encodings.build(name, listing.DEMO)
-    able = [f"`{method}`" for method in methods_of(built)]
-    wrapper = issubclass(encodings.load(name), Wrapper)
-    acts = "where the inner encodings act" if wrapper else facts["acts"]
-    end = f"{facts['max_length']:,} tokens" if facts["max_length"] else "any length"
+    acts = facts["acts"]
+    if issubclass(encodings.load(name), Wrapper):
+        acts = "where the inner encodings act"
+    end = "any length"
+    if facts["max_length"]:
+        end = f"{facts['max_length']:,} tokens"
+    changes = "yes" if facts["length_dependent"] else "no"
+    able = "no method"
+    methods = [f"`{method}`" for method in methods_of(built)]
+    if methods:
+        able = f"{', '.join(methods)} ([what they do](index.md#context-extension))"
     lines = [
         f"- Acts on: {acts}",
         f"- Learned parameters in the demo's model: {facts['parameters']:,}",
         f"- Beyond the training length: {facts['beyond']}",
         f"- Defined up to: {end}, when trained at {listing.DEMO.train_length}",
-        (
-            "- A longer input changes its beginning:"
-            f" {'yes' if facts['length_dependent'] else 'no'}"
-        ),
-        f"- Extended without training by: {', '.join(able) or 'no method'}"
-        + (" ([what they do](index.md#context-extension))" if able else ""),
+        f"- A longer input changes its beginning: {changes}",
+        f"- Extended without training by: {able}",
         f"- Checked against: {facts['checked_against']}",
         (
             f"- Attention kernels: {facts['kernels']}; key-value cache:"

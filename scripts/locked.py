@@ -15,9 +15,8 @@ from packaging.utils import canonicalize_name
 
 ROOT = pathlib.Path(__file__).parent.parent
 PYTHONS = ("3.11.9", "3.12.9", "3.13.2")
-PLATFORMS = [f"manylinux_2_{minor}_x86_64" for minor in range(5, 36)] + [
-    "manylinux2014_x86_64"
-]
+PLATFORMS = [f"manylinux_2_{minor}_x86_64" for minor in range(5, 36)]
+PLATFORMS.append("manylinux2014_x86_64")
 HEAD = (
     "# Written by scripts/locked.py from constraints.txt, for Linux x86-64; all but"
     " torch. In CI: make locked"
@@ -29,34 +28,23 @@ def digests_of(python: str, pins: list[str]) -> dict[str, str]:
     name.
     """
     with tempfile.TemporaryDirectory() as folder:
-        wanted, report = (
-            pathlib.Path(folder, "pins.txt"),
-            pathlib.Path(folder, "report.json"),
-        )
+        wanted = pathlib.Path(folder, "pins.txt")
+        report = pathlib.Path(folder, "report.json")
         wanted.write_text("\n".join(pins), encoding="utf-8")
-        platforms = [
-            word for platform in PLATFORMS for word in ("--platform", platform)
-        ]
-        chosen = [
-            "--dry-run",
-            "--ignore-installed",
-            "--no-deps",
-            "--python-version",
-            python,
-            *platforms,
-        ]
-        files = ["--target", folder, "--report", str(report), "-r", str(wanted)]
-        subprocess.run(
-            [sys.executable, "-m", "pip", "install", "-q", *chosen, *files], check=True
-        )
+        words = ["--dry-run", "--ignore-installed", "--no-deps"]
+        words += ["--python-version", python, "--target", folder]
+        words += ["--report", str(report), "-r", str(wanted)]
+        for platform in PLATFORMS:
+            words += ["--platform", platform]
+        pip = [sys.executable, "-m", "pip", "install", "-q"]
+        subprocess.run([*pip, *words], check=True)
         rows = json.loads(report.read_text(encoding="utf-8"))["install"]
-    archives = {
-        row["metadata"]["name"]: row["download_info"]["archive_info"] for row in rows
-    }
-    return {
-        canonicalize_name(name): archive["hashes"]["sha256"]
-        for name, archive in archives.items()
-    }
+    digests = {}
+    for row in rows:
+        name = canonicalize_name(row["metadata"]["name"])
+        archive = row["download_info"]["archive_info"]
+        digests[name] = archive["hashes"]["sha256"]
+    return digests
 
 
 if __name__ == "__main__":
@@ -65,8 +53,8 @@ if __name__ == "__main__":
     digests = [digests_of(python, pins) for python in PYTHONS]
     locked = [HEAD]
     for pin in pins:
-        hashes = sorted(
-            {each[canonicalize_name(pin.partition("==")[0])] for each in digests}
-        )
-        locked.append(" ".join([pin, *(f"--hash=sha256:{each}" for each in hashes)]))
+        name = canonicalize_name(pin.partition("==")[0])
+        hashes = sorted({each[name] for each in digests})
+        words = [f"--hash=sha256:{digest}" for digest in hashes]
+        locked.append(" ".join([pin, *words]))
     (ROOT / "locked.txt").write_text("\n".join(locked) + "\n", encoding="utf-8")

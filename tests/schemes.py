@@ -11,13 +11,12 @@ import torch
 from torch import Tensor
 
 from posbench import encodings
-from posbench.encodings.base import Encoding, Layer, Shape
+from posbench.encodings.base import Encoding, Layer, Shape, narrower
 from posbench.model.attention import (
     attention,
     logits_by_rows,
     make_layer,
     mask_of,
-    narrower,
     prepared,
 )
 
@@ -220,13 +219,12 @@ def by_definition(
     out = []
     for start in range(0, length, block or length):
         rows = slice(start, min(length, start + (block or length)))
-        part = described.replace(
-            rows=rows, keys=slice(0, rows.stop if causal else length)
-        )
-        part = part.replace(visible=mask_of(part, window, sinks, q.dtype) == 0)
-        keys = k[:, :, part.keys]
-        logits = logits_by_rows(used, q[:, :, rows], keys, part, window, sinks)
-        out.append(used.attend(logits, v[:, :, part.keys], part))
+        seen = slice(0, rows.stop if causal else length)
+        part = described.replace(rows=rows, keys=seen, window=window, sinks=sinks)
+        part = part.replace(visible=mask_of(part, q.dtype) == 0)
+        keys = k[:, :, seen]
+        logits = logits_by_rows(used, q[:, :, rows], keys, part)
+        out.append(used.attend(logits, v[:, :, seen], part))
     return used.map_outputs(
         torch.cat(out, dim=2), described.replace(rows=slice(0, length))
     )

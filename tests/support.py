@@ -2,7 +2,6 @@
 line, a folder's contents.
 """
 
-import contextlib
 import dataclasses
 import functools
 import importlib.util
@@ -11,15 +10,13 @@ import random
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import pytest
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from posbench import installed as posbench_installed
 from posbench.cli import main
 from posbench.config.overrides import WORDS
 from posbench.config.schema import Config, EncodingConfig
@@ -106,26 +103,6 @@ def write_words(folder: Path) -> None:
     (folder / "text.txt").write_text(
         " ".join(rng.choices(words, k=8000)), encoding="utf-8"
     )
-
-
-@contextlib.contextmanager
-def encoding_installed(site: Path, name: str, code: str) -> Iterator[None]:
-    """Install an encoding in a folder, for as long as it is entered: its entry point,
-    and a module of its name.
-    """
-    record = site / f"{name}-1.0.dist-info"
-    record.mkdir(parents=True, exist_ok=True)
-    (record / "METADATA").write_text(f"Name: {name}\nVersion: 1.0\n")
-    (record / "entry_points.txt").write_text(
-        f"[posbench.encodings]\n{name} = {name}:{name.capitalize()}\n"
-    )
-    (site / f"{name}.py").write_text(code)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(site))
-        posbench_installed.points.cache_clear()
-        yield
-    posbench_installed.points.cache_clear()
-    sys.modules.pop(name, None)
 
 
 def each_once(words: Sequence[str]) -> list[str]:

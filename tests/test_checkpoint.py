@@ -99,16 +99,11 @@ def test_damage_is_detected_and_the_older_wins(tmp_path, name, caplog):
     assert snapshot(tmp_path) == before, "nothing starts over and nothing is written"
 
 
-def test_of_a_finished_run_the_weights_alone_are_needed_and_kept(tmp_path):
-    save(tmp_path, 1)
-    save(tmp_path, 2)
-    # a training that was begun again is not over
-    checkpoint.keep_weights(tmp_path, steps=3)
-    assert steps(tmp_path) == [2, 1]
-    checkpoint.keep_weights(tmp_path, steps=2)
-    assert steps(tmp_path) == [2]
+def test_of_a_finished_run_the_weights_alone_are_needed(tmp_path):
+    path = save(tmp_path, 2)
+    (path / "optimizer.pt").unlink()
     assert checkpoint.trained(tmp_path).step == 2
-    assert not list(tmp_path.rglob("optimizer.pt"))
+    assert checkpoint.at(tmp_path, 2) == (2, path)
 
 
 def test_no_module_loads_pickles():

@@ -14,7 +14,8 @@ from support import changed
 from torch import Tensor
 
 from posbench.config.schema import Config
-from posbench.data.tokens import Tokenizer, TokenSplit, train_bpe
+from posbench.data.tokenizer import Tokenizer, train_bpe
+from posbench.data.tokens import TokenSplit
 from posbench.errors import Undefined
 from posbench.evaluation import probes, problems
 from posbench.evaluation.evaluate import Evaluation, evaluate

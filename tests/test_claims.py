@@ -195,6 +195,23 @@ def test_an_outcome_is_that_of_raw_rows_and_shares_the_chance_of_error(runs):
     assert set(many["p"]) == {alone["p"]}
 
 
+def test_a_contradiction_is_adjusted_for_the_tests_of_its_claim(
+    runs: dict[str, pd.DataFrame],
+) -> None:
+    holds = "alibi 4x - alibi 1x < 0.05"
+    barely_fails = "rope 4x - rope 1x < 0.39"
+    rope = {"rope": runs["rope"]}
+    rope_and_alibi = {"rope": runs["rope"], "alibi": runs["alibi"]}
+
+    (alone,) = judge([(entry(barely_fails), rope)]).to_dict("records")
+    (both,) = judge([(entry(holds, barely_fails), rope_and_alibi)]).to_dict("records")
+
+    assert alone["outcome"] == "contradicted"
+    assert 0.025 < alone["p"] < 0.05
+    assert both["p"] == pytest.approx(2 * alone["p"])
+    assert both["outcome"] == "open"
+
+
 @functools.cache
 def copying_run() -> pd.DataFrame:
     frame = read([ROOT / "docs/rows/ledger.parquet"])

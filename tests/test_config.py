@@ -3,7 +3,6 @@ nothing in a file is executed.
 """
 
 import ast
-import dataclasses
 import functools
 import os
 import re
@@ -13,11 +12,10 @@ from typing import Any
 import pytest
 import yaml
 
-from posbench.config import compose, identity, overrides, schema
+from posbench.config import compose, overrides, schema
 from posbench.config.overrides import apply
 from posbench.config.schema import (
     Config,
-    DataConfig,
     load_saved,
     to_container,
     validate,
@@ -58,11 +56,11 @@ def test_a_file_with_the_name_of_ours_is_refused_since_hydra_would_read_ours(tmp
 
 
 def test_what_is_typed_wins_over_the_experiment_and_the_model_over_its_block():
-    assert (
-        overrides.start_of(["start=RUN", "start=null"])
-        == ""
-        != overrides.start_of(["start=null", "start=RUN"])
-    )
+    # beside a start, which the later word decides, an extension is the encoding
+    begun = overrides.by_key(["start=null", "extension=yarn", "start=RUN"])
+    from_zero = overrides.by_key(["start=RUN", "extension=yarn", "start=null"])
+    assert begun["encoding"] == "yarn"
+    assert from_zero["evaluation.extensions"] == "yarn"
     assert composed() == composed("experiment=demo", "encoding=rope")
     config = composed(
         "experiment=small", "model=llama", "data=wikitext-2", "training.train_length=96"
@@ -148,18 +146,10 @@ data=hub data.dataset=x/y data.splits={train:t} | data.splits | {'train': 't'}
 data=hub data.dataset=x/y data.splits.train=t | data.splits | {'train': 't'}
 data=hub data.dataset=x/y data.revision=1234567 | data.revision | '1234567'
 seed=0,1,2 | seed | [0, 1, 2]
-seed=range(0,5) | seed | [0, 1, 2, 3, 4]
+seed=range(0,5) | seed | refused
 encoding=rope,alibi | encoding.name | ['rope', 'alibi']
-encoding=glob(t*) | encoding.name | ['t5', 'temperature', 'transformer_xl', 'tupe']
+encoding=glob(t*) | encoding.name | refused
 training.schedule=wsd | training.schedule | 'constant'
-training.lengths=[[0,32,32],[0.5,32],[0.75,64]] | training.lengths | ((0, 32, 32), (0.5, 32), (0.75, 64))
-training.lengths=[[0,48],[0.5,64]] | training.lengths | refused
-training.lengths=[[0,64],[0.5,32]] | training.lengths | refused
-training.lengths=[[0.1,32],[0.5,64]] | training.lengths | refused
-training.lengths=[[0,32,33],[0.5,64]] | training.lengths | refused
-training.lengths=[[0,32],[0.5,64,8]] | training.lengths | refused
-experiment=tasks data=task/copy training.lengths=[[0,1]] training.train_length=1024 | training.lengths | refused
-training.lengths=[[0,32],[0.5,64]],[] | training.lengths | [((0, 32), (0.5, 64)), ()]
 training.betas=[0.9,0.95],[0.9,0.99] | training.betas | [(0.9, 0.95), (0.9, 0.99)]
 data.path='a,b.txt',c.txt | data.path | ['a,b.txt', 'c.txt']
 device=cuda:1 | runtime.device | 'cuda:1'
@@ -296,111 +286,6 @@ def test_a_run_is_what_shapes_its_weights(tiny_config):
     assert {composed(spelling, "training.tokens=1e6").id for spelling in spellings} == {
         composed().id
     }
-
-
-def at_the_former_rate(*words: str) -> Config:
-    # of the time of the names below; today it is twice that
-    return composed("training.learning_rate=0.003", *words)
-
-
-TEXT = ["data=text", "data.path=a.txt", "training.learning_rate=0.001"]
-
-
-class LaterData(DataConfig):
-    shuffle: bool = False
-
-
-class LaterConfig(Config):
-    data: LaterData
-
-
-def test_a_later_key_renames_no_run_and_old_files_load_without_it(monkeypatch):
-    before = load_saved(Path(__file__).parent / "data" / "rope-s0-1775196f.yaml")
-    # A literal, never computed: whoever changes it takes every run of every user its
-    # name.
-    assert before.id == at_the_former_rate("encoding=rope").id == "rope-s0-21bc4a21"
-    of_before = to_container(composed(*TEXT, "data.test_pieces=null"))
-    asked = composed(*TEXT)
-    del of_before["data"]["test_pieces"]
-    # which splits the text otherwise
-    assert validate(Config, of_before).id == "rope-s0-5165727c" != asked.id
-    monkeypatch.setitem(identity.LATER["data"], "shuffle", False)
-    monkeypatch.setitem(identity.LATER_OPTIONS, "rope", {"partial": None})
-    later = validate(LaterConfig, to_container(before))
-    assert not later.data.shuffle
-    assert later.encoding.options["partial"] is None
-    assert later.id == before.id
-    assert validate(LaterConfig, to_container(later)) == later
-    assert (
-        dataclasses.replace(
-            later, data=dataclasses.replace(later.data, shuffle=True)
-        ).id
-        != before.id
-    )
-
-
-# An encoding, its options | those whose default changed, at the former one | its name
-# from before, a literal.
-MOVED = """
-abacus | others=random | abacus-s0-ad0f8de4
-temperature inner=abacus | inner_options.others=random | temperature-s0-97d16476
-path | silu=false start=torch | path-s0-92e0d9a7
-path_fox | silu=false start=torch | path_fox-s0-51fb9274
-canon inner=path | inner_options.silu=false inner_options.start=torch | canon-s0-127c528d
-dape | per_layer=false | dape-s0-a4c0961b
-dape_v2 | per_layer=false | dape_v2-s0-521b47e8
-temperature inner=dape_v2 | inner_options.per_layer=false | temperature-s0-441b26e7
-selective_rope | rank=16 start=torch | selective_rope-s0-e1063963
-temperature inner=selective_rope | inner_options.rank=16 inner_options.start=torch | temperature-s0-70a6b781
-fire | threshold=null | fire-s0-14a2df1a
-dape inner=fire | per_layer=false inner_options.threshold=null | dape-s0-5e3f2aee
-t5 | rate=1 | t5-s0-e27fce76
-temperature inner=t5 | inner_options.rate=1 | temperature-s0-ef7b668e
-"""
-
-
-@pytest.mark.sample(4)
-@pytest.mark.parametrize("line", [line for line in MOVED.splitlines() if line])
-def test_a_run_from_before_a_default_changed_keeps_its_name_and_is_no_run_of_today(
-    line,
-):
-    chosen, former, name = (part.split() for part in line.split(" | "))
-    words = [f"encoding={chosen[0]}", *(f"encoding.{option}" for option in chosen[1:])]
-    before = at_the_former_rate(*words, *(f"encoding.{option}" for option in former))
-    assert [before.id] == name != [at_the_former_rate(*words).id]
-    saved = to_container(before)
-    for option in former:  # files of before lack what was not given
-        saved["encoding"].get("inner_options", {}).pop(
-            option.partition("=")[0].rpartition(".")[2], None
-        )
-    assert validate(Config, saved) == before
-    # a Parquet study keeps the settings of its runs flat
-    settings = schema.nested(schema.flat(saved))
-    assert (
-        identity.add_later_keys(settings)["encoding"]
-        == to_container(before)["encoding"]
-    )
-
-
-def test_inner_encodings_at_any_depth_keep_their_former_defaults_and_their_runs():
-    nested = "encoding.inner_options={layers:[{name:fire},{name:dape,inner:fire,inner_options:{}}]}"
-    now = at_the_former_rate("encoding=temperature", "encoding.inner=layered", nested)
-    first, second = now.encoding.options["inner_options"]["layers"]
-    assert first["threshold"] == second["inner_options"]["threshold"] == "quarter"
-    saved = to_container(now)
-    layers = [{"name": "fire"}, {"name": "dape", "inner": "fire", "inner_options": {}}]
-    saved["encoding"]["inner_options"] = {"layers": layers}
-    before = validate(Config, saved)
-    first, second = before.encoding.options["inner_options"]["layers"]
-    assert first["threshold"] is None
-    assert second["inner_options"]["threshold"] is None
-    assert before.id == "temperature-s0-32c64441"
-    # an option that changes nothing
-    assert at_the_former_rate("encoding=liere").id == "liere-s0-ac9984cf"
-    assert (
-        at_the_former_rate("encoding=liere", "encoding.block=8").id
-        != "liere-s0-ac9984cf"
-    )
 
 
 PAYLOAD = "{_target_: os.system, command: touch canary, _args_: [touch canary]}"

@@ -14,10 +14,14 @@ from collections.abc import Iterator
 import pandas as pd
 import pytest
 import support
+import torch
+import yaml
 from test_frozen import cells as cells_of
 
 from posbench.cli import app
 from posbench.config import compose
+from posbench.encodings.base import Shape
+from posbench.encodings.own import from_file
 from posbench.results.compare import compare
 from posbench.results.frame import read
 
@@ -225,25 +229,33 @@ def test_the_readmes_table_of_encodings_is_the_generated_one() -> None:
     )
 
 
-PACKAGE = ROOT / "examples" / "posbench-log-bias"
+def blocks_of_the_contributors_guide() -> list[str]:
+    pattern = r"^( *)```(?:python|yaml)\n(.*?)^\1```$"
+    found = re.finditer(pattern, text_of("CONTRIBUTING.md"), re.S | re.M)
+    return [textwrap.dedent(block[2]) for block in found]
 
 
-def test_the_example_package_is_what_the_contributors_guide_shows() -> None:
-    blocks = re.findall(
-        r"^( *)```(?:python|yaml|toml)\n(.*?)^\1```$",
-        text_of("CONTRIBUTING.md"),
-        flags=re.S | re.M,
-    )
-    encoding, yaml, _, entry_point = (textwrap.dedent(block) for _, block in blocks)
-    written = text_of(PACKAGE / "src/posbench_log_bias/log_bias.py")
-    # the source is named where it is a real one
-    assert written.split('"""')[2] == encoding.split('"""')[2]
-    assert (
-        text_of(
-            PACKAGE / "src/posbench_log_bias/posbench_configs/encoding/log_bias.yaml"
-        )
-        == yaml
-    )
-    assert entry_point.replace("your_package", "posbench_log_bias") in text_of(
-        PACKAGE / "pyproject.toml"
-    )
+def test_the_class_of_the_contributors_guide_equals_its_plain_loops(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    source, settings, loops = blocks_of_the_contributors_guide()
+    file = tmp_path / "log_bias.py"
+    file.write_text(source, encoding="utf-8")
+    cls, _ = from_file(f"{file}:LogBias")
+    oracle = {}
+    exec(loops, oracle)
+    shape = Shape(d_model=32, n_heads=4, n_layers=2, train_length=16)
+    positions = torch.arange(23)
+    options = {"strength": 0.3}
+    unused = [None] * 4
+
+    encoding = cls(shape, **options)
+    bias = encoding.distance_bias(positions[:, None] - positions, None)
+    terms = oracle["reference"]({}, shape, options, *unused, positions[None], 0, True)
+    expected = terms["bias"][0].expand_as(bias)
+    torch.testing.assert_close(bias, expected)
+
+    defaults = yaml.safe_load(settings)
+    assert defaults.pop("name") == file.stem
+    assert defaults == {"strength": cls(shape).strength}

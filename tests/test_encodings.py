@@ -382,14 +382,7 @@ def test_a_mistake_in_an_encoding_of_ones_own_is_one_line(mistake, monkeypatch):
         )
 
 
-def test_an_encoding_that_cannot_be_imported_says_where(tmp_path):
-    installed = support.encoding_installed(
-        tmp_path, "broken", "import no_such_module\n"
-    )
-    with (
-        installed,
-        pytest.raises(
-            UserError, match=r"broken.py, line 1: ModuleNotFoundError: No module named"
-        ),
-    ):
-        encodings.load("broken")
+def test_a_scheme_whose_file_has_no_class_of_its_name_is_refused(monkeypatch):
+    monkeypatch.setitem(encodings._MODULE_OF, "other", "base")
+    with pytest.raises(UserError, match=r"base\.py: expected a class other"):
+        encodings.load("other")

@@ -15,7 +15,7 @@ import yaml
 
 from posbench import encodings
 from posbench.config.schema import Config, to_container, validate
-from posbench.data import tokens as tokenizers
+from posbench.data import tokenizer as tokenizers
 from posbench.errors import UserError
 from posbench.huggingface import export
 from posbench.model.gpt import build
@@ -27,21 +27,13 @@ from posbench.run.run import load_config
 transformers = pytest.importorskip("transformers")
 BYTES = tokenizers.raw_bytes()
 
-GPT: dict[str, Any] = {}
 LLAMA: dict[str, Any] = {"norm": "rmsnorm", "mlp": "swiglu", "tie_embeddings": False}
 MIXED = {"name": "layered", "layers": [{"name": "rope", "window": 5}, {"name": "none"}]}
 
 # An encoding with its options, and a block.
 EXACT: list[tuple[dict[str, Any], dict[str, Any]]] = [
-    *[
-        ({"name": name}, block)
-        for name in encodings._STOCK.split()
-        for block in (GPT, LLAMA)
-    ],
-    (
-        {"name": "rope", "layout": "half", "base": 500.0},
-        GPT | {"tie_embeddings": False},
-    ),
+    *[({"name": name}, LLAMA) for name in encodings._STOCK.split()],
+    ({"name": "rope", "layout": "half", "base": 500.0}, LLAMA),
     ({"name": "rope", "layout": "half"}, LLAMA | {"tie_embeddings": True, "d_ff": 48}),
     ({"name": "yarn", "ramp": "rotations", "beta": 2.0}, LLAMA),
     ({"name": "longrope", "original_length": 12}, LLAMA),
@@ -154,7 +146,7 @@ def test_every_encoding_goes_out_as_code_or_as_the_architectures_that_the_list_n
             UserError,
             match=f"no stock architecture has '{name}': expected 'rope'.*code=true",
         ):
-            export.stock(ours, configured(tiny_config, encoding))
+            export.stock(ours, configured(tiny_config, encoding, LLAMA))
 
 
 Q = "model.layers.0.self_attn.q_proj.weight"
@@ -210,13 +202,20 @@ def test_what_cannot_be_exported_is_refused_in_one_line(
 ) -> None:
     """Refused are a model that no architecture has, and a folder that is not empty."""
     (tmp_path / "full" / "mine").mkdir(parents=True)
-    for encoding, place, message in (
-        ("fire", "out", "no stock architecture has 'fire'"),
-        ("rope", "full", "exists: expected a new folder or an empty one"),
+    gelu = "has model.norm=layernorm with model.mlp=gelu: expected model=llama; code=t"
+    for name, encoding, block, place, message in (
+        ("a", "fire", LLAMA, "out", "no stock architecture has 'fire'"),
+        ("b", "rope", {}, "out", gelu),
+        ("c", "rope", LLAMA | {"qk_norm": True}, "out", "qk_norm=true: expected false"),
+        ("d", "rope", LLAMA | {"n_kv_heads": 1}, "out", "n_kv_heads=1: expected null"),
+        ("e", "rope", LLAMA | {"d_ff": 0}, "out", "model.d_ff=0: expected null"),
+        ("f", "rope", LLAMA, "full", "exists: expected a new folder or an empty one"),
     ):
-        run = written(tmp_path / encoding, configured(tiny_config, {"name": encoding}))
+        config = configured(tiny_config, {"name": encoding}, block)
+        run = written(tmp_path / name, config)
         assert support.posbench("export", str(run), str(tmp_path / place)) == 2
-        assert message in capsys.readouterr().err and not (tmp_path / "out").exists()
+        assert message in capsys.readouterr().err
+        assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.slow
@@ -235,7 +234,9 @@ def test_the_library_makes_the_same_tokens(tiny_config: Config, tmp_path: Path) 
     for tokenizer in (trained, BYTES):
         folder = tmp_path / tokenizer.sha256[:8]
         export.export(
-            written(folder, configured(tiny_config, {"name": "rope"}), tokenizer),
+            written(
+                folder, configured(tiny_config, {"name": "rope"}, LLAMA), tokenizer
+            ),
             folder / "out",
         )
         theirs = transformers.AutoTokenizer.from_pretrained(
@@ -275,13 +276,18 @@ def test_the_curve_is_that_of_the_run(
         "training.tokens=4096",
         "runtime.cache=cache",
     ]
-    assert support.posbench("train", "encoding=rope", *tiny, *asked) == 0
+    assert support.posbench("train", "encoding=rope", "model=llama", *tiny, *asked) == 0
     (run,) = Path("outputs/demo").glob("rope-*")
     assert support.posbench("export", str(run), "out") == 0
     assert support.posbench("evaluate", "out", *asked, "precision=fp32") == 0
     (again,) = Path("outputs/models").glob("out-*")
-    theirs, ours = (
-        {(row.curve_name, row.length): row.nll for row in evaluation_rows(at)}
-        for at in (again, run)
-    )
-    assert len(ours) == 9 and theirs == pytest.approx(ours, abs=1e-6)
+    ours = losses(run)
+    theirs = losses(again)
+    assert len(ours) == 9
+    assert theirs == pytest.approx(ours, abs=1e-6)
+
+
+def losses(folder: Path) -> dict[tuple[str, int], float | None]:
+    """Return the loss of each row of a folder, by curve and length."""
+    rows = evaluation_rows(folder)
+    return {(row.curve_name, row.length): row.nll for row in rows}

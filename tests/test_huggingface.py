@@ -29,8 +29,9 @@ from support import posbench
 from posbench import machine
 from posbench.errors import Undefined, UserError
 from posbench.evaluation.models import Variant, nll_of, predicted
-from posbench.huggingface import evaluate, load, rope
+from posbench.huggingface import evaluate, load
 from posbench.huggingface.subject import HuggingFaceModel
+from posbench.rope import extension as rope
 from posbench.run.rows import read_rows
 
 transformers = pytest.importorskip("transformers")

@@ -12,11 +12,11 @@ PACKAGE = pathlib.Path(__file__).parent.parent / "posbench"
 
 # From the top down: a room may import what stands after it, and nothing else.
 ROOMS = (
-    "__main__ cli listing api serving claims launch show bench huggingface training"
-    " evaluation report results run "
+    "__main__ cli listing api claims launch show bench huggingface rope training"
+    " evaluation reports results run "
 )
 ROOMS += (
-    "data model config encodings tasks options installed terminal processes machine"
+    "data model config encodings tasks options terminal processes machine"
     " randomness files errors"
 )
 

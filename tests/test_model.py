@@ -111,10 +111,11 @@ def test_sinks_of_a_reading_are_hidden_where_the_window_of_a_layer_is_as_narrow(
             ("layered", {"layers": [{"name": "rope", "window": window}]}),
             ("rope", {}),
         ):
-            block = {"attention": AttentionConfig(None if options else window)}
+            block = {"attention": AttentionConfig(None if options else window, sinks=0)}
             model = built(tiny_config, name, block=block, **options)
             plain, sinks = (
-                model(ids, reading=Reading(window=8, sinks=number)) for number in (0, 2)
+                model.hidden(ids, reading=Reading(window=8, sinks=number))
+                for number in (0, 2)
             )
             assert torch.equal(plain, sinks) != sees, (window, name)
 

@@ -302,7 +302,7 @@ class Mine(posbench.Encoding):
     def rotate(self, q, k, layer):
         return q, k
 print(posbench.sweep(tiny, encoding=["none", Mine])[["encoding", "status"]].to_csv(index=False))
-posbench.report("outputs/demo", out="again", reference="none")
+print(len(posbench.report("outputs/demo", out="again", reference="none")))
 """
 
 
@@ -320,6 +320,7 @@ def test_a_sweep_from_a_plain_script_returns_its_runs(tmp_path):
     assert done.returncode == 0, done.stderr
     for name in ("none", "rope", "mine"):
         assert f"{name},done" in done.stdout
+    assert done.stdout.splitlines()[-1] == "3"
     assert len([*tmp_path.glob("outputs/demo/[!.]*-s0-*")]) == 3
     assert (tmp_path / "again/index.html").is_file()
 

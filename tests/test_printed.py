@@ -24,7 +24,6 @@ def row(length: int, nll: float | None, **more: Any) -> dict[str, Any]:
         "checkpoint_step": 1,
         "status": status,
         "reason": None,
-        "stride": None,
         "dtype": "fp32",
         "targets_sha256": "ab",
         "nll": nll,

@@ -282,7 +282,7 @@ def test_a_run_on_a_task_from_the_command_line(tmp_path, monkeypatch, capsys):
     tokenizer = tokenizer_of(folder)
     assert tokenizer.encode(["s3 = s1"])[0].tolist() == [5, 1, 3]
     assert tokenizer.decode([5, 1]) == "s3 ="
-    assert support.posbench("export", str(folder), "exported") == 0
+    assert support.posbench("export", str(folder), "exported", "code=true") == 0
     assert (
         support.posbench("evaluate", str(folder), "ratio=1,2,3", "extension=yarn") == 0
     )

@@ -17,7 +17,8 @@ import pyarrow.parquet
 import pytest
 from test_data import config, write
 
-from posbench.data import text
+from posbench.data import sources, text
+from posbench.data.sources import local_files
 from posbench.errors import UserError
 
 DOCS = [f"document {i} with some words\nand a second line {'x' * i}" for i in range(24)]
@@ -58,11 +59,10 @@ def parquet(rows: list[Any], column: str = "text") -> bytes:
     return file.getvalue()
 
 
-def arrow(rows: list[Any]) -> bytes:
+def parquet_of_two_texts() -> bytes:
     file = io.BytesIO()
-    made = pyarrow.table({"text": rows})
-    with pyarrow.ipc.new_stream(file, made.schema) as writer:
-        writer.write_table(made)
+    table = pyarrow.table([["a"], ["b"]], names=["text", "text"])
+    pyarrow.parquet.write_table(table, file)
     return file.getvalue()
 
 
@@ -78,6 +78,7 @@ ROWS = DOCS + ODD
 READ: list[tuple[str, bytes, list[str]]] = [
     *((f"a{end}", TEXT.encode(), [TEXT]) for end in (".txt", ".md", ".py", ".TXT")),
     ("a.txt.gz", gzip.compress(TEXT.encode()), [TEXT]),
+    ("A.TXT.GZ", gzip.compress(TEXT.encode()), [TEXT]),
     ("a.md.bz2", bz2.compress(TEXT.encode()), [TEXT]),
     ("a.py.zst", zst(TEXT.encode()), [TEXT]),
     ("a[1].jsonl", lines(ROWS), ROWS),
@@ -87,10 +88,10 @@ READ: list[tuple[str, bytes, list[str]]] = [
     ("a.tsv", table(ROWS, "\t"), ROWS),
     ("a.csv.gz", gzip.compress(table(ROWS)), ROWS),
     ("a.parquet", parquet(ROWS), ROWS),
-    ("a.arrow", arrow(ROWS), ROWS),
     # lines, too
     ("a.json", lines(DOCS), DOCS),
     ("a.json", b'{"text": "alone"}', ["alone"]),
+    ("a.jsonl", b'[{"text": "a"},\n{"text": "b"}]', ["a", "b"]),
     ("a.txt", MARK + TEXT.encode(), [TEXT]),
     ("a.jsonl", MARK + lines(DOCS), DOCS),
     ("a.json", MARK + b'[{"text": "a"}]', ["a"]),
@@ -99,6 +100,8 @@ READ: list[tuple[str, bytes, list[str]]] = [
     ("a.csv", b'text,n\r\n"hello\r\nworld",1\r\n', ["hello\r\nworld"]),
     ("a.csv", b"text,n\none\x00two,1\n", ["one\x00two"]),
     ("a.jsonl", '{"text": "a\u2028b\u0085c"}\n'.encode(), ["a\u2028b\u0085c"]),
+    # only the column of the text has to be there once
+    ("a.jsonl", b'{"text": "a", "n": {"x": 1, "x": 2}, "n": 3}\n', ["a"]),
     # blank ones are left out
     (
         "a.jsonl",
@@ -120,7 +123,7 @@ def test_documents_are_what_the_file_says(tmp_path, number):
 
 
 def documents_of(path: Path) -> dict[str, list[str]]:
-    _, _, read = text.locate(config(path=path))
+    _, _, read = sources.locate(config(path=path))
     return {split: [*filter(str.strip, texts)] for split, texts in read().items()}
 
 
@@ -147,7 +150,7 @@ WRONG: list[tuple[str, bytes, str]] = [
     (
         "a.jsonl",
         b'{"texts": "a", "id": 1}\n',
-        "row 1: no column 'text', only texts, id: did you mean 'texts'",
+        "row 1: no column 'text', only texts, id: give data.column=texts$",
     ),
     ("a.jsonl", b'{"text": "a\\ud800b"}\n', "row 1: .*surrogates"),
     (
@@ -156,7 +159,17 @@ WRONG: list[tuple[str, bytes, str]] = [
         "row 2: there are not as many cells as columns: quote",
     ),
     ("a.parquet", parquet([["a"], ["b"]]), "column 'text' holds list: expected text"),
-    ("a.parquet", parquet(DOCS, "body"), "no column 'text', only n, body"),
+    (
+        "a.parquet",
+        parquet(DOCS, "body"),
+        "no column 'text', only n, body: give data.column=NAME",
+    ),
+    ("a.csv", b"x" * 9**5 + b"\n", "row 1: no column 'text', only x{200}: give"),
+    ("a.jsonl", b'["a", "b"]\n', "row 1: found str: expected an object with columns"),
+    ("a.csv", b"text,text\na,b\n", "row 1: there are 2 columns 'text'"),
+    ("a.jsonl", b'{"text": "a", "text": "b"}\n', "row 1: there are 2 columns 'text'"),
+    ("a.json", b'[{"text": "a", "text": "b"}]', "there are 2 columns 'text'"),
+    ("a.parquet", parquet_of_two_texts(), "there are 2 columns 'text'"),
     (
         "a.txt.gz",
         gzip.compress(TEXT.encode())[:60],
@@ -171,7 +184,7 @@ def test_what_cannot_be_read_is_one_line(tmp_path, number):
     (tmp_path / name).write_bytes(content)
     settings = config(path=tmp_path / name)
     with pytest.raises(UserError, match=line) as caught:
-        text.load(settings, text.locate(settings), tmp_path)
+        text.load(settings, sources.locate(settings), tmp_path)
     assert "\n" not in str(caught.value)
 
 
@@ -203,6 +216,11 @@ FILES: dict[str, tuple[dict[str, str], str, Any]] = {
         {"train.txt": "a", "valid.txt": "b", "c.txt": "c"},
         ".",
         "c.txt' names no split, but others do",
+    ),
+    "packed and not": (
+        {"c.jsonl": '{"text": "a"}', "c.jsonl.gz": "a"},
+        ".",
+        r"c.jsonl' and '.*c.jsonl.gz' are one text by their names",
     ),
     "a slip": (
         {"dracula.txt": "a"},
@@ -245,6 +263,17 @@ def test_folders_and_globs_have_their_files_in_their_splits(tmp_path, case):
         } == expected
 
 
+@pytest.mark.parametrize(
+    ("link", "target"), [("loop", "."), ("beside.txt", "a.txt"), ("folder", "b")]
+)
+def test_a_file_that_links_lead_to_is_read_once(
+    tmp_path: Path, link: str, target: str
+) -> None:
+    write(tmp_path, {"a.txt": "a", "b/c.txt": "c"})
+    (tmp_path / link).symlink_to(target)
+    assert list(local_files(config(path=tmp_path))[""]) == ["a.txt", "b/c.txt"]
+
+
 ARTICLES = [
     "\n = First = \n\n Some words . \n\n = = Section = = \n\n More = words = \n\n",
     "\n = Second = \n\n Other words . \n = 3 = \n\n",
@@ -261,6 +290,8 @@ def test_wikitext_by_line_or_whole_and_with_crlf_is_joined_to_articles(whole, en
         else ["" if row == ends else row for row in given.splitlines(keepends=True)]
     )
     articles = [
-        article.strip("\n") for article in text.join_articles(rows) if article.strip()
+        article.strip("\n")
+        for article in sources.join_articles(rows)
+        if article.strip()
     ]
     assert articles == [article.strip("\n") for article in ARTICLES]

@@ -4,6 +4,7 @@ import csv
 import io
 import json
 import re
+import shlex
 from pathlib import Path
 
 import pandas as pd
@@ -20,12 +21,12 @@ from fake_study import (
 from rich.console import Console
 from support import posbench
 
-from posbench import api, encodings, report
+from posbench import api, encodings, reports
 from posbench.config.schema import Config
 from posbench.errors import UserError
 from posbench.evaluation import printed
-from posbench.report import answer, card, charts, tables
-from posbench.report.render import Table
+from posbench.reports import answer, card, charts, sweeps, tables
+from posbench.reports.render import Table
 from posbench.results.compare import compare
 from posbench.results.frame import read
 
@@ -63,7 +64,7 @@ def test_a_report_of_six_schemes_begins_with_the_figure_and_fits_on_a_screen(
     )
     six, frame = tmp_path / "six.parquet", rows_of_study("six")
     frame[frame["checkpoint_step"] == frame["checkpoint_step"].max()].to_parquet(six)
-    report.main([six])
+    assert len(api.report(str(six))) == 30
     lines = capsys.readouterr().out.rstrip().splitlines()
     assert lines[0].startswith(
         f"Figure: {six.with_suffix('') / 'report' / 'curves.png'}"
@@ -151,7 +152,7 @@ def test_what_failed_is_counted_and_files_are_the_same_each_time(
     study: Path, tmp_path: Path, capsys: Capture
 ) -> None:
     for name in ("a", "b"):
-        report.main([study], tmp_path / name)
+        reports.main([study], tmp_path / name)
     text = capsys.readouterr().out
     assert "Of 13 runs not done: 1 diverged, the first: loss <b>is</b> nan" in text
     assert re.search(r"learned .* undefined", text)
@@ -194,35 +195,44 @@ def test_few_seeds_and_unlearned_models_get_a_command(
     template: Config, tmp_path: Path, capsys: Capture
 ) -> None:
     truths = {"rope": Truth(3.6, 0.1, ngram=4.0), "none": Truth(4.4, 0.0, ngram=4.0)}
-    write_study(tmp_path / "fake", template, truths, seeds=2)
-    report.main([tmp_path / "fake"])
+    study = write_study(tmp_path / "fake", template, truths, seeds=2)
+    words = ["encoding=none,rope", "seed=0,1"]
+    sweeps.record([*study.glob("*-s*")], words, None)
+    reports.main([study])
     text = capsys.readouterr().out
     assert "verdicts need 5" in text and "worse" not in text
-    assert "posbench sweep encoding=none,rope seed=0,1,2,3,4" in text
     assert (
         "Not shown to have learned more than an n-gram model (4.000): 'none'." in text
     )
-    words = [
-        f"posbench train encoding={name} training.learning_rate={rate}"
-        for name, rate in ("a1", "b2")
-    ]
-    grid = pd.DataFrame({"folder": words, "command": words, "settings": "{}"})
-    assert (
-        answer.command(grid, {"training.learning_rate": "3"})
-        and answer.command(grid, {"seed": "0,1"}) == ""
-    )
-    assert (
-        answer.command(
-            grid.assign(settings='{"reading.first": true}'),
-            {"training.learning_rate": "3"},
-        )
-        == ""
-    )
-    assert f"training.tokens={4 * template.training.tokens}" in text
+    tokens = 4 * template.training.tokens
+    command = "posbench sweep encoding=none,rope seed=0,1,2,3,4 training.tokens="
+    assert f"{command}{tokens}\n" in text
     assert (
         re.search(r"none +4\.\d+ +no ", text)
         and "learned: below the n-gram model" in text
     )
+
+
+def test_a_command_has_the_words_of_the_sweeps_that_made_the_runs(
+    tmp_path: Path,
+) -> None:
+    runs = [tmp_path / name for name in ("a", "b", "c")]
+    frame = pd.DataFrame({"folder": map(str, runs)})
+    changes = {"seed": "0,1,2"}
+    assert answer.command(frame, changes) == ""
+
+    words = ["encoding=a,b", "seed=0", "ratio=1,2,4", "data.path=my text's.txt"]
+    sweeps.record(runs[:2], words, None)
+    typed = answer.command(frame, changes).splitlines()
+    assert typed[0] == " Type:"
+    (line,) = typed[1:]
+    expected = ["encoding=a,b", "ratio=1,2,4", "data.path=my text's.txt", "seed=0,1,2"]
+    assert shlex.split(line) == ["posbench", "sweep", *expected]
+
+    sweeps.record(runs[1:], ["encoding=c"], Path("mine"))
+    last = answer.command(frame, {}).splitlines()[-1]
+    assert last == "  posbench sweep encoding=c --config-dir=mine"
+    assert len(answer.command(frame, {}).splitlines()) == 3
 
 
 @pytest.mark.usefixtures("undrawn")
@@ -248,7 +258,7 @@ def test_settings_that_may_not_be_compared_are_sets_and_a_broken_run_stops_no_re
         )
     broken = next(study.glob("rope-s1-*"))
     (broken / "run.json").write_text("{")
-    report.main([study])
+    reports.main([study])
     text = capsys.readouterr().out
     assert "Set 1: text_sha256 " in text and "Set 2: text_sha256 " in text
     assert (
@@ -264,7 +274,7 @@ def test_settings_that_may_not_be_compared_are_sets_and_a_broken_run_stops_no_re
     with pytest.warns(UserWarning, match="left out, unreadable"):
         assert api.runs(broken).empty
     begin_run(tmp_path / "new", configured(template, "rope", 0), "stopped", tokens=None)
-    report.main([tmp_path / "new"])
+    reports.main([tmp_path / "new"])
     text = capsys.readouterr().out
     assert "No run has a loss" in text and "Of 1 run not done: 1 stopped" in text
 
@@ -291,13 +301,13 @@ def test_a_run_that_is_evaluated_further_stays_in_its_study(
     assert re.search(
         r"\(1x\) +9\.000.*\(32x\) +9\.000", capsys.readouterr().out, re.DOTALL
     )
-    report.main([study])
+    reports.main([study])
     assert (
         "targets than the curve of their run, of 1 of 4 runs\n"
         in capsys.readouterr().out
     )
     (folder / "rows.jsonl").write_text(further)
-    report.main([study])
+    reports.main([study])
     asked = (
         f"1 run without the targets that most share: 'posbench evaluate {folder}"
         " ratio=1,2,4,8,16 longest=16'"
@@ -332,7 +342,7 @@ def test_what_was_measured_on_the_way_and_narrowed_models_are_folded(
 ) -> None:
     truth = Truth(3.5, 0.1, ngram=3.8, earlier=(Truth(4.2, 0.0, ngram=3.8),))
     study = write_study(tmp_path / "fake", template, {"rope": truth})
-    report.main([study])
+    reports.main([study])
     page = (study / "report" / "index.html").read_text()
     assert "<summary>Over training</summary>" in page and "<td class=t>windowed" in page
     (made,) = tables.training_tables(read([study]))
@@ -349,7 +359,7 @@ def test_a_report_on_a_task_from_a_study_in_one_file(
     frame[(frame["trained_task"] == "copy") & (frame["seed"] < 10)].to_parquet(
         tmp_path / "copy.parquet"
     )
-    report.main([tmp_path / "copy.parquet"])
+    reports.main([tmp_path / "copy.parquet"])
     text = capsys.readouterr().out
     assert (
         "copy: 4 encodings, 5 seeds" in text

@@ -21,7 +21,7 @@ from fake_study import (
 )
 
 from posbench.errors import UserError
-from posbench.report import answer
+from posbench.reports import answer
 from posbench.results import compare, tasks
 from posbench.results.compare import NOT_RESOLVED, Losses, main_rows
 from posbench.results.estimate import in_two_groups

@@ -202,7 +202,7 @@ def test_the_last_row_of_a_key_wins_and_a_row_has_the_columns_that_are_promised(
     lines = read_rows(run.folder)
     assert (
         " ".join(lines[2])
-        == "protocol length length_ratio stride window extension extension_options task"
+        == "protocol length length_ratio window extension extension_options task"
         " problem_length offset split documents checkpoint_step tokens status reason"
         " dtype n_tokens n_bytes n_blocks n_distinct n_documents mean_context nll"
         " perplexity bits_per_byte accuracy chance trivial exact_match ci_low"

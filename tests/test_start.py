@@ -192,7 +192,7 @@ def test_a_glob_gives_a_run_for_each(here: Path) -> None:
 
 # Words beside those of ON | what the line says.
 REFUSED = """
-start=outputs/nowhere | expected a text's run
+start=outputs/nowhere | expected a finished run (a HuggingFace model trains in its
 start={rope}0 | did you mean 'rope-s
 start={rope} model.n_layers=2 | model.n_layers cannot be set beside start
 start={rope} encoding=fox | 'fox' cannot begin from

@@ -12,14 +12,14 @@ from typing import Any
 import pytest
 import torch
 
-from posbench.config.schema import AttentionConfig, Config, EncodingConfig
+from posbench.config.schema import Config, EncodingConfig
 from posbench.data.batches import Batch
 from posbench.errors import RunFailed
 from posbench.model.gpt import GPT, build
 from posbench.model.loss import IGNORED
 from posbench.processes import World
 from posbench.training.step import Clock, Trainer, begin_update, is_compiled
-from posbench.training.train import validate
+from posbench.training.validation import validate
 
 V, B, T = 50, 6, 16
 CPU = torch.device("cpu")
@@ -173,8 +173,9 @@ def test_an_update_that_is_not_finite_and_all_after_it_change_nothing_however_la
     with monkeypatch.context() as patch:
         patch.setattr(GPT, "loss", lambda self, hidden, *_: hidden.sum() * math.nan)
         lost = begin_update(fresh, batch(1), 1, 1e-2)
+    assert fresh.failed == 1
     after = begin_update(fresh, batch(2), 2, 1e-2)
-    assert [outcome.numbers[2] for outcome in (lost, after)] == [1, 1]
+    assert fresh.failed == 1
     assert after.read()[0] > 0  # itself it was finite
     with pytest.raises(RunFailed, match="loss is nan at step 2: a lower training"):
         lost.read()
@@ -186,32 +187,6 @@ def test_an_update_that_is_not_finite_and_all_after_it_change_nothing_however_la
     torch.testing.assert_close(
         fresh.optimizer.state_dict()["state"], state, rtol=0, atol=0
     )
-
-
-def test_a_gradient_that_overflows_fp16_halves_the_scale_and_if_none_helps_the_run_ends(
-    tiny_config: Config,
-) -> None:
-    fresh = trainer(tiny_config, dtype=torch.float16)
-    assert fresh.scale is not None
-    fresh.scale.load_state_dict(fresh.scale.state_dict() | {"scale": 2.0**40})
-    before = weights(fresh)
-    loss, norm = update(fresh, batch(0))
-    assert (
-        math.isfinite(loss)
-        and not math.isfinite(norm)
-        and torch.equal(weights(fresh), before)
-    )
-    assert fresh.scale.get_scale() == 2.0**39 and not fresh.failed
-    while not math.isfinite(update(fresh, batch(0))[1]):
-        pass
-    assert (
-        not torch.equal(weights(fresh), before)
-        and 1 < fresh.scale.get_scale() < 2.0**39
-    )
-    fresh.scale.load_state_dict(fresh.scale.state_dict() | {"scale": 1.0})
-    fresh.model.tokens.weight.register_hook(lambda gradient: gradient * math.inf)  # type: ignore[union-attr]
-    with pytest.raises(RunFailed, match="gradient norm is"):
-        update(fresh, batch(0), 1)
 
 
 @pytest.mark.parametrize("encoding", ["rope", "t5", "fox"])
@@ -240,29 +215,6 @@ def test_blocks_that_are_computed_again_have_the_same_gradients_to_the_bit(
         assert (one.grad is None and other.grad is None) or torch.equal(
             one.grad, other.grad
         ), name
-
-
-@pytest.mark.parametrize("name", ["rope", "alibi", "fox", "path"])
-def test_a_stage_trains_as_a_model_of_its_window(
-    tiny_config: Config, name: str
-) -> None:
-    options = {"layers": [{"name": name, "window": 3}, {"name": name}]}
-    plain = dataclasses.replace(
-        tiny_config, encoding=EncodingConfig("layered", options)
-    )
-    lengths = dataclasses.replace(plain.training, lengths=((0, T, 5), (0.5, T)))
-    windows = dataclasses.replace(plain.model, attention=AttentionConfig(window=5))
-    staged = trainer(dataclasses.replace(plain, training=lengths))
-    narrow, last = trainer(dataclasses.replace(plain, model=windows)), trainer(plain)
-    assert trained(staged)[0] == trained(narrow)[0] and torch.equal(
-        weights(staged), weights(narrow)
-    )
-    last.model.load_state_dict(staged.model.state_dict())
-    assert (
-        update(last, batch(), 6)[0]
-        == update(staged, batch(), 6)[0]
-        != update(narrow, batch(), 6)[0]
-    )
 
 
 @pytest.mark.slow
@@ -355,7 +307,7 @@ def test_a_clock_counts_all_attempts_and_tokens_since_the_last_row(
         now[0] = 50.0
     now[0] = 51.0
     assert clock.speed(30)["train/tokens_per_second"] == 10 * per_step
-    assert [clock.totals()[name] for name in Clock.NAMES[:2]] == [
+    assert [clock.totals()[name] for name in ("train_seconds", "cpu_seconds")] == [
         10.0,
         1 + 2 * (4 + 1) / 2,
     ]

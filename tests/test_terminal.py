@@ -1,22 +1,36 @@
-"""What goes to the terminal: whoever cannot see Unicode is shown none."""
+"""What goes to the terminal."""
 
 import io
+import sys
 
+import pandas as pd
 import pytest
 from rich.console import Console
 
-from posbench.terminal import console
+from posbench.reports.render import Column, Table
+from posbench.terminal import console, exits
 
 
 def on(encoding: str) -> Console:
     return Console(file=io.TextIOWrapper(io.BytesIO(), encoding=encoding))
 
 
-def test_unicode_is_drawn_only_where_every_sign_of_it_can_be_written() -> None:
-    assert [
-        console.carries_unicode(on(encoding))
-        for encoding in ("utf-8", "ascii", "cp437")
-    ] == [True, False, False]
+@pytest.mark.parametrize(
+    ("encoding", "shown"),
+    [("utf-8", "1.2 ±0.3 ▇▇"), ("latin-1", "1.2 ±0.3 ??"), ("ascii", "1.2 ?0.3 ??")],
+)
+def test_no_terminal_fails_for_a_sign_that_it_does_not_have(
+    monkeypatch: pytest.MonkeyPatch, encoding: str, shown: str
+) -> None:
+    stream = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(stream, encoding=encoding))
+    exits.tolerant_output()
+
+    frame = pd.DataFrame({"loss": ["1.2 ±0.3 ▇▇"]})
+    Table("título", frame, [Column("loss", "loss")]).print(console.stdout())
+    print("─", flush=True)
+
+    assert shown in stream.getvalue().decode(encoding)
 
 
 def test_plain_lines_say_how_long_training_will_take(

@@ -23,15 +23,18 @@ from support import changed, snapshot, until, write_words
 from posbench import machine
 from posbench.config.schema import Config, EncodingConfig
 from posbench.data.batches import validation_batches
-from posbench.data.tokens import VALIDATION_SIZE, prepare, raw_bytes
+from posbench.data.tokenizer import raw_bytes
+from posbench.data.tokens import VALIDATION_SIZE, prepare
 from posbench.errors import RunFailed, Stopped, UserError
 from posbench.model.gpt import GPT, build
+from posbench.processes import World
 from posbench.results.frame import read
 from posbench.run import checkpoint
 from posbench.run.model import sample
 from posbench.run.rows import evaluation_rows, read_rows, training_rows
 from posbench.run.run import Run, load_config, load_record
 from posbench.terminal.signals import signals_as_errors, stop_signals
+from posbench.training.schedule import Schedule, schedule_of
 from posbench.training.step import Outcome, begin_update, learning_rate
 from posbench.training.train import train
 
@@ -144,6 +147,39 @@ def test_a_run_leaves_a_complete_folder_and_a_finished_one_computes_only_missing
     assert {row.length_ratio for row in evaluation_rows(folder)} == {1, 2, 3, 4}
 
 
+def test_what_is_due_falls_on_its_cadence_and_on_the_last_update(
+    config: Config,
+) -> None:
+    schedule = Schedule(
+        total=10,
+        log_every=4,
+        validate_every=0,
+        save_every=5,
+        evaluations={0: config.evaluation, 7: config.evaluation},
+    )
+    due = {step: schedule.due(step) for step in range(1, 11)}
+    assert {step: names for step, names in due.items() if names} == {
+        4: {"log"},
+        5: {"save"},
+        7: {"evaluate"},
+        8: {"log"},
+        10: {"log", "save"},
+    }
+
+
+def test_a_run_validates_four_times_unless_it_says_how_often_or_has_no_data(
+    config: Config,
+) -> None:
+    for typed, can_validate, expected in (
+        (None, True, 3),  # of twelve updates
+        (None, False, 0),
+        (0, True, 0),
+        (5, True, 5),
+    ):
+        asked = changed(config, runtime={"validate_every_steps": typed})
+        assert schedule_of(asked, can_validate).validate_every == expected
+
+
 def test_the_validation_loss_is_a_mean_over_tokens_whatever_the_batch(
     config: Config, tmp_path: pathlib.Path
 ) -> None:
@@ -243,6 +279,22 @@ def test_a_trained_run_whose_text_or_tokenizer_is_another_now_is_refused_in_one_
     )
     (folder / "run.json").write_text("{", encoding="utf-8")
     train(config, folder, [], restart=True)  # also where the record cannot be read
+
+
+def test_a_gpu_without_bf16_trains_in_fp32_and_a_line_says_so(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    gpu = torch.device("cuda")
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Tesla T4")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
+    assert machine.resolve_precision("auto", gpu) == torch.float32
+    assert caplog.messages == ["precision=auto is fp32 here: Tesla T4 has no bf16"]
+
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
+    assert machine.resolve_precision("auto", gpu) == torch.bfloat16
+    assert machine.resolve_precision("fp32", gpu) == torch.float32
+    assert len(caplog.messages) == 1
 
 
 def test_a_run_does_not_go_on_in_another_precision(
@@ -366,90 +418,38 @@ def test_an_encoding_that_changes_on_the_way_changes_at_the_same_update_in_a_con
     assert early[:2] == with_rope[:2] and early != with_rope
 
 
-# which goes by progress
-@pytest.mark.parametrize(
-    "name", ["rope", pytest.param("abacus", marks=pytest.mark.slow)]
-)
-def test_budgets_of_one_study_share_what_comes_before_the_rate_falls_bit_for_bit(
-    config: Config, tmp_path: pathlib.Path, name: str
-) -> None:
-    config = dataclasses.replace(
-        config, encoding=EncodingConfig(name), study="together"
-    )
-    config = changed(
-        config,
-        training={"schedule": "wsd", "decay_fraction": 0.3, "warmup_tokens": 256},
-    )
-    config = changed(
-        config, evaluation={"ratios": (1,), "windowed": False, "at_tokens": (4 * 128,)}
-    )
-    shared_updates, own_updates = [], []
-    for updates in (8, 12, 20):
-        longer = changed(config, training={"tokens": updates * 128})
-        alone, folder = (
-            tmp_path / f"alone-{updates}" / longer.id,
-            tmp_path / "together" / longer.id,
-        )
-        train(longer, alone, [])
-        with pytest.MonkeyPatch.context() as patch:
-            steps: list[int] = []
-            seen_updates(patch, steps.append)
-            train(longer, folder, [])
-        assert weights_sha256(folder) == weights_sha256(alone) and losses(
-            folder
-        ) == losses(alone)
-        assert evaluation_numbers(folder) == evaluation_numbers(alone)
-        shared_updates.append(load_record(folder).get("began_from", {}).get("step"))
-        own_updates.append(len(steps))
-    expected = (
-        ([None, 5, 8], [8, 7, 12]) if name == "rope" else ([None] * 3, [8, 12, 20])
-    )
-    assert (shared_updates, own_updates) == expected
-    # no sibling fits
-    other = changed(config, training={"tokens": 24 * 128, "weight_decay": 0.2})
-    train(other, tmp_path / "together" / other.id, [])
-    assert "began_from" not in load_record(tmp_path / "together" / other.id)
-
-
-def test_lengths_and_windows_change_within_a_run_at_the_same_update_however_it_is_stopped(
-    config: Config, tmp_path: pathlib.Path
-) -> None:
-    config = changed(config, evaluation={"ratios": (1,), "windowed": False})
-    grown = changed(
-        config, training={"lengths": ((0.0, 4, 2), (0.25, 8), (0.5, 16, 5), (0.75, 16))}
-    )
-    train(grown, tmp_path / "whole", [])
-    for step in (6, 8):
-        stop_after(step, grown, tmp_path / f"cut-{step}")
-        train(grown, tmp_path / f"cut-{step}", [])
-        assert weights_sha256(tmp_path / f"cut-{step}") == weights_sha256(
-            tmp_path / "whole"
-        )
-
-    def batches(config: Config, name: str) -> list[torch.Tensor]:
-        seen: list[torch.Tensor] = []
-        with pytest.MonkeyPatch.context() as patch:
-
-            def update(trainer, batch, *rest):
-                seen.append(batch.ids)
-                return begin_update(trainer, batch, *rest)
-
-            patch.setattr("posbench.training.train.begin_update", update)
-            train(config, tmp_path / name, [])
-        return seen
-
-    shorter, plain = batches(grown, "seen"), batches(config, "plain")
-    assert [tuple(ids.shape) for ids in shorter] == [(32, 4)] * 3 + [(16, 8)] * 3 + [
-        (8, 16)
-    ] * 6
-    assert all(
-        torch.equal(ids.view(8, 16), whole)
-        for ids, whole in zip(shorter, plain, strict=True)
-    )
-
-
 # -- what ends it
 # ------------------------------------------------------------------------------------------------------
+
+
+class WorldWithOneSignal(World):
+    """A process that learns of another one's signal with the fourth update alone."""
+
+    n_updates = 0
+
+    def sum_gradients(
+        self, parameters: Any, loss: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        self.n_updates += 1
+        number = signal.SIGTERM if self.n_updates == 4 else 0
+        return loss, torch.tensor([float(number)])
+
+    def stopped_by(self) -> int | None:
+        return self._stopped_by
+
+
+def test_a_signal_holds_though_updates_that_are_read_after_it_bring_none(
+    config: Config, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    never = {"log_every_steps": 100, "validate_every_steps": 0}
+    config = changed(config, runtime=never | {"checkpoint_every_steps": 100})
+    # as on GPUs, an update is read one later
+    monkeypatch.setattr("posbench.training.train._AHEAD", {"cpu": 1})
+
+    with pytest.raises(Stopped, match="SIGTERM after step 5; saved"):
+        train(config, tmp_path / "run", [], world=WorldWithOneSignal())
+
+    assert [saved.step for saved in checkpoint.every(tmp_path / "run")] == [5]
 
 
 def test_a_disk_that_is_full_as_a_checkpoint_is_written_ends_the_run_in_words(

@@ -123,83 +123,110 @@ def read(names: list[str], config_dir: Path | None = None) -> list[Entry]:
     """Return the claims of these names, or `all`. Raises UserError for an unknown name,
     or a file without a claim.
     """
+    folders = [configs_dir()]
+    if config_dir:
+        folders.append(config_dir)
     shared: dict[str, str] = {}
     contents: dict[str, tuple[Path, Any]] = {}  # by name: the file, and what it holds
-    for folder in (configs_dir(), *([config_dir] if config_dir else [])):
+    for folder in folders:
         for path in sorted((folder / "claim").glob("*.yaml")):
             content = shipped.load(path)
             if path.stem == "_runs":  # runs that several claims need, by name
                 shared |= content
-                continue
-            claims = {path.stem: content} if "sentence" in content else content
-            contents |= {name: (path, value) for name, value in claims.items()}
-    if strange := [name for name in names if name not in (*contents, "all")]:
-        raise unknown("claim", strange[0], contents, "'posbench list claims' shows all")
-    return [
-        _read(name, *contents[name], shared)
-        for name in sorted(contents if "all" in names else {*names})
-    ]
+            elif "sentence" in content:
+                contents[path.stem] = path, content
+            else:
+                for name, value in content.items():
+                    contents[name] = path, value
+
+    wanted = set(names)
+    if "all" in wanted:
+        wanted = set(contents)
+    for name in names:
+        if name not in contents and name != "all":
+            hint = "'posbench list claims' shows all"
+            raise unknown("claim", name, contents, hint)
+    return [_read(name, *contents[name], shared) for name in sorted(wanted)]
 
 
 def _read(name: str, path: Path, content: Any, shared: dict[str, str]) -> Entry:
     try:
         claim = validate(Claim, content if isinstance(content, dict) else {})
-        if (claim.test is None) == (claim.more_seeds is None):
-            raise UserError("expected test or more_seeds")
-        tests = [claim.test] if isinstance(claim.test, str) else claim.test or []
-        if strange := [
-            run for run in claim.runs if isinstance(run, str) and run not in shared
-        ]:
-            raise unknown(
-                "run",
-                strange[0],
-                shared,
-                f"runs that claims share: {', '.join(shared)}",
-            )
-        overrides = (
-            {run: shared[run]} if isinstance(run, str) else run for run in claim.runs
-        )
-        runs = dict(item for mapping in overrides for item in mapping.items())
-        entry = Entry(name, claim, tuple(map(_inequality, tests)), runs, path)
-        if claim.seeds and not any(test.within for test in entry.tests):
-            raise UserError(
-                f"seeds is {claim.seeds}: leave it out: only published numbers (= 1.88"
-                " ± 0.05) have it"
-            )
-        if len(entry.tests) > 1 and any(test.within for test in entry.tests):
-            raise UserError(
-                f"test is {tests}: expected one, since it has a published number"
-            )
-        pair = claim.more_seeds
-        names = {term.run for test in entry.tests for term in test.terms} | (
-            {pair.of, pair.than} if pair else set()
-        )
-        for run in sorted(names ^ set(entry.runs)):
-            wrong = (
-                f"not among runs ({', '.join(entry.runs)})"
-                if run in names
-                else "not used: leave it out"
-            )
-            raise UserError(f"run '{run}' is {wrong}")
+        texts = claim.test or []
+        if isinstance(texts, str):
+            texts = [texts]
+        tests = tuple(_inequality(text) for text in texts)
+        entry = Entry(name, claim, tests, _runs(claim, shared), path)
+        _check(entry)
     except UserError as error:
         raise UserError(f"{path}: {name}: {error}") from None
     return entry
+
+
+def _runs(claim: Claim, shared: dict[str, str]) -> dict[str, str]:
+    """Return the overrides of a claim's runs by name."""
+    runs: dict[str, str] = {}
+    for run in claim.runs:
+        if isinstance(run, dict):
+            runs |= run
+        elif run in shared:
+            runs[run] = shared[run]
+        else:
+            hint = f"runs that claims share: {', '.join(shared)}"
+            raise unknown("run", run, shared, hint)
+    return runs
+
+
+def _check(entry: Entry) -> None:
+    """Raise UserError for a claim that cannot be tested."""
+    claim, tests = entry.claim, entry.tests
+    if (claim.test is None) == (claim.more_seeds is None):
+        raise UserError("expected test or more_seeds")
+
+    has_published = any(test.within for test in tests)
+    if claim.seeds and not has_published:
+        raise UserError(
+            f"seeds is {claim.seeds}: leave it out: only published numbers (= 1.88"
+            " ± 0.05) have it"
+        )
+    if has_published and len(tests) > 1:
+        raise UserError(
+            f"test is {claim.test}: expected one, since it has a published number"
+        )
+
+    used = {term.run for test in tests for term in test.terms}
+    if claim.more_seeds:
+        used |= {claim.more_seeds.of, claim.more_seeds.than}
+    for run in sorted(used - entry.runs.keys()):
+        raise UserError(f"run '{run}' is not among runs ({', '.join(entry.runs)})")
+    for run in sorted(entry.runs.keys() - used):
+        raise UserError(f"run '{run}' is not used: leave it out")
 
 
 def _inequality(text: str) -> Inequality:
     test = _TEST.fullmatch(text.strip())
     if test is None or (test["side"] == "=") != bool(test["within"]):
         raise UserError(f"test: cannot read '{text}': {_EXPECTED}")
-    figure, terms, start = test["figure"], [], 0
+
+    figure = test["figure"]
+    terms: list[Term] = []
+    start = 0
     while start < len(figure):
         match = _TERM.match(figure, start)
-        if match is None or (start and not match["sign"]):
+        if match is None or (terms and not match["sign"]):
             raise UserError(f"test: cannot read '{figure[start:]}': {_EXPECTED}")
-        weight = float(match["weight"] or 1) * (-1 if match["sign"] == "-" else 1)
-        curve = match["protocol"] or "fixed_target", match["kind"] or "plain"
-        terms.append(Term(weight, match["run"], float(match["ratio"]), *curve))
+        terms.append(_term(match))
         start = match.end()
+
     direction = 1 if test["side"] == ">" else -1
-    return Inequality(
-        tuple(terms), direction, float(test["margin"]), float(test["within"] or 0)
-    )
+    within = float(test["within"] or 0)
+    return Inequality(tuple(terms), direction, float(test["margin"]), within)
+
+
+def _term(match: re.Match[str]) -> Term:
+    weight = float(match["weight"] or 1)
+    if match["sign"] == "-":
+        weight = -weight
+    protocol = match["protocol"] or "fixed_target"
+    kind = match["kind"] or "plain"
+    return Term(weight, match["run"], float(match["ratio"]), protocol, kind)

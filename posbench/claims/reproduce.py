@@ -19,7 +19,7 @@ from posbench.config.overrides import split
 from posbench.errors import PosbenchError, UserError
 from posbench.launch import plans, sweep
 from posbench.launch.plans import Plan
-from posbench.report.render import Column, Table
+from posbench.reports.render import Column, Table
 from posbench.results import frame as frames
 from posbench.terminal import console
 from posbench.terminal.exits import plural
@@ -27,6 +27,15 @@ from posbench.terminal.exits import plural
 SEEDS = range(5, 15)
 STUDY, EXPERIMENT = "ledger", "reader"
 FILE = "claims.csv"  # in the study's folder
+OUTCOMES = [  # as a table shows them
+    "not reproduced",
+    "reproduced",
+    "contradicted",
+    "supported",
+    "open",
+    "not learned",
+    "not run",
+]
 # the plans of all seeds, by the name of a claim and of a run in it
 Needed = dict[str, dict[str, list[Plan]]]
 
@@ -53,44 +62,52 @@ def reproduce(
         PosbenchError: some runs failed; the others are done and the claims are judged
             by them.
     """
-    overrides = [*{split(word)[0]: word for word in words if "=" in word}.values()]
-    studies = [
-        Path(word) for word in words if word.endswith(frames.SUFFIX) and "=" not in word
-    ]
-    names = [word for word in words if "=" not in word and Path(word) not in studies]
+    overrides, studies, names = [], [], []
+    for word in words:
+        if "=" in word:
+            overrides.append(word)
+        elif word.endswith(frames.SUFFIX):
+            studies.append(Path(word))
+        else:
+            names.append(word)
     if not names:
         raise UserError(
             "which claims? posbench reproduce all, or names from 'posbench list claims'"
         )
     entries = claim.read(names, config_dir)
     plans_of = plans_of_claims(entries, overrides, config_dir)
-    study_rows = frames.read(studies) if studies else None
-    # each run once
-    by_id = {
-        plan.id: plan
-        for runs in plans_of.values()
-        for jobs in runs.values()
-        for plan in jobs
-    }
-    todo = [
-        plan
-        for name, plan in by_id.items()
-        if study_rows is None or name not in set(study_rows["run"])
-    ]
+    plan_of = _each_once(plans_of)
+    path = next(iter(plan_of.values())).folder.parent / FILE
+    study_rows = None
+    if studies:
+        study_rows = frames.read(studies)
+        for run in set(study_rows["run"]):
+            plan_of.pop(run, None)
+    todo = list(plan_of.values())
     console.log_to_terminal()
     if dry_run:
         print(sweep.cost(todo))
         return
+
     status = sweep.execute(todo, n_jobs) if todo else {}
     findings = judge_claims(entries, plans_of, study_rows)
     table(findings).print(console.stdout())
-    path = next(iter(by_id.values())).folder.parent / FILE
     files.write(path, findings.to_csv(index=False).encode())
     print(f"Sources and numbers: {path}")
-    if failed := [name for name, state in status.items() if state.name != "done"]:
+    failed = [name for name, state in status.items() if state.name != "done"]
+    if failed:
         raise PosbenchError(
             f"{len(failed)} of {len(status)} runs not done: {', '.join(failed)}"
         )
+
+
+def _each_once(plans_of: Needed) -> dict[str, Plan]:
+    """Return the plans by id, since claims share runs."""
+    plan_of: dict[str, Plan] = {}
+    for runs in plans_of.values():
+        for seeds in runs.values():
+            plan_of |= {plan.id: plan for plan in seeds}
+    return plan_of
 
 
 def plans_of_claims(
@@ -100,33 +117,39 @@ def plans_of_claims(
     claim's own overrides win.
     """
     by_text: dict[str, list[Plan]] = {}
-    for text in {text: None for entry in entries for text in entry.runs.values()}:
-        words = shlex.split(text)
-        for override in (*overrides, f"experiment={EXPERIMENT}", f"study={STUDY}"):
-            words += (
-                [override]
-                if split(override)[0]
-                not in {"seed", *(split(word)[0] for word in words)}
-                else []
-            )
-        resolved = plans.resolve([[*words, f"seed={SEEDS[0]}"]], config_dir)
-        if len(resolved) != 1:
+    plans_of: Needed = {}
+    for entry in entries:
+        plans_of[entry.id] = {}
+        for name, text in entry.runs.items():
+            if text not in by_text:
+                by_text[text] = _plans_of_run(text, overrides, config_dir)
+            plans_of[entry.id][name] = by_text[text][: entry.seeds]
+
+    read = set[str]()
+    for seeds in by_text.values():
+        read |= set(seeds[0].command)
+    for override in overrides:
+        typed = "=".join(split(override))
+        if typed not in read:
             raise UserError(
-                f"{shlex.join(words)}: expected one value each: a claim's runs differ"
-                " in the seed only"
+                f"{typed} has no effect: each of these claims sets its own value"
             )
-        by_text[text] = [resolved[0].changed("seed", seed) for seed in SEEDS]
-    typed = {"=".join(split(word)) for word in overrides}
-    if unread := typed.difference(*(seeds[0].command for seeds in by_text.values())):
-        raise UserError(
-            f"{min(unread)} has no effect: each of these claims sets its own value"
-        )
-    return {
-        entry.id: {
-            name: by_text[text][: entry.seeds] for name, text in entry.runs.items()
-        }
-        for entry in entries
-    }
+    return plans_of
+
+
+def _plans_of_run(
+    text: str, overrides: list[str], config_dir: Path | None
+) -> list[Plan]:
+    """Return the plans of a claim's run with all seeds; `text`: its own overrides."""
+    words = shlex.split(text)
+    taken = {"seed", *(split(word)[0] for word in words)}
+    for word in (*overrides, f"experiment={EXPERIMENT}", f"study={STUDY}"):
+        key, _ = split(word)
+        if key not in taken:
+            words.append(word)
+            taken.add(key)
+    first = plans.resolve_one([*words, f"seed={SEEDS[0]}"], config_dir)
+    return [first.changed("seed", seed) for seed in SEEDS]
 
 
 def judge_claims(
@@ -135,63 +158,31 @@ def judge_claims(
     """Judge claims by the rows of kept studies, and by the folders of runs that are not
     among them.
     """
-    folders = {
-        plan.folder
-        for runs in plans_of.values()
-        for jobs in runs.values()
-        for plan in jobs
-    }
-    of_studies = set() if study_rows is None else {*study_rows["run"]}
-    trained = [
-        folder
-        for folder in folders
-        if folder.name not in of_studies and (folder / "run.json").is_file()
-    ]
-    # None is left out
-    rows = pd.concat(
-        [study_rows, frames.read(trained) if trained else None], ignore_index=True
-    )
-    # two studies may share a run
+    folders = [plan.folder for plan in _each_once(plans_of).values()]
+    trained = [folder for folder in folders if (folder / "run.json").is_file()]
+    read = frames.read(trained) if trained else None
+    rows = pd.concat([study_rows, read], ignore_index=True)  # None is left out
+    # a run may be in two studies, or in one and in a folder: the first counts
     rows = rows[rows["folder"].isin(rows.drop_duplicates("run")["folder"])]
-    return judge(
-        [
-            (
-                entry,
-                {
-                    name: rows[rows["run"].isin([plan.id for plan in jobs])]
-                    for name, jobs in plans_of[entry.id].items()
-                },
-            )
-            for entry in entries
-        ]
-    )
+
+    asked = []
+    for entry in entries:
+        runs = {}
+        for name, seeds in plans_of[entry.id].items():
+            runs[name] = rows[rows["run"].isin([plan.id for plan in seeds])]
+        asked.append((entry, runs))
+    return judge(asked)
 
 
 def table(findings: pd.DataFrame) -> Table:
     """Return findings as a table: published numbers, then claims, the contradicted ones
     first.
     """
-    outcomes = [
-        "not reproduced",
-        "reproduced",
-        "contradicted",
-        "supported",
-        "open",
-        "not learned",
-        "not run",
-    ]
-    ordered = findings.sort_values(
-        "outcome", key=lambda column: column.map(outcomes.index), kind="stable"
-    )
-    names = ("claim", "outcome", "ours", "published", "predicted")
-    columns = [
-        Column(
-            name, name, spare={"published": 1, "predicted": 2}.get(name, 0), text=True
-        )
-        for name in names
-    ]
-    counts = ", ".join(
-        f"{count} {outcome}"
-        for outcome, count in findings["outcome"].value_counts().items()
-    )
+    places = findings["outcome"].map(OUTCOMES.index)
+    ordered = findings.loc[places.sort_values(kind="stable").index]
+    columns = [Column(name, name, text=True) for name in ("claim", "outcome", "ours")]
+    columns.append(Column("published", "published", spare=1, text=True))
+    columns.append(Column("predicted", "predicted", spare=2, text=True))
+    n_each = findings["outcome"].value_counts()
+    counts = ", ".join(f"{count} {outcome}" for outcome, count in n_each.items())
     return Table("", ordered, columns, f"{plural(len(findings), 'claim')}: {counts}")

@@ -8,7 +8,6 @@ Settings of evaluation and runtime may leave out their section: `protocol=nonove
 """
 
 import contextlib
-import fnmatch
 import re
 from collections.abc import Collection, Mapping
 from typing import Any
@@ -84,9 +83,7 @@ ALIASES = {
     "chosen with its options: encoding=alibi, data=text": (
         "encoding.name data.source data.task data.task.name"
     ),
-    "a list: posbench sweep seed=0,1,2,3,4 or 'seed=range(0,5)'": (
-        "seeds n_seeds num_seeds"
-    ),
+    "a list: posbench sweep seed=0,1,2,3,4": ("seeds n_seeds num_seeds"),
 }
 
 
@@ -96,55 +93,31 @@ def split(word: str, short: Mapping[str, str] = WORDS) -> tuple[str, str]:
     """
     key, equals, text = word.partition("=")
     if not key or not equals:
-        group = next(
-            (
-                f"{group}={word}"
-                for group in (*GROUPS, "sweep")
-                if word in choices(group, (), EVERY)
-            ),
-            None,
-        )
-        expected = (
-            f"did you mean '{group}'?"
-            if group
-            else "expected key=value, such as encoding=alibi or seed=1"
-        )
+        expected = "expected key=value, such as encoding=alibi or seed=1"
+        for group in (*GROUPS, "sweep"):
+            if word in choices(group, (), EVERY):
+                expected = f"did you mean '{group}={word}'?"
+                break
         raise UserError(f"cannot read '{word}': {expected}")
     section, _, name = key.rpartition(".")
-    return (
-        short.get(name, key)
-        if section
-        in (
-            "",
-            "evaluation",
-            "runtime",
-        )
-        else key
-    ), text
-
-
-def start_of(words: Collection[str]) -> str:
-    """Return what training is to begin from: the value of `start`, empty if it is not
-    given.
-    """
-    return re.sub(
-        "^null$",
-        "",
-        ["", *(word[6:] for word in words if word.startswith("start="))][-1],
-    )
+    if section in ("", "evaluation", "runtime"):
+        key = short.get(name, key)
+    return key, text
 
 
 def by_key(words: Collection[str], short: Mapping[str, str] = WORDS) -> dict[str, str]:
     """Return typed values by full key. If a key is given twice, the later value holds."""
+    starts = [word for word in words if word.startswith("start=")]
+    if starts and starts[-1] not in ("start=", "start=null"):
+        # the run that begins has the extension as its encoding
+        words = [re.sub("^extension=", "encoding=", word) for word in words]
     texts: dict[str, str] = {}
-    words = (
-        [re.sub("^extension=", "encoding=", word) for word in words]
-        if start_of(words)
-        else words
-    )
-    for key, text in (split(word, short) for word in words):
+    for word in words:
+        key, text = split(word, short)
         # lengths and ratios set one key
-        texts.pop({LENGTH: RATIOS, RATIOS: LENGTH}.get(key, key), None)
+        if key in (LENGTH, RATIOS):
+            texts.pop(LENGTH, None)
+            texts.pop(RATIOS, None)
         texts[key] = text
     return texts
 
@@ -156,46 +129,31 @@ def unknown_key(
     short for some keys.
     """
     name = key.rpartition(".")[2]
-    if hints := [
-        hint
-        for hint, names in ALIASES.items()
-        if {key, name, key.partition(".")[0]} & set(names.split())
-    ]:
-        return UserError(f"unknown key '{key}' (it is {hints[0]})")
+    spellings = {key, name, key.partition(".")[0]}
+    for hint, names in ALIASES.items():
+        if spellings & set(names.split()):
+            return UserError(f"unknown key '{key}' (it is {hint})")
+
+    by_name = {choice.rpartition(".")[2]: choice for choice in reversed(list(keys))}
+    by_name |= {word: word for word in words}
     # Below this likeness a suggestion misleads more often than it helps.
-    by_name = {choice.rpartition(".")[2]: choice for choice in reversed(list(keys))} | {
-        word: word for word in words
-    }
-    close = nearest(key, [*by_name, *keys], 0.75) or nearest(name, by_name, 0.75) or ""
-    near = (
-        f": did you mean '{by_name.get(close, close)}'?"
-        if close
-        else " ('posbench train --cfg' shows all keys)"
+    close = nearest(key, [*by_name, *keys], 0.75) or nearest(name, by_name, 0.75)
+    if not close:
+        return UserError(f"unknown key '{key}' ('posbench train --cfg' shows all keys)")
+    return UserError(
+        f"unknown key '{key}': did you mean '{by_name.get(close, close)}'?"
     )
-    return UserError(f"unknown key '{key}'{near}")
 
 
-def values(key: str, text: str, names: Collection[str] = ()) -> list[str]:
-    """Return the values of one override: several for `a,b`, `range(0,5)` or `glob(*)`
-    over names, else the one.
-    """
+def values(key: str, text: str) -> list[str]:
+    """Return the values of one override: several for `a,b`, else the one."""
     items = _items(text)
-    is_list = schema.kind(KEYS.get(key)).endswith("s") and not all(
-        item.startswith("[") for item in items
-    )
     # settings of evaluation make no further runs
-    if is_list or key.startswith("evaluation."):
+    if key.startswith("evaluation."):
         return [text]
-    if match := re.fullmatch(r"range\((-?\d+),(-?\d+)\)", text):
-        items = [str(number) for number in range(int(match[1]), int(match[2]))]
-    elif names and (match := re.fullmatch(r"glob\((.+)\)", text)):
-        items = [
-            name
-            for name in fnmatch.filter(names, match[1])
-            if name.count("/") == match[1].count("/")
-        ]
-    if not items:
-        raise UserError(f"{key}={text} matches nothing")
+    is_list = schema.kind(KEYS.get(key)).endswith("s")
+    if is_list and not all(item.startswith("[") for item in items):
+        return [text]
     return items
 
 
@@ -209,11 +167,8 @@ def value(key: str, text: str, kind: str = "") -> Any:
         return [value(key, item, kind[:-1]) for item in items if item]
     if kind != "text" or text == "null":
         return read(text)
-    return (
-        text[1:-1]
-        if len(text) > 1 and text[0] == text[-1] and text[0] in "'\""
-        else text
-    )
+    quoted = re.fullmatch(r"(['\"])(.*)\1", text, re.DOTALL)
+    return quoted[2] if quoted else text
 
 
 def read(text: str) -> Any:
@@ -236,12 +191,18 @@ def read(text: str) -> Any:
 
 def _items(text: str) -> list[str]:
     """Split at commas outside quotation marks and brackets."""
-    items, complete = list[str](), True
+    items = list[str]()
+    is_complete = True
     for part in text.split(","):
-        items = [*items, part] if complete else [*items[:-1], f"{items[-1]},{part}"]
+        if is_complete:
+            items.append(part)
+        else:
+            items[-1] += f",{part}"
         unquoted = re.sub(r"^\s*(['\"]).*?\1", "", items[-1])
-        depth = sum((char in "[{(") - (char in ")}]") for char in unquoted)
-        complete = depth <= 0 and not re.match(r"\s*['\"]", unquoted)
+        opened = sum(unquoted.count(bracket) for bracket in "[{(")
+        closed = sum(unquoted.count(bracket) for bracket in ")}]")
+        in_quotes = re.match(r"\s*['\"]", unquoted) is not None
+        is_complete = opened <= closed and not in_quotes
     return [item.strip() for item in items]
 
 
@@ -255,13 +216,12 @@ def apply(config: Config, words: list[str]) -> Config:
             raise unknown_key(key, OF_A_FINISHED_RUN)
         section, _, name = key.partition(".")
         plain[section][name] = value(key, text)
+    evaluation = plain["evaluation"]
     if LENGTH in settings:
-        plain["evaluation"]["ratios"] = ratios(
-            plain["evaluation"].pop("length"), config
-        )
+        evaluation["ratios"] = ratios(evaluation.pop("length"), config)
     # new lengths score the run's own targets: all rows pair
-    if plain["evaluation"]["longest"] is None:
-        plain["evaluation"]["longest"] = max(1.0, *config.evaluation.ratios)
+    if evaluation["longest"] is None:
+        evaluation["longest"] = max(1.0, *config.evaluation.ratios)
     return schema.validate(Config, plain)
 
 
@@ -274,11 +234,10 @@ def ratios(lengths: list[Any], config: Config) -> list[float]:
             f"length counts tokens of text: for '{config.data.name}' give ratio=2,4, in"
             " trained lengths"
         )
-    if not lengths or not all(
-        type(length) is int and length >= 1 for length in lengths
-    ):
+    are_counts = all(type(length) is int and length >= 1 for length in lengths)
+    if not lengths or not are_counts:
+        typed = ",".join(map(str, lengths))
         raise UserError(
-            f"length is {','.join(map(str, lengths))}: expected lengths in tokens, such"
-            " as 128,256"
+            f"length is {typed}: expected lengths in tokens, such as 128,256"
         )
     return [length / config.training.train_length for length in sorted(set(lengths))]

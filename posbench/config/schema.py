@@ -1,18 +1,16 @@
 """The configuration of a run: frozen dataclasses with their bounds, read from plain
 data in one place.
 
-`configs/*/*.yaml` explain the fields and hold their defaults. A field with a default
-here came later: a file that lacks it is read with that value.
+`configs/*/*.yaml` explain the fields and hold their defaults.
 """
 
 import dataclasses
-import functools
 import json
 import re
 import typing
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from annotated_types import Ge, Len, Lt, Predicate
 
@@ -20,10 +18,7 @@ from posbench import encodings
 from posbench.config import shipped
 from posbench.config.identity import (
     NOT_IDENTITY,
-    add_later_keys,
     digest,
-    drop_later_keys,
-    one_number,
 )
 from posbench.errors import UserError, unknown
 from posbench.options import (
@@ -42,8 +37,7 @@ _NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,126}[A-Za-z0-9_-])?")
 
 # it also names a folder
 Name = Annotated[str, Predicate(lambda text: _NAME.fullmatch(text) is not None)]
-Precision = Literal["auto", "fp32", "bf16", "fp16"]
-Stage = tuple[Share, Count, Count] | tuple[Share, Count]
+Precision = Literal["auto", "fp32", "bf16"]
 _Section = TypeVar("_Section")
 _READERS: dict[type, Any] = {}
 # What was expected, by the first word of pydantic's name for a mistake, where
@@ -87,8 +81,8 @@ class EncodingConfig(Section):
 
 class AttentionConfig(Section):  # what a query may see, whatever the encoding
     # keys a query may see, itself included; None = all before it
-    window: Count | None = None
-    sinks: Natural = 0  # keys at the beginning that every query sees beside its window
+    window: Count | None
+    sinks: Natural  # keys at the beginning that every query sees beside its window
 
 
 class ModelConfig(Section):
@@ -107,8 +101,8 @@ class ModelConfig(Section):
     init: Literal["fan_in", "gpt2"]
     attention: AttentionConfig
     # heads of keys and values, each for a group of query heads; None = n_heads
-    n_kv_heads: Count | None = None
-    qk_norm: bool = False  # RMSNorm of each head's queries and keys before the encoding
+    n_kv_heads: Count | None
+    qk_norm: bool  # RMSNorm of each head's queries and keys before the encoding
 
     @property
     def token_rms(self) -> float:
@@ -135,6 +129,13 @@ class ModelConfig(Section):
         )
 
 
+def refused(key: str, value: Any, expected: str) -> UserError:
+    """Return the error about a value that a key cannot have."""
+    # as it is typed: null and true, not None and True
+    typed = json.dumps(value, ensure_ascii=False, default=str).replace('"', "'")
+    return UserError(f"{key} is {typed}: expected {expected}")
+
+
 def refuse_uneven(key: str, value: int, divisor: int, parts: str) -> None:
     """Refuse a number that `divisor` does not divide, and name the nearest numbers that
     it divides.
@@ -157,8 +158,8 @@ class DataConfig(Section):
     dataset: str | None  # hub: its name there
     subset: str | None  # hub: its configuration
     revision: str | None  # hub: commit, tag or branch; None = the newest
-    # the column of the text in tables (.jsonl, .json, .csv, .tsv, .parquet, .arrow) and
-    # on the hub
+    # the column of the text in tables (.jsonl, .json, .csv, .tsv, .parquet) and on the
+    # hub
     column: str
     splits: dict[str, str]  # hub: train, validation, test -> the data set's own names
     articles: bool  # a line ` = Title = ` starts a document
@@ -169,13 +170,13 @@ class DataConfig(Section):
     # bpe: number of tokens, including the 256 bytes and the separator
     vocab_size: Count
     # task: its name and options, which it checks itself; None = text
-    task: dict[str, Any] | None = None
+    task: dict[str, Any] | None
     # task: the highest position of a problem's first token; the lowest is 0
-    offset: Natural = 0
+    offset: Natural
     # text without splits: documents or stretches to test on; None = 5 %
-    test_pieces: Count | None = None
+    test_pieces: Count | None
     # in training no document sees another, and positions restart with each
-    document_mask: bool = False
+    document_mask: bool
 
 
 class TrainingConfig(Section):
@@ -198,8 +199,6 @@ class TrainingConfig(Section):
     weight_decay: NonNegative
     clip: Positive  # largest norm of the gradient, over all parameters
     precision: Precision  # the dtype of matrix products
-    # stages (share of updates before it, tokens per sequence, window if any); () = one
-    lengths: tuple[Stage, ...] = ()
 
     def __post_init__(self) -> None:
         if self.schedule == "wsd":
@@ -234,17 +233,17 @@ class EvaluationConfig(Section, kw_only=True):
     # in training lengths or longest trained problems
     ratios: Annotated[tuple[Positive, ...], Len(1)]
     # evaluate during training, too, after so many tokens: fixed_target as trained
-    at_tokens: tuple[Natural, ...] = ()
+    at_tokens: tuple[Natural, ...]
     # problems: further positions of the first token to test
-    offsets: tuple[Count, ...] = ()
+    offsets: tuple[Count, ...]
     # training lengths of text before each target; None = largest ratio
-    longest: AtLeast1 | None = None
+    longest: AtLeast1 | None
     windowed: bool  # evaluate with attention cut to the training length, too
     # the same, but every query also sees this many first tokens; 0 = off
-    sinks: Natural = 0
+    sinks: Natural
     # evaluate with each of these, too: yarn, or with options yarn:factor=4
-    extensions: tuple[str, ...] = ()
-    tasks: tuple[str, ...] = ()  # probes of the use of distant context
+    extensions: tuple[str, ...]
+    tasks: tuple[str, ...]  # probes of the use of distant context
     split: Literal["validation", "test"]
     # whether a context may cross a document's end
     documents: Literal["auto", "doc", "concat"]
@@ -252,7 +251,7 @@ class EvaluationConfig(Section, kw_only=True):
     blocks: Count  # blocks of targets; problems: how many of each length
     batch_tokens: Count  # tokens per forward pass
     # the dtype of matrix products; auto = that of training
-    precision: Precision = "auto"
+    precision: Precision
 
 
 class TrackingConfig(Section):
@@ -279,13 +278,11 @@ class RuntimeConfig(Section):
     # updates between validations; 0 = never, None = a few times in a run
     validate_every_steps: Natural | None
     checkpoint_every_steps: Count  # updates between checkpoints
-    # after the run, keep only the newest weights of its checkpoints
-    clean: bool = False
     # processes that train one run; None = those that torchrun started, or one
-    processes: Count | None = None
+    processes: Count | None
     # keep only the inputs of blocks, and recompute the rest in the backward pass
-    checkpointing: bool = False
-    deterministic: bool = False  # on CUDA, only kernels that give the same bits twice
+    checkpointing: bool
+    deterministic: bool  # on CUDA, only kernels that give the same bits twice
 
 
 class StartConfig(Section):
@@ -304,7 +301,7 @@ class StartConfig(Section):
     tokens: Count  # its budget for training
     warmup_tokens: int
     # of its encoding, other than the defaults
-    options: dict[str, Any] = dataclasses.field(default_factory=dict)
+    options: dict[str, Any]
 
 
 class Config(Section):
@@ -312,6 +309,7 @@ class Config(Section):
     happens.
     """
 
+    is_trained_here: ClassVar[Literal[True]] = True
     study: Name  # the folder that a comparison's runs share
     # sets initial weights, order of the text and random positions
     seed: Annotated[int, Ge(0), Lt(2**63)]
@@ -323,22 +321,19 @@ class Config(Section):
     tracking: TrackingConfig
     runtime: RuntimeConfig
     # None: initial weights are random
-    start: StartConfig | None = dataclasses.field(default=None, kw_only=True)
+    start: StartConfig | None
 
     @property
     def id(self) -> str:
         """`<encoding>-s<seed>-<8 hex digits>`. The digits are a digest of all that
         shapes the trained weights.
         """
-        shaping = drop_later_keys(to_container(self))
+        sections = to_container(self)
+        shaping = {key: sections[key] for key in sections if key not in NOT_IDENTITY}
         shaping["encoding"].pop("file", None)  # a moved file is the same encoding
         if self.start:
-            shaping["start"] = {
-                key: value
-                for key, value in shaping["start"].items()
-                if key != "options"
-            } | {"run": ""}
-        return f"{self.encoding.name}-s{self.seed}-{digest(one_number(shaping))}"
+            del shaping["start"]["run"], shaping["start"]["options"]
+        return f"{self.encoding.name}-s{self.seed}-{digest(shaping)}"
 
     @property
     def folder(self) -> Path:
@@ -375,96 +370,60 @@ class Config(Section):
             return encodings.build(encoding.name, shape, encoding.options)
 
     def __post_init__(self) -> None:
+        data, attention = self.data, self.model.attention
+        training, evaluation = self.training, self.evaluation
+        processes = self.runtime.processes or 1
         refuse_uneven(
-            "training.batch_size",
-            self.training.batch_size,
-            self.runtime.processes or 1,
-            "processes",
+            "training.batch_size", training.batch_size, processes, "processes"
         )
-        data, config, length, stages = (
-            self.data,
-            self.evaluation,
-            self.training.train_length,
-            self.training.lengths,
-        )
-        lists = {
-            f"evaluation.{key}": values
-            for key, values in vars(config).items()
-            if isinstance(values, tuple)
-        }
-        is_task, shares, attention = (
-            data.task is not None,
-            [stage[0] for stage in stages],
-            self.model.attention,
-        )
-        unread = (
-            ("evaluation.tasks", "evaluation.at_tokens")
-            if is_task
-            else ("evaluation.offsets",)
-        )
-        protocols = (
-            "problems (experiment=tasks)"
-            if is_task
-            else "fixed_target or nonoverlap, since the data is text"
-        )
-        fits = (
-            all(length % stage[1] == 0 and stage[2:] <= stage[1:2] for stage in stages)
-            and not is_task
-        )
-        fits = (
-            fits
-            and [stage[1:] for stage in stages[-1:]] == [(length,)]
-            and shares == sorted({0.0, *shares})
-        )
-        rule = (
-            f"shares ascending from 0, lengths that divide {length}, windows up to"
-            f" them, at last {length} with none"
-        )
-        for key, wrong, expected in (
-            (
-                "data.path",
-                data.path and data.source != "text",
-                f"data=text: data={data.source} does not read it",
-            ),
-            (
-                "data.dataset",
-                data.dataset and data.source != "hub",
-                f"data=hub: data={data.source} does not read it",
-            ),
-            (
-                "model.attention.sinks",
-                attention.sinks and attention.window is None,
-                "model.attention.window",
-            ),
-            (
-                "training.tokens",
-                self.training.steps < 1,
-                f"at least {self.training.tokens_per_step}, one update",
-            ),
-            (
-                "training.lengths",
-                stages and not fits,
-                "[], since the data is a task" if is_task else rule,
-            ),
-            (
-                "evaluation.protocols",
-                any((name == "problems") != is_task for name in config.protocols),
-                protocols,
-            ),
-            *(
-                (key, len({*lists[key]}) < len(lists[key]), "each value once")
-                for key in lists
-            ),
-            *((key, lists[key], f"[] for data={data.source}") for key in unread),
-            (
-                "evaluation.targets",
-                config.targets > length and not is_task,
-                f"at most training.train_length, {length}",
-            ),
-        ):
-            if wrong:
-                value = functools.reduce(getattr, key.split("."), self)
-                raise UserError(f"{key} is {_as_typed(value)}: expected {expected}")
+        if data.path and data.source != "text":
+            expected = f"data=text: data={data.source} does not read it"
+            raise refused("data.path", data.path, expected)
+        if data.dataset and data.source != "hub":
+            expected = f"data=hub: data={data.source} does not read it"
+            raise refused("data.dataset", data.dataset, expected)
+        if attention.sinks and attention.window is None:
+            raise refused(
+                "model.attention.sinks", attention.sinks, "model.attention.window"
+            )
+        if training.steps < 1:
+            expected = f"at least {training.tokens_per_step}, one update"
+            raise refused("training.tokens", training.tokens, expected)
+        for name, values in vars(evaluation).items():
+            if isinstance(values, tuple) and len(set(values)) < len(values):
+                raise refused(f"evaluation.{name}", values, "each value once")
+        if data.task is None:
+            self._refuse_rows_of_problems()
+        else:
+            self._refuse_rows_of_text()
+
+    def _refuse_rows_of_problems(self) -> None:
+        """Refuse settings of evaluation that only a task has, and targets that do not
+        fit into a training sequence.
+        """
+        evaluation, length = self.evaluation, self.training.train_length
+        if "problems" in evaluation.protocols:
+            expected = "fixed_target or nonoverlap, since the data is text"
+            raise refused("evaluation.protocols", evaluation.protocols, expected)
+        if evaluation.offsets:
+            expected = f"[] for data={self.data.source}"
+            raise refused("evaluation.offsets", evaluation.offsets, expected)
+        if evaluation.targets > length:
+            expected = f"at most training.train_length, {length}"
+            raise refused("evaluation.targets", evaluation.targets, expected)
+
+    def _refuse_rows_of_text(self) -> None:
+        """Refuse settings of evaluation that only a text has."""
+        evaluation = self.evaluation
+        if evaluation.protocols != ("problems",):
+            expected = "problems (experiment=tasks)"
+            raise refused("evaluation.protocols", evaluation.protocols, expected)
+        if evaluation.tasks:
+            raise refused("evaluation.tasks", evaluation.tasks, "[] for data=task")
+        if evaluation.at_tokens:
+            raise refused(
+                "evaluation.at_tokens", evaluation.at_tokens, "[] for data=task"
+            )
 
 
 class ModelElsewhere(Section):  # a model that was trained elsewhere
@@ -487,28 +446,16 @@ class ReadingConfig(Section):  # what that model reads beside the text
     first: bool  # whether that token also replaces the first one of every window
 
 
-class _Elsewhere(Section, kw_only=True):
+class TrainedElsewhere(Section, kw_only=True):
+    """A model that was trained elsewhere, and how it is evaluated."""
+
+    is_trained_here: ClassVar[Literal[False]] = False
     study: str
     encoding: EncodingConfig  # the encoding that it has here
     model: ModelElsewhere  # the model as it was found
     reading: ReadingConfig
-    data: DataConfig  # the text it is evaluated on, and trained on
+    data: DataConfig  # the text it is evaluated on
     evaluation: EvaluationConfig
-
-    def _shaping(self) -> dict[str, Any]:
-        shaping = drop_later_keys(to_container(self))
-        text = {
-            key: value
-            for key, value in shaping["data"].items()
-            if key not in ("tokenizer", "vocab_size")
-        }
-        # model.sha256 covers those two
-        return shaping | {"model": self.model.sha256, "data": text}
-
-
-class TrainedElsewhere(_Elsewhere, kw_only=True):
-    """A model that was trained elsewhere, and how it is evaluated."""
-
     training: TrainingElsewhere
 
     @property
@@ -516,43 +463,21 @@ class TrainedElsewhere(_Elsewhere, kw_only=True):
         """`<name>-<8 hex digits>`. The digits are a digest of all that its numbers
         depend on: model, reading, text.
         """
+        settings = to_container(self)
+        text = settings["data"]
+        # the model's digest covers these
+        del text["tokenizer"], text["vocab_size"]
         shaping = {
-            key: value
-            for key, value in self._shaping().items()
-            if key in ("model", "reading", "data")
+            "model": self.model.sha256,
+            "reading": settings["reading"],
+            "data": text,
+            "train_length": self.training.train_length,
         }
-        # such ids always had these keys
-        shaping["data"] = {"task": None, "offset": 0} | shaping["data"]
-        return f"{self.model.name}-{digest(shaping | {'train_length': self.training.train_length})}"
+        return f"{self.model.name}-{digest(shaping)}"
 
 
-class TrainedOn(_Elsewhere, kw_only=True):
-    """A model that was trained elsewhere and is trained on here."""
-
-    seed: int  # sets the order of the text
-    start: TrainingElsewhere  # what is known of its training before
-    training: TrainingConfig
-    tracking: TrackingConfig
-    runtime: RuntimeConfig
-    # rank of the adapters that are trained; None: all weights are
-    lora: Count | None = None
-
-    @property
-    def id(self) -> str:
-        """`<model>-<encoding>-s<seed>-<8 hex digits>`. The digits are a digest of all
-        that its weights depend on.
-        """
-        # a later key
-        shaping = {
-            key: value
-            for key, value in self._shaping().items()
-            if key != "lora" or value
-        }
-        return f"{self.model.name}-{self.encoding.name}-s{self.seed}-{digest(shaping)}"
-
-
-Trains = Config | TrainedOn  # the configurations of training
-AnyConfig = Config | TrainedElsewhere | TrainedOn
+# what the folder of a run, or of an evaluated model, holds
+AnyConfig = Config | TrainedElsewhere
 
 
 def keys(cls: type = Config, prefix: str = "") -> dict[str, Any]:
@@ -560,11 +485,10 @@ def keys(cls: type = Config, prefix: str = "") -> dict[str, Any]:
     hints: dict[str, Any] = {}
     for field in dataclasses.fields(cls):
         key, hint = f"{prefix}{field.name}", field.type
-        hints |= (
-            keys(hint, f"{key}.")
-            if isinstance(hint, type) and dataclasses.is_dataclass(hint)
-            else {key: hint}
-        )
+        if isinstance(hint, type) and dataclasses.is_dataclass(hint):
+            hints |= keys(hint, f"{key}.")
+        else:
+            hints[key] = hint
     return hints
 
 
@@ -575,7 +499,7 @@ def kind(hint: Any) -> str:
     origin, inner = typing.get_origin(hint), typing.get_args(hint)
     if origin is Literal:
         return "text" if all(isinstance(choice, str) for choice in inner) else "yaml"
-    if origin in (None, dict) or (origin is tuple and inner[0] == Stage):
+    if origin in (None, dict):
         return {str: "text", int: "int", float: "float"}.get(hint, "yaml")
     # a union's other type is None
     return f"{kind(inner[0])}s" if origin is tuple else kind(inner[0])
@@ -585,17 +509,19 @@ def validate(cls: type[_Section], plain: Mapping[str, Any]) -> _Section:
     """Make a section from plain data (`encoding` is flat). A wrong key, type or range
     is a UserError of one line.
     """
-    hints, plain = keys(cls), add_later_keys(plain)
-    if isinstance(encoding := plain.get("encoding"), Mapping):
+    hints = keys(cls)
+    plain = dict(plain)
+    encoding = plain.get("encoding")
+    if isinstance(encoding, Mapping):
         fields = {key: encoding.get(key) for key in ("name", *_SOURCE)}
-        plain["encoding"] = fields | {
-            "options": {key: encoding[key] for key in encoding if key not in fields}
-        }
+        options = {key: encoding[key] for key in encoding if key not in fields}
+        plain["encoding"] = fields | {"options": options}
+
     for key, value in flat(plain).items():  # pydantic would read true as 1
-        if kind(hints.get(key)).startswith(("int", "float")) and re.search(
-            "True|False", str(value)
-        ):
-            raise UserError(f"{key} is {_as_typed(value)}: expected a number")
+        is_number = kind(hints.get(key)).startswith(("int", "float"))
+        if is_number and re.search("True|False", str(value)):
+            raise refused(key, value, "a number")
+
     if cls not in _READERS:  # making a reader takes longer than all that it will read
         import pydantic
 
@@ -611,25 +537,20 @@ def _mistake(errors: Any, keys: Collection[str]) -> UserError:
     keys.
     """
     error = errors.errors(include_url=False)[0]
-    # without indices and types
-    parts = [part for part in error["loc"] if isinstance(part, str) and "[" not in part]
-    key, mistake, value = ".".join(parts), error["type"], error["input"]
+    place, mistake, message = error["loc"], error["type"], error["msg"]
+    # indices into lists say little
+    key = ".".join(part for part in place if isinstance(part, str))
     if mistake == "unexpected_keyword_argument":
         return unknown("key", key, keys, "'posbench train --cfg' shows all")
-    if mistake in ("missing", "missing_argument") and isinstance(error["loc"][-1], str):
+    if mistake in ("missing", "missing_argument") and isinstance(place[-1], str):
         return UserError(f"missing key '{key}'")
-    expected = _EXPECTED.get(mistake.partition("_")[0]) or error["msg"].removeprefix(
-        "Input should be "
-    )
-    expected = expected.replace("greater than or equal to", "at least").replace(
-        "less than or equal to", "at most"
-    )
-    return UserError(f"{key} is {_as_typed(value)}: expected {expected}")
 
-
-def _as_typed(value: Any) -> str:
-    """Return a value as it is typed: null and true, not None and True."""
-    return json.dumps(value, ensure_ascii=False, default=str).replace('"', "'")
+    expected = _EXPECTED.get(mistake.partition("_")[0])
+    if expected is None:
+        expected = message.removeprefix("Input should be ")
+        expected = expected.replace("greater than or equal to", "at least")
+        expected = expected.replace("less than or equal to", "at most")
+    return refused(key, error["input"], expected)
 
 
 def load_saved(path: Path) -> AnyConfig:
@@ -637,14 +558,9 @@ def load_saved(path: Path) -> AnyConfig:
     if it is not one.
     """
     container = shipped.load(path)
-    elsewhere: type[AnyConfig] = TrainedOn if "start" in container else TrainedElsewhere
-    hints = keys(cls := elsewhere if "reading" in container else Config)
-    # drop keys of earlier versions that are gone and never changed an id
-    for section in NOT_IDENTITY:
-        if isinstance(settings := container.get(section), dict):
-            container[section] = {
-                key: settings[key] for key in settings if f"{section}.{key}" in hints
-            }
+    cls: type[AnyConfig] = Config
+    if "reading" in container:
+        cls = TrainedElsewhere
     try:
         return validate(cls, container)
     except UserError as error:
@@ -656,8 +572,10 @@ def to_container(config: Any) -> dict[str, Any]:
     name.
     """
     plain: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(config)))
-    source = {key: path for key in _SOURCE if (path := plain["encoding"].pop(key))}
-    plain["encoding"] |= plain["encoding"].pop("options") | source
+    encoding = plain["encoding"]
+    source = {key: encoding.pop(key) for key in _SOURCE}
+    encoding |= encoding.pop("options")
+    encoding |= {key: value for key, value in source.items() if value}
     return plain
 
 
@@ -665,25 +583,8 @@ def flat(container: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     """Return nested dictionaries as one, with dotted keys."""
     settings: dict[str, Any] = {}
     for key, value in container.items():
-        settings |= (
-            flat(value, f"{prefix}{key}.")
-            if isinstance(value, dict)
-            else {f"{prefix}{key}": value}
-        )
+        if isinstance(value, dict):
+            settings |= flat(value, f"{prefix}{key}.")
+        else:
+            settings[f"{prefix}{key}"] = value
     return settings
-
-
-def nested(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Undo `flat`, which drops empty dictionaries: those of inner encodings' options
-    are put back.
-    """
-    container: dict[str, Any] = {}
-    for key, value in settings.items():
-        *sections, name = key.split(".")
-        section = functools.reduce(
-            lambda outer, part: outer.setdefault(part, {}), sections, container
-        )
-        section[name] = value
-        if name == "inner":
-            section.setdefault("inner_options", {})
-    return container

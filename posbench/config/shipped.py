@@ -28,7 +28,6 @@ _SYNONYMS = {
     "off": "none",
     "false": "none",
     "absolute": "learned",
-    "all": "glob(*)",
     "online": "tracking.mode=online",
     "offline": "tracking.mode=offline",
 }
@@ -49,7 +48,9 @@ def configs_dir() -> Path:
 def choices(
     group: str, folders: Sequence[Path] = (), pattern: str = PLAIN
 ) -> dict[str, Path]:
-    """Return a group's files by name. If several folders have a name, the first counts."""
+    """Return a group's files by name. If several folders have a name, the first
+    counts.
+    """
     roots = [folder / group for folder in (configs_dir(), *reversed(folders))]
     return dict(
         sorted(

@@ -40,138 +40,122 @@ class Batch(NamedTuple):
     ) -> "Batch":
         return cls(ids, labels, int((labels != IGNORED).sum()), positions)
 
-    def cut(self, length: int) -> "Batch":
-        """Return a batch whose rows are pieces of these rows. The length of the rows
-        must be a multiple of `length`.
-        """
-        return self._each(lambda column: column.reshape(-1, length))
-
     def share(self, parts: int, rank: int, size: int) -> "Batch":
         """Return the rows of process `rank` of `size`, an equal share of each part.
         `n_scored` stays that of all.
         """
-        rows = np.arange(len(self.ids)).reshape(parts, size, -1)[:, rank].ravel()
-        return self._each(lambda column: column[rows]) if size > 1 else self
+        if size == 1:
+            return self
+        rows = np.arange(len(self.ids)).reshape(parts, size, -1)
+        own = rows[:, rank].ravel()
+        return self._each(lambda column: column[own])
 
     def parts(self, count: int) -> "list[Batch]":
         """Split into `count` batches of equal size, and these by document. Some batches
         may have no label to score.
         """
-        columns = [
-            column.chunk(count)
-            for column in (self.ids, self.labels, self.positions)
-            if column is not None
-        ]
+        columns = [self.ids.chunk(count), self.labels.chunk(count)]
+        if self.positions is not None:
+            columns.append(self.positions.chunk(count))
         parts = [Batch.of(*part) for part in zip(*columns, strict=True)]
         if self.separator is None:
             return parts
-        return [
-            documents
-            for part in parts
-            for documents in part._by_document(self.separator)
-        ]
+
+        by_document = []
+        for part in parts:
+            by_document += part._by_document(self.separator)
+        return by_document
 
     def _by_document(self, separator: int) -> "list[Batch]":
         """Give each document its own row, beside similarly long ones: a mask would not
         be exact for every encoding.
         """
-        ids, labels, length = (
-            self.ids.flatten(),
-            self.labels.flatten(),
-            self.ids.shape[1],
-        )
-        firsts = (
-            ((self.ids == separator) | (torch.arange(length) == 0))
-            .flatten()
-            .nonzero()[:, 0]
-        )
+        ids = self.ids.flatten()
+        labels = self.labels.flatten()
+
+        begins = self.ids == separator
+        begins[:, 0] = True  # rows are pieces of text that do not follow one another
+        firsts = begins.flatten().nonzero()[:, 0]  # (documents,)
         sizes = firsts.diff(append=torch.tensor([len(ids)]))
-        halvings = (length / sizes).log2().floor().clamp(max=3)
-        pieces = []
-        for similar in (
-            halvings == number for number in sorted(set(halvings.tolist()))
-        ):
+
+        # Documents of a batch fill at least half of their rows, short ones less.
+        halvings = (self.ids.shape[1] / sizes).log2().floor().clamp(max=3)
+        batches = []
+        for number in sorted(set(halvings.tolist())):
+            similar = halvings == number
             columns = torch.arange(int(sizes[similar].max()))
             places = (firsts[similar, None] + columns).clamp(max=len(ids) - 1)
-            pieces.append(
-                Batch.of(
-                    ids[places],
-                    labels[places].where(columns < sizes[similar, None], IGNORED),
-                )
-            )
-        return pieces
+            is_inside = columns < sizes[similar, None]
+            own_labels = labels[places].where(is_inside, IGNORED)
+            batches.append(Batch.of(ids[places], own_labels))
+        return batches
 
     def to(self, device: torch.device) -> "Batch":
         """Return the batch on a device; to CUDA asynchronously, from pinned memory."""
-        return self._each(
-            lambda x: machine.to_device(
-                x.pin_memory() if device.type == "cuda" else x, device
-            )
-        )
+
+        def moved(column: Tensor) -> Tensor:
+            if device.type == "cuda":
+                column = column.pin_memory()
+            return machine.to_device(column, device)
+
+        return self._each(moved)
 
     def _each(self, change: Callable[[Tensor], Tensor]) -> "Batch":
-        positions = None if self.positions is None else change(self.positions)
-        return self._replace(
-            ids=change(self.ids), labels=change(self.labels), positions=positions
-        )
+        changed = self._replace(ids=change(self.ids), labels=change(self.labels))
+        if self.positions is None:
+            return changed
+        return changed._replace(positions=change(self.positions))
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
 class TrainingBatches:
     """Epochs of non-overlapping blocks of `train_length` tokens in random order, from a
     random offset in each epoch.
     """
 
-    def __init__(
-        self,
-        ids: np.ndarray,
-        length: int,
-        batch_size: int,
-        seed: int,
-        separator: int | None = None,
-    ) -> None:
-        self._separator = separator
-        self._ids, self._train_length, self._batch_size, self._seed = (
-            ids,
-            length,
-            batch_size,
-            seed,
-        )
+    ids: np.ndarray
+    train_length: int
+    batch_size: int
+    seed: int
+    separator: int | None = None
+
+    @property
+    def blocks_per_epoch(self) -> int:
         # leaves room for the offset
-        self.blocks_per_epoch = max(1, (len(ids) - length) // length)
-        self._order = functools.lru_cache(2)(self._order_of)
+        return max(1, (len(self.ids) - self.train_length) // self.train_length)
 
     def batch(self, step: int) -> Batch:
         """Return the batch of a step, counted from 0; every label is scored. It may
         span epochs.
         """
-        places = (
-            divmod(step * self._batch_size + i, self.blocks_per_epoch)
-            for i in range(self._batch_size)
-        )
-        starts = [int(self._order(epoch)[index]) for epoch, index in places]
-        return _blocks(self._ids, starts, self._train_length)._replace(
-            separator=self._separator
-        )
+        first = step * self.batch_size
+        starts = []
+        for number in range(first, first + self.batch_size):
+            epoch, index = divmod(number, self.blocks_per_epoch)
+            starts.append(int(self._order(epoch)[index]))
+        batch = _blocks(self.ids, starts, self.train_length)
+        return batch._replace(separator=self.separator)
 
     def spans(self, steps: int) -> np.ndarray:
         """Return the parts of the text in the first `steps` batches, (S, 2): first
         token and end, sorted, disjoint.
         """
-        epochs, remainder = divmod(steps * self._batch_size, self.blocks_per_epoch)
-        starts = np.unique(
-            np.concatenate(
-                [*map(self._order, range(epochs)), self._order(epochs)[:remainder]]
-            )
-        )
-        return merge_spans([np.stack([starts, starts + self._train_length + 1], 1)])
+        epochs, remainder = divmod(steps * self.batch_size, self.blocks_per_epoch)
+        starts = [self._order(epoch) for epoch in range(epochs)]
+        starts.append(self._order(epochs)[:remainder])
+        firsts = np.unique(np.concatenate(starts))
+        ends = firsts + self.train_length + 1  # with the label of the last token
+        return merge_spans([np.stack([firsts, ends], axis=1)])
 
-    def _order_of(self, epoch: int) -> np.ndarray:
-        generator = np.random.default_rng([self._seed, epoch])
-        room = max(0, len(self._ids) - 1 - self.blocks_per_epoch * self._train_length)
-        offset = int(generator.integers(min(room, self._train_length - 1) + 1))
-        return offset + self._train_length * generator.permutation(
-            self.blocks_per_epoch
-        )
+    @functools.lru_cache(2)  # noqa: B019, since a run has one of these objects
+    def _order(self, epoch: int) -> np.ndarray:
+        """Return the first token of each block of an epoch, in the epoch's order."""
+        generator = np.random.default_rng([self.seed, epoch])
+        room = len(self.ids) - 1 - self.blocks_per_epoch * self.train_length
+        largest_offset = min(max(0, room), self.train_length - 1)
+        offset = int(generator.integers(largest_offset + 1))
+        order = generator.permutation(self.blocks_per_epoch)
+        return offset + self.train_length * order
 
 
 def merge_spans(spans: Sequence[np.ndarray]) -> np.ndarray:
@@ -181,10 +165,10 @@ def merge_spans(spans: Sequence[np.ndarray]) -> np.ndarray:
     parts = np.concatenate(spans)
     parts = parts[parts[:, 0].argsort(kind="stable")]
     ends = np.maximum.accumulate(parts[:, 1])
-    breaks = np.flatnonzero(parts[1:, 0] > ends[:-1]) + 1
-    return np.stack(
-        [parts[np.r_[0, breaks], 0], ends[np.r_[breaks - 1, len(ends) - 1]]], 1
-    )
+    after_gaps = np.flatnonzero(parts[1:, 0] > ends[:-1]) + 1
+    firsts = parts[np.append(0, after_gaps), 0]
+    lasts = ends[np.append(after_gaps - 1, len(ends) - 1)]
+    return np.stack([firsts, lasts], axis=1)
 
 
 def validation_batches(
@@ -193,17 +177,11 @@ def validation_batches(
     """Return batches of at most `limit` blocks of validation text. The blocks are
     spread evenly and always the same.
     """
-    blocks = max(1, (len(ids) - 1) // length)
-    starts = (
-        np.unique(
-            np.linspace(0, blocks - 1, min(limit, blocks)).round().astype(np.int64)
-        )
-        * length
-    )
-    return [
-        _blocks(ids, starts[i : i + batch_size].tolist(), length)
-        for i in range(0, len(starts), batch_size)
-    ]
+    n_blocks = max(1, (len(ids) - 1) // length)
+    spread = np.linspace(0, n_blocks - 1, min(limit, n_blocks)).round()
+    starts = (np.unique(spread.astype(np.int64)) * length).tolist()
+    firsts = range(0, len(starts), batch_size)
+    return [_blocks(ids, starts[i : i + batch_size], length) for i in firsts]
 
 
 def _blocks(ids: np.ndarray, starts: list[int], length: int) -> Batch:
@@ -211,9 +189,8 @@ def _blocks(ids: np.ndarray, starts: list[int], length: int) -> Batch:
         raise UserError(
             f"the text has {len(ids)} tokens: a block of {length} needs {length + 1}"
         )
-    blocks = torch.from_numpy(
-        np.stack([ids[start : start + length + 1] for start in starts]).astype(np.int64)
-    )
+    rows = np.stack([ids[start : start + length + 1] for start in starts])
+    blocks = torch.from_numpy(rows.astype(np.int64))
     return Batch.of(blocks[:, :-1], blocks[:, 1:])
 
 
@@ -235,24 +212,22 @@ class ProblemBatches:
         lengths = rng.integers(
             self.task.shortest, self.task.longest, self.batch_size, endpoint=True
         )
+
         ids = torch.zeros(self.batch_size, self.train_length, dtype=torch.int64)
-        labels, positions = torch.full_like(ids, IGNORED), None
+        labels = torch.full_like(ids, IGNORED)
         for length in np.unique(lengths):
             rows = np.flatnonzero(lengths == length)
             part = problem_batch(self.task.problems(rng, int(length), len(rows)))
-            ids[rows, : part.ids.shape[1]], labels[rows, : part.ids.shape[1]] = (
-                part.ids,
-                part.labels,
-            )
-        if self.offset:
-            offsets = torch.from_numpy(
-                rng.integers(0, self.offset, self.batch_size, endpoint=True)
-            )
-            # padding
-            positions = (offsets[:, None] + torch.arange(self.train_length)).clamp(
-                max=self.train_length - 1
-            )
-        return Batch.of(ids, labels, positions)
+            size = part.ids.shape[1]
+            ids[rows, :size] = part.ids
+            labels[rows, :size] = part.labels
+
+        if not self.offset:
+            return Batch.of(ids, labels)
+        offsets = rng.integers(0, self.offset, self.batch_size, endpoint=True)
+        positions = torch.from_numpy(offsets)[:, None] + torch.arange(self.train_length)
+        # Only padding lies beyond the last position.
+        return Batch.of(ids, labels, positions.clamp(max=self.train_length - 1))
 
 
 def problem_batch(problems: Problems) -> Batch:
@@ -273,9 +248,7 @@ def fixed_problems(
 
 def problems_sha256(problems: Problems) -> str:
     """Return the digest of problems; rows that share it are paired."""
-    parts = (
-        str(problems.ids.shape).encode(),
-        problems.ids.tobytes(),
-        problems.scored.tobytes(),
-    )
-    return hashlib.sha256(b"".join(parts)).hexdigest()
+    digest = hashlib.sha256(str(problems.ids.shape).encode())
+    digest.update(problems.ids.tobytes())
+    digest.update(problems.scored.tobytes())
+    return digest.hexdigest()

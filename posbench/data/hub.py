@@ -22,9 +22,10 @@ def resolve(config: DataConfig) -> str:
     """
     if config.revision and re.fullmatch(r"[0-9a-f]{40}", config.revision):
         return config.revision
-    return commit_of(str(config.dataset), config.revision) or str(
-        _builder(config, config.revision).hash
-    )
+    commit = commit_of(str(config.dataset), config.revision)
+    if commit is None:
+        return str(_builder(config, config.revision).hash)
+    return commit
 
 
 def rows(config: DataConfig, commit: str | None) -> Any:
@@ -43,22 +44,15 @@ def _builder(config: DataConfig, commit: str | None) -> Any:
     """
     import datasets
 
-    if offline := commit_of(str(config.dataset), commit) is None:
+    is_offline = commit_of(str(config.dataset), commit) is None
+    if is_offline:
         # else it retries for 23 s
         datasets.config.HF_HUB_OFFLINE = huggingface_hub.constants.HF_HUB_OFFLINE = True
     with one_line(config.dataset):
-        build = functools.partial(
-            datasets.load_dataset_builder,
-            config.dataset,
-            config.subset,
-            revision=commit,
+        builder = datasets.load_dataset_builder(
+            str(config.dataset), config.subset, revision=commit
         )
-        try:
-            # an option of CSV alone: NA in a cell is text
-            builder: Any = build(keep_default_na=False)
-        except (ValueError, TypeError):
-            builder = build()
-        if offline and commit not in (None, builder.hash):
+        if is_offline and commit not in (None, builder.hash):
             raise FileNotFoundError(
                 f"the hub does not answer, and the cache has commit {builder.hash}, not"
                 f" {commit}"
@@ -74,14 +68,11 @@ def one_line(name: str | None) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        cause = (
-            error
-            if isinstance(error, errors.HfHubHTTPError)
-            else error.__cause__ or error
-        )
-        raise UserError(
-            f"'{name}' cannot be read: {' '.join(str(cause).split())[:400]}"
-        ) from None
+        cause: BaseException = error
+        if error.__cause__ and not isinstance(error, errors.HfHubHTTPError):
+            cause = error.__cause__
+        reason = " ".join(str(cause).split())
+        raise UserError(f"'{name}' cannot be read: {reason[:400]}") from None
 
 
 def model_folder(
@@ -92,12 +83,10 @@ def model_folder(
     """
     repository, _, tag = name.partition("@")
     with one_line(name):
-        folder = Path(
-            huggingface_hub.snapshot_download(
-                repository, revision=tag or None, allow_patterns=[*patterns]
-            )
+        place = huggingface_hub.snapshot_download(
+            repository, revision=tag or None, allow_patterns=[*patterns]
         )
-    return folder, folder.name
+    return Path(place), Path(place).name
 
 
 @functools.lru_cache
@@ -107,11 +96,8 @@ def commit_of(name: str, revision: str | None) -> str | None:
     """
     with one_line(name):
         try:
-            return (
-                huggingface_hub.HfApi()
-                .dataset_info(name, revision=revision, timeout=3.0)
-                .sha
-            )
+            hub = huggingface_hub.HfApi()
+            return hub.dataset_info(name, revision=revision, timeout=3.0).sha
         except (
             errors.RepositoryNotFoundError,
             errors.RevisionNotFoundError,

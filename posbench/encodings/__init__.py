@@ -1,8 +1,7 @@
 """The registry of encodings. Each family is a module of this folder, and each scheme is
 a class in one.
 
-Encodings from elsewhere join through the entry point group `posbench.encodings` (see
-`installed`) or by `register`.
+Encodings from elsewhere join by `register`.
 """
 
 import hashlib
@@ -16,7 +15,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from posbench import installed
 from posbench.errors import UserError, unknown
 from posbench.options import checked
 
@@ -95,14 +93,9 @@ OTHERS = "other encodings"
 FAMILIES = ("nowhere", *_ACTS, OTHERS)
 
 
-def _elsewhere() -> set[str]:
-    """Return the names of the encodings that are not posbench's own."""
-    return {*installed.points(installed.ENCODINGS), *_registered} - _MODULE_OF.keys()
-
-
 def names() -> list[str]:
     """List the names of all encodings, sorted. Imports none of them."""
-    return sorted(_MODULE_OF.keys() | _elsewhere())
+    return sorted([*_MODULE_OF, *_registered])
 
 
 def register(cls: "type[Encoding]", name: str | None = None) -> "type[Encoding]":
@@ -113,7 +106,7 @@ def register(cls: "type[Encoding]", name: str | None = None) -> "type[Encoding]"
     the same name replaces it.
     """
     name = name or cls.__name__.lower()
-    if name in {*_MODULE_OF, *installed.points(installed.ENCODINGS)}:
+    if name in _MODULE_OF:
         raise UserError(
             f"cannot register {cls.__name__} as '{name}': another encoding has that"
             " name"
@@ -139,39 +132,34 @@ def _named(cls: Any, name: str) -> "type[Encoding]":
 
 
 def load(name: str) -> "type[Encoding]":
-    """Return the class of an encoding; UserError if no encoding has that name, or if it
-    cannot be imported.
-    """
+    """Return the class of an encoding; UserError if no encoding has that name."""
     if name in _registered:
         return _registered[name][0]
-    if name in _MODULE_OF:
-        from posbench.encodings.base import Encoding
-
-        module = importlib.import_module(f"{__name__}.{_MODULE_OF[name]}")
-        classes = [
-            cls
-            for cls in vars(module).values()
-            if isinstance(cls, type) and issubclass(cls, Encoding)
-        ]
-        matching = [
-            cls
-            for cls in classes
-            if name == cls.name or name.replace("_", "") == cls.__name__.lower()
-        ]
-        return _named((matching or classes[-1:])[0], name)
-    if (point := installed.points(installed.ENCODINGS).get(name)) is None:
+    if name not in _MODULE_OF:
         raise unknown(
             "encoding",
             name,
             names(),
             "'posbench list' shows all; a class of yours: encoding=FILE.py:CLASS",
         )
-    try:
-        return _named(point.load(), name)
-    except Exception as error:  # whatever its module raises
-        from posbench.encodings.own import fault
+    return _named(_class_of(name), name)
 
-        raise UserError(f"the installed encoding '{name}': {fault(error)}") from error
+
+def _class_of(name: str) -> "type[Encoding]":
+    """Return the class of one of posbench's own encodings: it has the scheme's name
+    without underscores, or says `name`.
+    """
+    from posbench.encodings.base import Encoding
+
+    module = importlib.import_module(f"{__name__}.{_MODULE_OF[name]}")
+    spelling = name.replace("_", "")
+    for cls in vars(module).values():
+        if not (isinstance(cls, type) and issubclass(cls, Encoding)):
+            continue
+        if cls.name == name or cls.__name__.lower() == spelling:
+            return cls
+    expected = f"a class {spelling} in any case, or one with name = '{name}'"
+    raise UserError(f"{module.__file__}: expected {expected}")
 
 
 def documentation(cls: "type[Encoding]") -> str:
@@ -243,25 +231,19 @@ def architectures(encoding: "Encoding") -> list[str]:
     """
     stock = encoding.name in _STOCK.split() and type(encoding) is load(encoding.name)
     # altered copies have a `rotate`
-    return ["Llama", "GPT-NeoX"] if stock and "rotate" not in vars(encoding) else []
+    return ["Llama"] if stock and "rotate" not in vars(encoding) else []
 
 
 def installed_files(name: str, options: Mapping[str, Any]) -> dict[str, str]:
-    """Return, by name, the sha256 of the source of each encoding in use, or inside one,
-    that is not posbench's own.
+    """Return, by name, the sha256 of the source of each registered encoding in use, or
+    inside one.
     """
-    in_use = [
-        used
-        for used in sorted(_elsewhere())
-        if json.dumps(used) in json.dumps([name, options], default=str)
-    ]
-    digests = {
-        used: (
-            _registered[used][1] if used in _registered else _source_digest(load(used))
-        )
-        for used in in_use
+    settings = json.dumps([name, options], default=str)
+    return {
+        used: digest
+        for used, (_, digest) in sorted(_registered.items())
+        if digest and json.dumps(used) in settings
     }
-    return {used: digest for used, digest in digests.items() if digest}
 
 
 def _source_digest(cls: type) -> str:

@@ -40,8 +40,8 @@ class Additive(Encoding):
     subclass implements `code`.
 
         add:     x'_i = x_i + s·code(i)
-        concat:  x'_i = [x_i ; s·code(i)],  the last channels of the model, by default a
-            quarter
+        concat:  x'_i = [x_i ; s·code(i)],
+                 the last channels of the model, by default a quarter
 
     With `scale: token`, s is the initial rms of the token embeddings: the ratio of
     words to positions in the paper.
@@ -56,10 +56,9 @@ class Additive(Encoding):
     ) -> None:
         super().__init__(shape)
         self.combine = combine
-        # of a code
-        self.width = (
-            shape.d_model if combine == "add" else width or max(1, shape.d_model // 4)
-        )
+        self.width = shape.d_model  # of a code
+        if combine == "concat":
+            self.width = width or max(1, shape.d_model // 4)
         self.scale = shape.token_rms if scale == "token" else scale
 
     def code(self, positions: Tensor) -> Tensor:
@@ -67,13 +66,16 @@ class Additive(Encoding):
         raise NotImplementedError
 
     def token_dim(self) -> int:
-        return self.shape.d_model - (self.width if self.combine == "concat" else 0)
+        if self.combine == "add":
+            return self.shape.d_model
+        return self.shape.d_model - self.width
 
     def embed(self, x: Tensor, positions: Tensor, ids: Tensor | None = None) -> Tensor:
         code = self.scale * self.code(positions)
         if self.combine == "add":
             return (x + code).to(x.dtype)
-        return torch.cat((x, code.to(x.dtype).expand(len(x), -1, -1)), dim=-1)
+        code = code.to(x.dtype).expand(len(x), -1, -1)
+        return torch.cat((x, code), dim=-1)
 
 
 class Sinusoidal(Additive):
@@ -107,10 +109,12 @@ class Sinusoidal(Additive):
 
     def code(self, positions: Tensor) -> Tensor:
         angles = rotary.angles(positions, rotary.frequencies(self.width, self.base))
-        hands = torch.stack(
-            (angles.sin(), angles.cos()), dim=-1 if self.layout == "interleaved" else -2
-        )
-        return hands.flatten(-2).float().to(positions.device)
+        hands = (angles.sin(), angles.cos())
+        if self.layout == "interleaved":
+            code = torch.stack(hands, dim=-1).flatten(-2)
+        else:
+            code = torch.cat(hands, dim=-1)
+        return code.float().to(positions.device)
 
 
 class Learned(Encoding):
@@ -131,17 +135,17 @@ class Learned(Encoding):
     def __init__(self, shape: Shape) -> None:
         super().__init__(shape)
         self.max_length = shape.train_length
-        self.table = nn.Parameter(
-            torch.randn(shape.train_length, shape.d_model) * shape.token_rms
-        )
+        table = torch.randn(shape.train_length, shape.d_model)  # E
+        self.table = nn.Parameter(table * shape.token_rms)
 
     def embed(self, x: Tensor, positions: Tensor, ids: Tensor | None = None) -> Tensor:
         check_whole(self, positions)
         table: Tensor = self.table
         if self.max_length != len(table):  # `extension=interpolate` has set it
-            table = F.interpolate(
+            stretched = F.interpolate(
                 table.T[None], self.max_length, mode="linear", align_corners=True
-            )[0].T
+            )
+            table = stretched[0].T
         return (x + F.embedding(positions, table)).to(x.dtype)
 
 
@@ -155,16 +159,11 @@ def check_whole(encoding: Encoding, positions: Tensor) -> None:
             f"'{encoding.name}' has a code per whole position: expected integer"
             " positions, got fractional"
         )
-    is_checked = (
-        positions.device.type == "cpu"
-        and not torch.compiler.is_compiling()
-        and positions.numel()
-    )
-    if (
-        is_checked
-        and encoding.max_length is not None
-        and (last := int(positions.max())) >= encoding.max_length
-    ):
+    can_refuse = positions.device.type == "cpu" and not torch.compiler.is_compiling()
+    if encoding.max_length is None or not can_refuse or not positions.numel():
+        return
+    last = int(positions.max())
+    if last >= encoding.max_length:
         raise Undefined(
             f"position {last} is beyond the end of '{encoding.name}' (defined up to"
             f" {encoding.max_length})"
@@ -195,19 +194,19 @@ class Index(Additive):
     ) -> None:
         super().__init__(shape, combine, scale, width=1)
         # The same random vector in every run, so that a checkpoint need not hold it.
-        random = F.normalize(
-            torch.randn(self.width, generator=torch.Generator().manual_seed(0)), dim=0
-        )
-        fixed = {
-            "first": torch.eye(1, self.width)[0],
-            "ones": torch.ones(self.width),
-            "random": random,
-        }
-        self.u = (
-            nn.Parameter(random)
-            if direction == "learned"
-            else nn.Buffer(fixed[direction], persistent=False)
-        )
+        same_in_every_run = torch.Generator().manual_seed(0)
+        random = torch.randn(self.width, generator=same_in_every_run)
+        random = F.normalize(random, dim=0)
+        self.u: Tensor
+        if direction == "learned":
+            self.u = nn.Parameter(random)
+            return
+        u = random
+        if direction == "first":
+            u = torch.eye(1, self.width)[0]
+        if direction == "ones":
+            u = torch.ones(self.width)
+        self.u = nn.Buffer(u, persistent=False)
 
     def code(self, positions: Tensor) -> Tensor:
         return positions[..., None] * self.u
@@ -216,8 +215,8 @@ class Index(Additive):
 class MinMax(Index):
     """The index scaled to 0 .. 1 (min-max normalisation), with u as in `index`.
 
-        p_i = (i - min) / (max - min) = i / (T - 1),   x'_i = x_i + s·p_i·u   or
-        [x_i ; s·p_i]
+        p_i = (i - min) / (max - min) = i / (T - 1),
+        x'_i = x_i + s·p_i·u   or   [x_i ; s·p_i]
 
     It tells every token how long the text is; `norm: length` puts the training length
     in place of T.
@@ -244,8 +243,8 @@ class MinMax(Index):
         if self.norm == "length":
             return super().code(positions / max(1, self.shape.train_length - 1))
         low, high = torch.aminmax(positions.float(), dim=-1, keepdim=True)
-        # a single token is at 0
-        return super().code((positions - low) / torch.where(high > low, high - low, 1))
+        span = torch.where(high > low, high - low, 1)  # a single token is at 0
+        return super().code((positions - low) / span)
 
 
 class Binary(Additive):
@@ -271,12 +270,13 @@ class Binary(Additive):
         combine: Combine = "add",
         scale: Scale = "token",
     ) -> None:
-        digits = (
-            max(1, (shape.train_length - 1).bit_length()) if digits is None else digits
-        )
+        if digits is None:
+            digits = max(1, (shape.train_length - 1).bit_length())
         super().__init__(shape, combine, scale, width=digits)
-        # 62 fit into an int64
-        room = min(62, shape.d_model if combine == "add" else shape.d_model - 1)
+        room = shape.d_model
+        if combine == "concat":
+            room = shape.d_model - 1
+        room = min(62, room)  # 62 fit into an int64
         self.expect(
             1 <= digits <= room,
             "digits",
@@ -287,22 +287,19 @@ class Binary(Additive):
 
     def code(self, positions: Tensor) -> Tensor:
         check_whole(self, positions)
-        bits = (
-            positions[..., None] >> torch.arange(self.digits, device=positions.device)
-        ) & 1
+        k = torch.arange(self.digits, device=positions.device)
+        bits = (positions[..., None] >> k) & 1
         in_range = (positions >= 0) & (positions < 2**self.digits)
-        return F.pad(
-            torch.where(in_range[..., None], bits, math.nan),
-            (0, self.width - self.digits),
-        )
+        code = torch.where(in_range[..., None], bits, math.nan)
+        return F.pad(code, (0, self.width - self.digits))
 
 
 class Sine(Additive):
     """Sines only: a continuous form of binary digits, the first channel turning
     fastest, the last hardly at all.
 
-        PE_ij = sin( i / base^(j/d) ),  j = 0 .. d - 1,   x'_i = x_i + s·PE_i   or
-        [x_i ; s·PE_i]
+        PE_ij = sin( i / base^(j/d) ),  j = 0 .. d - 1,
+        x'_i = x_i + s·PE_i   or   [x_i ; s·PE_i]
 
     Source: in tutorials, the step before Vaswani et al. (2017), arXiv:1706.03762; no
     paper of its own.
@@ -324,4 +321,5 @@ class Sine(Additive):
     def code(self, positions: Tensor) -> Tensor:
         # one per channel: base^(-j/width)
         frequencies = rotary.frequencies(2 * self.width, self.base)
-        return rotary.angles(positions, frequencies).sin().float().to(positions.device)
+        angles = rotary.angles(positions, frequencies)
+        return angles.sin().float().to(positions.device)

@@ -44,10 +44,10 @@ class Shape:
     n_kv_heads: int = 0
 
     def __post_init__(self) -> None:
-        object.__setattr__(
-            self, "head_dim", self.head_dim or self.d_model // self.n_heads
-        )
-        object.__setattr__(self, "n_kv_heads", self.n_kv_heads or self.n_heads)
+        head_dim = self.head_dim or self.d_model // self.n_heads
+        n_kv_heads = self.n_kv_heads or self.n_heads
+        object.__setattr__(self, "head_dim", head_dim)
+        object.__setattr__(self, "n_kv_heads", n_kv_heads)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,19 +65,25 @@ class Layer:
     rows: slice = dataclasses.field(default_factory=lambda: slice(None))
     # their keys, Tk of T: a slice or an index
     keys: Any = dataclasses.field(default_factory=lambda: slice(None))
-    visible: Tensor = None  # type: ignore[assignment] # (Tq, Tk) bool, in `scores` and `attend`: keys that are not hidden
+    # keys that are not hidden, (Tq, Tk) bool, in `scores` and `attend`
+    visible: Tensor = None  # type: ignore[assignment]
     consecutive: bool = False  # positions are known to be 0 .. T-1
     causal: bool = True  # keys after a query are hidden
+    # keys a query may see, itself included; None = all before it
+    window: int | None = None
+    sinks: int = 0  # keys at the beginning that every query sees beside its window
 
     @property
     def distance(self) -> Tensor:
         """Query position minus key position of the pairs at hand, (1|B, Tq, Tk); at
         least 0 if attention is causal.
         """
-        distance = (
-            self.positions[:, self.rows, None] - self.positions[:, None, self.keys]
-        )
-        return distance.clamp(min=0) if self.causal else distance
+        of_queries = self.positions[:, self.rows, None]
+        of_keys = self.positions[:, None, self.keys]
+        distance = of_queries - of_keys
+        if self.causal:
+            distance = distance.clamp(min=0)
+        return distance
 
     def replace(self, **changes: Any) -> "Layer":
         return dataclasses.replace(self, **changes)
@@ -85,18 +91,32 @@ class Layer:
 
 def exact(x: Tensor) -> Tensor:
     """Return x in fp32; a tensor in fp64 stays so."""
-    return x if x.dtype in (torch.float32, torch.float64) else x.float()
+    if x.dtype in (torch.float32, torch.float64):
+        return x
+    return x.float()
 
 
 def part_of(x: Tensor, tokens: slice | Tensor) -> Tensor:
     """Return x (B, H, T, ...) at some tokens. For all tokens return x itself, which
     saves a copy of the gradient.
     """
-    return (
-        x
-        if isinstance(tokens, slice) and tokens == slice(0, x.shape[2])
-        else x[:, :, tokens]
-    )
+    if isinstance(tokens, slice) and tokens == slice(0, x.shape[2]):
+        return x
+    return x[:, :, tokens]
+
+
+def split_heads(x: Tensor, n_heads: int) -> Tensor:
+    """Return x (B, T, H·C) by heads: (B, H, T, C)."""
+    return x.view(*x.shape[:2], n_heads, -1).transpose(1, 2)
+
+
+def narrower(first: int | None, second: int | None) -> int | None:
+    """Return the smaller of two limits; None means no limit."""
+    if first is None:
+        return second
+    if second is None:
+        return first
+    return min(first, second)
 
 
 class Encoding(nn.Module):
@@ -140,15 +160,16 @@ class Encoding(nn.Module):
     )
 
     # hooks; found once per class, since every layer asks
-    overridden: ClassVar[frozenset[str]] = frozenset()
+    overridden: frozenset[str] = frozenset()
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
-        cls.overridden = frozenset(
+        overridden = [
             name
             for name in cls.HOOKS
             if getattr(cls, name) is not getattr(Encoding, name)
-        )
+        ]
+        cls.overridden = frozenset(overridden)
         if "name" not in vars(cls):
             cls.name = cls.__name__.lower()
 
@@ -162,6 +183,10 @@ class Encoding(nn.Module):
         inner encodings.
         """
         return self.overridden
+
+    def leave_out(self, *hooks: str) -> None:
+        """Act as if these hooks were not overridden: an option switches them off."""
+        self.overridden = self.overridden - set(hooks)
 
     def at(self, layer: Layer) -> "tuple[Encoding, Layer]":
         """Return the encoding whose hooks and window a layer of the model uses, and the
@@ -310,5 +335,7 @@ class Stretch:
         """Return the factor s, `fixed` or by default max(1, length / train_length), and
         facts for result rows.
         """
-        s = max(1.0, self.length / self.train_length) if fixed is None else fixed
-        return s, {"factor": s, "dynamic": fixed is None}
+        if fixed is not None:
+            return fixed, {"factor": fixed, "dynamic": False}
+        s = max(1.0, self.length / self.train_length)
+        return s, {"factor": s, "dynamic": True}

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from annotated_types import Ge
 from torch import Tensor, nn
 
-from posbench.encodings.base import Encoding, Layer, Shape, part_of
+from posbench.encodings.base import Encoding, Layer, Shape, part_of, split_heads
 from posbench.options import Count
 
 Start = Literal["normal", "torch"]
@@ -21,11 +21,26 @@ def draw_layers(encoding: nn.Module, start: Start) -> None:
     """Draw an encoding's linear maps and convolutions from N(0, 0.02), biases 0;
     `torch` keeps torch's own draw.
     """
-    for layer in encoding.modules() if start == "normal" else ():
+    if start == "torch":
+        return
+    for layer in encoding.modules():
         if isinstance(layer, nn.Linear | nn.Conv1d):
             nn.init.normal_(layer.weight, std=0.02)
             if layer.bias is not None:
                 nn.init.zeros_(layer.bias)
+
+
+def linears(n: int, inputs: int, outputs: int, bias: bool = False) -> nn.ModuleList:
+    """Return a linear map for each of n layers."""
+    return nn.ModuleList(nn.Linear(inputs, outputs, bias=bias) for _ in range(n))
+
+
+def convolutions(n: int, channels: int, width: int) -> nn.ModuleList:
+    """Return a convolution for each of n layers, of each channel by itself."""
+    return nn.ModuleList(
+        nn.Conv1d(channels, channels, width, groups=channels, bias=False)
+        for _ in range(n)
+    )
 
 
 def causal_convolution(x: Tensor, weight: Tensor) -> Tensor:
@@ -71,13 +86,15 @@ class FoX(Encoding):
     def prepare(self, q: Tensor, k: Tensor, layer: Layer) -> Tensor:
         x = self.given(layer.x, "reads its gates from")
         gates = F.linear(x, self.weight[layer.index], self.gate_bias[layer.index])
-        return self.log_gates(gates).mT.contiguous().cumsum(-1)  # (B, H, T)
+        log_f = self.log_gates(gates).mT.contiguous()  # (B, H, T)
+        return log_f.cumsum(-1)  # F
 
     def bias(self, q: Tensor, k: Tensor, layer: Layer) -> Tensor:
-        return layer.state[:, :, layer.rows, None] - layer.state[:, :, None, layer.keys]
+        total = layer.state  # F
+        return total[:, :, layer.rows, None] - total[:, :, None, layer.keys]
 
     def key_bias(self, layer: Layer) -> Tensor:
-        return -layer.state
+        return -layer.state  # F_i is the same for all keys of a query
 
 
 class CABLE(FoX):
@@ -125,34 +142,39 @@ class FoXPro(FoX):
         output_gate: bool = True,
     ) -> None:
         super().__init__(shape, gate_bias)
+        shifts = {}
+        if kv_shift:
+            shifts["k"] = self._linear(shape.n_kv_heads)
+            shifts["v"] = self._linear(shape.n_kv_heads)
+        self.shifts = nn.ParameterDict(shifts)
 
-        def linear(width: int) -> nn.Parameter:  # reads the layer's input
-            return nn.Parameter(
-                torch.randn(shape.n_layers, width, shape.d_model) * 0.02
-            )
+        norms = {}
+        if qk_norm:
+            norms["q"] = self._ones(shape.n_heads)
+            norms["k"] = self._ones(shape.n_kv_heads)
+        if output_norm:
+            norms["output"] = self._ones(shape.n_heads)
+        self.norms = nn.ParameterDict(norms)
 
-        def ones(heads: int) -> nn.Parameter:
-            return nn.Parameter(torch.ones(shape.n_layers, heads, 1, shape.head_dim))
+        self.output_gate = None
+        if output_gate:
+            self.output_gate = self._linear(shape.n_heads * shape.head_dim)
 
-        heads = {
-            "q": shape.n_heads,
-            "k": shape.n_kv_heads,
-            "v": shape.n_kv_heads,
-            "output": shape.n_heads,
-        }
-        normed = ["q", "k"] * qk_norm + ["output"] * output_norm
-        self.shifts = nn.ParameterDict(
-            {name: linear(heads[name]) for name in ["k", "v"] * kv_shift}
-        )
-        self.norms = nn.ParameterDict({name: ones(heads[name]) for name in normed})
-        self.output_gate = (
-            linear(shape.n_heads * shape.head_dim) if output_gate else None
-        )
+    def _linear(self, width: int) -> nn.Parameter:
+        """Return a map of each layer's input to `width` numbers."""
+        size = (self.shape.n_layers, width, self.shape.d_model)
+        return nn.Parameter(torch.randn(size) * 0.02)
+
+    def _ones(self, n_heads: int) -> nn.Parameter:
+        """Return the weights of a norm, one per channel of each layer's heads."""
+        size = (self.shape.n_layers, n_heads, 1, self.shape.head_dim)
+        return nn.Parameter(torch.ones(size))
 
     def rotate(self, q: Tensor, k: Tensor, layer: Layer) -> tuple[Tensor, Tensor]:
-        return self._normed("q", q, layer, 1e-5), self._normed(
-            "k", self._shifted("k", k, layer), layer, 1e-5
-        )
+        k = self._shifted("k", k, layer)
+        q = self._normed("q", q, layer, 1e-5)
+        k = self._normed("k", k, layer, 1e-5)
+        return q, k
 
     def map_values(self, v: Tensor, layer: Layer) -> Tensor:
         return self._shifted("v", v, layer)
@@ -161,32 +183,29 @@ class FoXPro(FoX):
         out = self._normed("output", out, layer, 1e-6)
         if self.output_gate is None:
             return out
-        gates = self._gates(self.output_gate, layer)[:, layer.rows]  # (B, Tq, H Dh)
-        return out * gates.view(*gates.shape[:2], self.shape.n_heads, -1).transpose(
-            1, 2
-        )
+        gates = self._gates(self.output_gate, layer)[:, layer.rows]  # (B, Tq, H·Dh)
+        return out * split_heads(gates, self.shape.n_heads)
 
     def _shifted(self, name: str, a: Tensor, layer: Layer) -> Tensor:
         if name not in self.shifts:
             return a
-        share = self._gates(self.shifts[name], layer).mT[..., None]  # (B, Hkv, T, 1)
+        share = self._gates(self.shifts[name], layer).mT  # (B, Hkv, T)
+        group = a.shape[1] // share.shape[1]
+        share = share.repeat_interleave(group, dim=1)
         previous = F.pad(a[:, :, :-1], (0, 0, 1, 0))
-        return torch.lerp(
-            a, previous, share.repeat_interleave(a.shape[1] // share.shape[1], dim=1)
-        )
+        return torch.lerp(a, previous, share[..., None])
 
     def _normed(self, name: str, a: Tensor, layer: Layer, epsilon: float) -> Tensor:
         if name not in self.norms:
             return a
-        weight: Tensor = self.norms[name][layer.index]
-        return F.rms_norm(a, a.shape[-1:], eps=epsilon) * weight.repeat_interleave(
-            a.shape[1] // len(weight), dim=0
-        )
+        weight: Tensor = self.norms[name][layer.index]  # (H or Hkv, 1, Dh)
+        group = a.shape[1] // len(weight)
+        normed = F.rms_norm(a, a.shape[-1:], eps=epsilon)
+        return normed * weight.repeat_interleave(group, dim=0)
 
     def _gates(self, weight: Tensor, layer: Layer) -> Tensor:
-        return F.linear(
-            self.given(layer.x, "reads shifts and gates from"), weight[layer.index]
-        ).sigmoid()
+        x = self.given(layer.x, "reads shifts and gates from")
+        return F.linear(x, weight[layer.index]).sigmoid()
 
 
 class Wall(Encoding):
@@ -213,32 +232,27 @@ class Wall(Encoding):
     def prepare(self, q: Tensor, k: Tensor, layer: Layer) -> Tensor:
         x = self.given(layer.x, "reads its gates from")
         gates = F.linear(x, self.weight[layer.index], self.gate_bias[layer.index])
-        return (
-            F.logsigmoid(gates)
-            .cumsum(1)
-            .view(*gates.shape[:2], self.shape.n_heads, -1)
-            .transpose(1, 2)
-        )
+        total = F.logsigmoid(gates).cumsum(1)  # P, (B, T, H·Dh)
+        return split_heads(total, self.shape.n_heads)
 
     def scores(self, logits: Tensor, q: Tensor, k: Tensor, layer: Layer) -> Tensor:
         # q exp(P) and k exp(-P) would overflow. For keys j up to m and queries i after
         # m, exp(P_m - P_j) and exp(P_i - P_m) are at most 1. So a text is split at m:
         # one product joins its halves, and each is split again.
-        of_q, of_k, q = (
-            layer.state[:, :, layer.rows],
-            layer.state[:, :, layer.keys],
-            self.logit_scale * q,
-        )
-        # column of the first query's own key
-        first, count = layer.rows.start - layer.keys.start, q.shape[2]
-        earlier, block, following = logits.tensor_split((first, first + count), dim=-1)
+        q = self.logit_scale * q
+        of_q = layer.state[:, :, layer.rows]  # P
+        of_k = layer.state[:, :, layer.keys]
+
+        # the columns of the queries' own keys
+        first = layer.rows.start - layer.keys.start
+        stop = first + q.shape[2]
+        earlier, own, following = logits.tensor_split((first, stop), dim=-1)
         if first:
             earlier = _logits_across(q, of_q, k[:, :, :first], of_k[:, :, :first])
-        later = torch.ones(count, count, dtype=torch.bool, device=q.device).triu(1)
-        faded = torch.where(
-            later, block, _logits_among(q, k[:, :, first : first + count], of_q)
-        )
-        return torch.cat((earlier, faded, following), dim=-1)
+        among = _logits_among(q, k[:, :, first:stop], of_q)
+        is_later = torch.ones_like(among[0, 0], dtype=torch.bool).triu(1)
+        own = torch.where(is_later, own, among)
+        return torch.cat((earlier, own, following), dim=-1)
 
 
 def _logits_across(q: Tensor, of_q: Tensor, k: Tensor, of_k: Tensor) -> Tensor:
@@ -246,7 +260,9 @@ def _logits_across(q: Tensor, of_q: Tensor, k: Tensor, of_k: Tensor) -> Tensor:
     them all; `of_q`, `of_k` are P.
     """
     last = of_k[..., -1:, :].detach()  # its value cancels
-    return (q * (of_q - last).exp()) @ (k * (last - of_k).exp()).mT
+    faded_q = q * (of_q - last).exp()
+    faded_k = k * (last - of_k).exp()
+    return faded_q @ faded_k.mT
 
 
 def _logits_among(q: Tensor, k: Tensor, total: Tensor) -> Tensor:
@@ -254,27 +270,50 @@ def _logits_among(q: Tensor, k: Tensor, total: Tensor) -> Tensor:
     valid up to the query.
     """
     # tokens whose pairs are computed one by one, a power of two
-    length, size = q.shape[2], 4
-    missing = max(size, 1 << (length - 1).bit_length()) - length
-    q, k = (F.pad(x, (0, 0, 0, missing)) for x in (q, k))
-    total = torch.cat((total, total[:, :, -1:].expand(-1, -1, missing, -1)), dim=2)
-    # (B, H, blocks, size, Dh)
-    q_in, k_in, totals = (
-        x.view(*x.shape[:2], -1, size, x.shape[3]) for x in (q, k, total)
-    )
-    faded = (totals[..., :, None, :] - totals[..., None, :, :]).clamp(max=0).exp()
-    logits = (q_in[..., :, None, :] * k_in[..., None, :, :] * faded).sum(-1)
-    while logits.shape[2] > 1:  # join two neighbouring blocks
-        (_, query), (key, _), (before, later) = (
-            x.view(*x.shape[:2], -1, 2, size, x.shape[3]).unbind(3)
-            for x in (q, k, total)
-        )
-        above = F.pad(logits[:, :, ::2], (0, size))
-        below = torch.cat(
-            (_logits_across(query, later, key, before), logits[:, :, 1::2]), dim=-1
-        )
-        logits, size = torch.cat((above, below), dim=-2), 2 * size
+    size = 4
+    length = q.shape[2]
+    padded_length = max(size, 1 << (length - 1).bit_length())
+    missing = padded_length - length
+    q = F.pad(q, (0, 0, 0, missing))
+    k = F.pad(k, (0, 0, 0, missing))
+    last = total[:, :, -1:].expand(-1, -1, missing, -1)
+    total = torch.cat((total, last), dim=2)
+
+    logits = _logits_of_pairs(q, k, total, size)
+    while logits.shape[2] > 1:
+        logits = _joined(logits, q, k, total)
     return logits[:, :, 0, :length, :length]
+
+
+def _logits_of_pairs(q: Tensor, k: Tensor, total: Tensor, size: int) -> Tensor:
+    """Return logits among the tokens of each block, (B, H, blocks, size, size), pair by
+    pair.
+    """
+    q = _blocks(q, size)
+    k = _blocks(k, size)
+    total = _blocks(total, size)
+    fading = total[..., :, None, :] - total[..., None, :, :]
+    fading = fading.clamp(max=0).exp()
+    products = q[..., :, None, :] * k[..., None, :, :]
+    return (products * fading).sum(-1)
+
+
+def _joined(logits: Tensor, q: Tensor, k: Tensor, total: Tensor) -> Tensor:
+    """Return the logits of twice as large blocks, each of two neighbours."""
+    size = logits.shape[-1]
+    q = _blocks(q, size)[:, :, 1::2]  # of each second neighbour
+    k = _blocks(k, size)[:, :, ::2]  # of each first one
+    total = _blocks(total, size)
+    across = _logits_across(q, total[:, :, 1::2], k, total[:, :, ::2])
+
+    above = F.pad(logits[:, :, ::2], (0, size))
+    below = torch.cat((across, logits[:, :, 1::2]), dim=-1)
+    return torch.cat((above, below), dim=-2)
+
+
+def _blocks(x: Tensor, size: int) -> Tensor:
+    """Return x (B, H, T, ...) in blocks of tokens: (B, H, T / size, size, ...)."""
+    return x.reshape(*x.shape[:2], -1, size, *x.shape[3:])
 
 
 class CoPE(Encoding):
@@ -299,14 +338,19 @@ class CoPE(Encoding):
         )
 
     def scores(self, logits: Tensor, q: Tensor, k: Tensor, layer: Layer) -> Tensor:
-        # (B, H, Tq, P), q unscaled as in the paper
-        at_whole = q @ self.table[layer.index].mT
-        gates = logits.sigmoid() * layer.visible
-        count = gates.flip(-1).cumsum(-1).flip(-1).clamp(max=at_whole.shape[-1] - 1)
-        below = count.long().clamp(min=0)  # NaN turns into a number below 0
-        # 0 after the last
-        slope = F.pad(at_whole.diff(dim=-1), (0, 1)).gather(-1, below)
-        return logits + at_whole.gather(-1, below) + count.frac() * slope
+        table = self.table[layer.index]  # e, (P, Dh)
+        at_whole = q @ table.mT  # (B, H, Tq, P), q unscaled as in the paper
+
+        gates = logits.sigmoid() * layer.visible  # g
+        p = gates.flip(-1).cumsum(-1).flip(-1)  # summed from the key to the query
+        p = p.clamp(max=len(table) - 1)
+        floor = p.long().clamp(min=0)  # NaN turns into a number below 0
+
+        # (1 - w)·e[floor] + w·e[ceil] is e[floor] + w·(e[ceil] - e[floor]).
+        rises = F.pad(at_whole.diff(dim=-1), (0, 1))  # to the next; 0 after the last
+        rise = rises.gather(-1, floor)
+        logits = logits + at_whole.gather(-1, floor)
+        return logits + p.frac() * rise
 
 
 class StickBreaking(Encoding):
@@ -337,23 +381,23 @@ class StickBreaking(Encoding):
     def attend(self, logits: Tensor, v: Tensor, layer: Layer) -> Tensor:
         # the column of the key at the first query's position
         diagonal = layer.rows.start - layer.keys.start
-        breaks = layer.visible & torch.ones_like(layer.visible).tril(
-            diagonal if self.attend_current else diagonal - 1
-        )
-        hidden = torch.zeros_like(breaks, dtype=logits.dtype).masked_fill_(
-            ~breaks, -math.inf
-        )
+        last = diagonal  # the nearest key that breaks the stick
+        if not self.attend_current:
+            last = diagonal - 1
+        breaks = layer.visible & torch.ones_like(layer.visible).tril(last)
+        hidden = torch.zeros_like(breaks, dtype=logits.dtype)
+        hidden.masked_fill_(~breaks, -math.inf)
+
         # In logarithms: log beta = z - softplus(z), log(1 - beta) = -softplus(z).
         z = logits + hidden
         # summed over the key and all between it and the query
         claimed = F.softplus(z).flip(-1).cumsum(-1).flip(-1)
         output = (z - claimed).exp() @ v.to(z.dtype)
-        remainder = (-claimed[..., :1]).exp()
-        return (
-            output + remainder * v[:, :, diagonal : diagonal + output.shape[2]]
-            if self.remainder
-            else output
-        )
+        if not self.remainder:
+            return output
+        rest = (-claimed[..., :1]).exp()
+        own_values = v[:, :, diagonal : diagonal + output.shape[2]]
+        return output + rest * own_values
 
 
 class PaTH(Encoding):
@@ -379,38 +423,31 @@ class PaTH(Encoding):
         self, shape: Shape, rank: Count = 32, silu: bool = True, start: Start = "normal"
     ) -> None:
         super().__init__(shape)
-        width, layers = shape.n_heads * shape.head_dim, range(shape.n_layers)
         self.silu = silu
-        self.down = nn.ModuleList(
-            nn.Linear(shape.d_model, rank, bias=False) for _ in layers
-        )
-        self.up = nn.ModuleList(nn.Linear(rank, width, bias=False) for _ in layers)
-        self.convolution = nn.ModuleList(
-            nn.Conv1d(width, width, 3, groups=width, bias=False) for _ in layers
-        )
-        self.beta = nn.ModuleList(
-            nn.Linear(shape.d_model, shape.n_heads) for _ in layers
-        )
+        n, width = shape.n_layers, shape.n_heads * shape.head_dim
+        self.down = linears(n, shape.d_model, rank)
+        self.up = linears(n, rank, width)
+        self.convolution = convolutions(n, width, 3)
+        self.beta = linears(n, shape.d_model, shape.n_heads, bias=True)
         draw_layers(self, start)
 
     def prepare(self, q: Tensor, k: Tensor, layer: Layer) -> tuple[Tensor, ...]:
         x = self.given(layer.x, "makes its reflections from")
-        weights = self.convolution[layer.index].get_parameter("weight")[:, 0]
-        w = causal_convolution(self.up[layer.index](self.down[layer.index](x)), weights)
-        w = (
-            (F.silu(w) if self.silu else w)
-            .view(*x.shape[:2], self.shape.n_heads, -1)
-            .transpose(1, 2)
-        )
+        kernel = self.convolution[layer.index].get_parameter("weight")[:, 0]
+        low_rank = self.up[layer.index](self.down[layer.index](x))
+        w = causal_convolution(low_rank, kernel)  # (B, T, H·Dh)
+        if self.silu:
+            w = F.silu(w)
+        w = split_heads(w, self.shape.n_heads)
         inverse_norm = (w * w).sum(-1, keepdim=True).clamp(min=1e-24).rsqrt()
-        beta = 2 * self.beta[layer.index](x).sigmoid().mT
+        beta = 2 * self.beta[layer.index](x).sigmoid().mT  # (B, H, T)
         return w * inverse_norm, beta
 
     def scores(self, logits: Tensor, q: Tensor, k: Tensor, layer: Layer) -> Tensor:
-        w, beta = (part_of(part, layer.keys) for part in layer.state[:2])
-        return logits + self.logit_scale * _logit_change(
-            q, k, w, beta, layer.rows.start - layer.keys.start
-        )
+        w = part_of(layer.state[0], layer.keys)
+        beta = part_of(layer.state[1], layer.keys)
+        before = layer.rows.start - layer.keys.start
+        return logits + self.logit_scale * _logit_change(q, k, w, beta, before)
 
 
 class PaTHFoX(PaTH):
@@ -444,16 +481,16 @@ class PaTHFoX(PaTH):
         )
 
     def prepare(self, q: Tensor, k: Tensor, layer: Layer) -> tuple[Tensor, ...]:
-        reflections = super().prepare(q, k, layer)
+        w, beta = super().prepare(q, k, layer)
         x = self.given(layer.x, "reads its gates from")
         gates = F.linear(x, self.gate[layer.index], self.gate_bias[layer.index])
-        return *reflections, F.logsigmoid(gates).mT.contiguous().cumsum(-1)
+        log_f = F.logsigmoid(gates).mT.contiguous()  # (B, H, T)
+        return w, beta, log_f.cumsum(-1)
 
     def bias(self, q: Tensor, k: Tensor, layer: Layer) -> Tensor:
-        total = layer.state[-1]
-        return self.logit_scale * (
-            total[:, :, layer.rows, None] - total[:, :, None, layer.keys]
-        )
+        total = layer.state[2]
+        sums = total[:, :, layer.rows, None] - total[:, :, None, layer.keys]
+        return self.logit_scale * sums
 
 
 def _logit_change(q: Tensor, k: Tensor, w: Tensor, beta: Tensor, before: int) -> Tensor:
@@ -470,33 +507,39 @@ def _logit_change(q: Tensor, k: Tensor, w: Tensor, beta: Tensor, before: int) ->
     # a smaller block makes slim products, a larger one multiplies more zeros above a
     # diagonal
     size = min(32, keys)
-    if missing := -keys % size:  # tokens that reflect nothing fill the last block
-        k, w, beta = (
-            F.pad(k, (0, 0, 0, missing)),
-            F.pad(w, (0, 0, 0, missing)),
-            F.pad(beta, (0, missing)),
-        )
-    # (B, H, blocks, size, ...)
-    k, w, beta = (x.reshape(*x.shape[:2], -1, size, *x.shape[3:]) for x in (k, w, beta))
-    unit = torch.eye(size, dtype=w.dtype, device=w.device)
-    # The solver reads only what is below the diagonal. Solving from the left would take
-    # twice the time.
+    missing = -keys % size
+    if missing:  # tokens that reflect nothing fill the last block
+        k = F.pad(k, (0, 0, 0, missing))
+        w = F.pad(w, (0, 0, 0, missing))
+        beta = F.pad(beta, (0, missing))
+    k, w = _blocks(k, size), _blocks(w, size)
+    m, v = _reflections(k, w, _blocks(beta, size))
+
+    turned = torch.zeros_like(q)
+    parts = []
+    for block in reversed(range(k.shape[2])):
+        start = block * size - before  # the query at the block's first key
+        # Queries from `first` on see one of these keys; those before get zeros.
+        first = min(rows, max(0, start))
+        zeros = (0, 0, first, 0)
+        added = turned[:, :, first:]
+        s = (q[:, :, first:] + added) @ w[:, :, block].mT
+        s = s.tril(first - start)
+        part = added @ k[:, :, block].mT - s @ m[:, :, block]
+        parts.append(F.pad(part, zeros))
+        turned = turned - F.pad(s @ v[:, :, block], zeros)
+    return torch.cat(parts[::-1], dim=-1)[..., :keys]
+
+
+def _reflections(k: Tensor, w: Tensor, beta: Tensor) -> tuple[Tensor, Tensor]:
+    """Return M and V of blocks: k and w (B, H, blocks, size, Dh), beta without Dh."""
+    # (I + stril(B W Wᵀ))^-1. The solver reads only what is below the diagonal. Solving
+    # from the left would take twice the time.
+    unit = torch.eye(w.shape[-2], dtype=w.dtype, device=w.device)
     matrix = beta[..., None] * (w @ w.mT)
     inverse = torch.linalg.solve_triangular(
         matrix, unit, upper=False, left=False, unitriangular=True
     )
-    weighted = inverse * beta[..., None, :]
-    m, v = weighted @ (w @ k.mT).tril(-1), weighted @ w
-    turned, parts = torch.zeros_like(q), []
-    for block in reversed(range(k.shape[2])):
-        # first query that sees one of these keys
-        first = min(rows, max(0, block * size - before))
-        changes = turned[:, :, first:]
-        s = ((q[:, :, first:] + changes) @ w[:, :, block].mT).tril(
-            before + first - block * size
-        )
-        parts.append(
-            F.pad(changes @ k[:, :, block].mT - s @ m[:, :, block], (0, 0, first, 0))
-        )
-        turned = turned - F.pad(s @ v[:, :, block], (0, 0, first, 0))
-    return torch.cat(parts[::-1], dim=-1)[..., :keys]
+    weighted = inverse * beta[..., None, :]  # that times B
+    m = weighted @ (w @ k.mT).tril(-1)
+    return m, weighted @ w

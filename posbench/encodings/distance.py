@@ -30,16 +30,17 @@ class ALiBi(Encoding):
 
     def __init__(self, shape: Shape, slopes: list[float] | None = None) -> None:
         super().__init__(shape)
-        values = default_slopes(shape.n_heads) if slopes is None else slopes
+        values = slopes
+        if values is None:
+            values = default_slopes(shape.n_heads)
         self.expect(
             len(values) == shape.n_heads,
             "slopes",
             slopes,
             f"{shape.n_heads} numbers, one per head",
         )
-        self.slopes = nn.Buffer(
-            torch.tensor(values, dtype=torch.float32), persistent=False
-        )
+        m = torch.tensor(values, dtype=torch.float32)
+        self.slopes = nn.Buffer(m, persistent=False)
 
     def distance_bias(self, distance: Tensor, layer: Layer) -> Tensor:
         return -by_head(self.slopes, distance) * distance.abs()
@@ -48,9 +49,9 @@ class ALiBi(Encoding):
         # distances may be clamped, which no number per key can express
         if not layer.consecutive:
             return None
-        return (
-            self.slopes[:, None] * (layer.positions - layer.positions[:, -1:])[:, None]
-        )
+        # up to a constant per query, -m·(i - j) is m·(j - last)
+        places = layer.positions - layer.positions[:, -1:]  # (1|B, T)
+        return self.slopes[:, None] * places[:, None]
 
 
 def default_slopes(n_heads: int) -> list[float]:
@@ -59,14 +60,16 @@ def default_slopes(n_heads: int) -> list[float]:
     """
     c = 1 << (n_heads.bit_length() - 1)  # largest power of two up to n_heads
     regular = [2 ** (-8 * h / c) for h in range(1, c + 1)]
-    return regular + [2 ** (-4 * h / c) for h in range(1, 2 * c + 1, 2)][: n_heads - c]
+    of_double = [2 ** (-4 * h / c) for h in range(1, 2 * c + 1)]
+    return regular + of_double[::2][: n_heads - c]
 
 
 def by_head(numbers: Tensor, distance: Tensor) -> Tensor:
     """Return numbers per head as (H, 1, ..., 1), to broadcast with distances (*S) to
     (H, *S).
     """
-    return numbers.view(-1, *[1] * distance.dim())
+    ones = [1] * distance.dim()
+    return numbers.view(-1, *ones)
 
 
 class BAM(Encoding):
@@ -90,33 +93,32 @@ class BAM(Encoding):
     ) -> None:
         super().__init__(shape)
         size = shape.n_layers, shape.n_heads
-        self.scale = nn.Parameter(
-            torch.tensor(default_slopes(shape.n_heads)).log().repeat(shape.n_layers, 1)
-        )
+        a = torch.tensor(default_slopes(shape.n_heads)).log()
+        self.scale = nn.Parameter(a.repeat(shape.n_layers, 1))
         self.exponent = nn.Parameter(torch.ones(size))
-        self.location = nn.Parameter(torch.zeros(size)) if location else None
-        self.sharpness = nn.Parameter(torch.ones(size)) if ssmax else None
-        vars(self)["overridden"] = self.overridden - (set() if ssmax else {"scores"})
+        self.location = self.sharpness = None
+        if location:
+            self.location = nn.Parameter(torch.zeros(size))
+        if ssmax:
+            self.sharpness = nn.Parameter(torch.ones(size))
+        else:
+            self.leave_out("scores")
 
     def distance_bias(self, distance: Tensor, layer: Layer) -> Tensor:
-        scale, exponent = (
-            by_head(part[layer.index], distance) for part in (self.scale, self.exponent)
-        )
+        a = by_head(self.scale[layer.index], distance)
+        b = by_head(self.exponent[layer.index], distance)
         if self.location is not None:
-            distance = distance + 2 * by_head(
-                self.location[layer.index].sinh(), distance
-            )
+            m = self.location[layer.index]
+            distance = distance + 2 * by_head(m.sinh(), distance)
         # 1e-5: the exponent may be negative
-        return -scale.exp() * (distance.abs() + 1e-5) ** exponent
+        return -a.exp() * (distance.abs() + 1e-5) ** b
 
     def scores(self, logits: Tensor, q: Tensor, k: Tensor, layer: Layer) -> Tensor:
         assert self.sharpness is not None
-        counts = torch.arange(
-            layer.rows.start + 1, layer.rows.start + 1 + q.shape[2], device=q.device
-        )
-        return (
-            logits * self.sharpness[layer.index][:, None, None] * counts[:, None].log()
-        )
+        s = self.sharpness[layer.index][:, None, None]
+        first = layer.rows.start + 1  # keys that the first query sees
+        counts = torch.arange(first, first + q.shape[2], device=q.device)
+        return logits * s * counts[:, None].log()
 
 
 class KerpleLog(Encoding):
@@ -137,16 +139,14 @@ class KerpleLog(Encoding):
 
     def __init__(self, shape: Shape) -> None:
         super().__init__(shape)
-        self.r1, self.r2 = (
-            nn.Parameter(torch.rand(shape.n_heads) * below) for below in self.starts
-        )
+        most_r1, most_r2 = self.starts
+        self.r1 = nn.Parameter(torch.rand(shape.n_heads) * most_r1)
+        self.r2 = nn.Parameter(torch.rand(shape.n_heads) * most_r2)
 
     def distance_bias(self, distance: Tensor, layer: Layer) -> Tensor:
-        bounded = zip((self.r1, self.r2), self.most, strict=True)
-        r1, r2 = (
-            by_head(r.clamp(0.01, limit).detach() + (r - r.detach()), distance)
-            for r, limit in bounded
-        )
+        most_r1, most_r2 = self.most
+        r1 = by_head(_bounded(self.r1, most_r1), distance)
+        r2 = by_head(_bounded(self.r2, most_r2), distance)
         return -r1 * self.kernel(distance.abs(), r2)
 
     def kernel(self, distance: Tensor, r2: Tensor) -> Tensor:
@@ -175,13 +175,19 @@ class KerplePower(KerpleLog):
         return distance**r2
 
 
+def _bounded(r: Tensor, most: float) -> Tensor:
+    """Return r from 0.01 to `most`, with the gradient of r itself."""
+    return r.clamp(0.01, most).detach() + (r - r.detach())
+
+
 class T5Bias(Encoding):
     """T5's bucketed relative bias: each head learns a number per bucket of distances,
     the same in every layer.
 
         logits_ij = q_i·k_j / sqrt(d) + E[bucket(i - j), h]
         bucket(r) = r   for r < n/2, otherwise
-        bucket(r) = min(n - 1, n/2 + floor(n/2 · ln(r / (n/2)) / ln(max_distance / (n/2))))
+        bucket(r) = min(n - 1, n/2 + floor(n/2 · ln(r / (n/2))
+                                               / ln(max_distance / (n/2))))
 
     AdamW moves a number by at most the learning rate per update, so the learning rate
     of E is `rate` times as large.
@@ -210,29 +216,31 @@ class T5Bias(Encoding):
             "more than half of num_buckets",
         )
         self.num_buckets, self.max_distance = num_buckets, max_distance
-        self.table = nn.Parameter(
-            torch.empty(num_buckets, shape.n_heads).normal_(std=shape.d_model**-0.5)
-        )
-        self.rates = {} if rate == 1 else {"table": rate}
+        table = torch.empty(num_buckets, shape.n_heads)  # E
+        self.table = nn.Parameter(table.normal_(std=shape.d_model**-0.5))
+        if rate != 1:
+            self.rates = {"table": rate}
 
     def distance_bias(self, distance: Tensor, layer: Layer) -> Tensor:
-        return F.embedding(self.bucket(distance), self.table).movedim(-1, 0)
+        biases = F.embedding(self.bucket(distance), self.table)  # (*S, H)
+        return biases.movedim(-1, 0)
 
     def bucket(self, distance: Tensor) -> Tensor:
         """Return bucket numbers, computed in fp32 as T5 does."""
-        exact = self.num_buckets // 2
+        exact = self.num_buckets // 2  # n/2
         r = distance.float().clamp(min=0)
-        growth = torch.log(r.clamp(min=exact) / exact) / math.log(
-            self.max_distance / exact
-        )
-        far = exact + (growth * (self.num_buckets - exact)).long()
-        return torch.where(r < exact, r.long(), far.clamp(max=self.num_buckets - 1))
+        log_r = torch.log(r.clamp(min=exact) / exact)
+        log_max = math.log(self.max_distance / exact)
+        far = exact + (log_r / log_max * (self.num_buckets - exact)).long()
+        far = far.clamp(max=self.num_buckets - 1)
+        return torch.where(r < exact, r.long(), far)
 
 
 class Sandwich(Encoding):
     """Sandwich: the inner product of sinusoidal positions, as a bias.
 
-        logits_ij = q_i·k_j / sqrt(d) + H / (8h) · sum_{p < D/2} cos((i - j) · 10000^(-2p/D)),
+        logits_ij = q_i·k_j / sqrt(d)
+                    + H / (8h) · sum_{p < D/2} cos((i - j) · 10000^(-2p/D)),
         h = 1 .. H, D = `width`
 
     Source: Chi et al. (2022), arXiv:2212.10356, appendix E, with the sum from p = 0 as
@@ -248,14 +256,13 @@ class Sandwich(Encoding):
     ) -> None:
         super().__init__(shape)
         self._frequencies = rotary.frequencies(width, 10000.0)
-        strength = shape.n_heads / (
-            8 * torch.arange(1, shape.n_heads + 1, dtype=torch.float32)
-        )
-        self.strength = nn.Buffer(strength, persistent=False)
+        h = torch.arange(1, shape.n_heads + 1, dtype=torch.float32)
+        self.strength = nn.Buffer(shape.n_heads / (8 * h), persistent=False)
 
     def distance_bias(self, distance: Tensor, layer: Layer) -> Tensor:
-        total = rotary.angles(distance, self._frequencies).cos().sum(-1)
-        return by_head(self.strength, distance) * total.float().to(distance.device)
+        cosines = rotary.angles(distance, self._frequencies).cos()  # (*S, D/2) fp64
+        total = cosines.sum(-1).float().to(distance.device)
+        return by_head(self.strength, distance) * total
 
 
 class DynamicBias(Encoding):
@@ -286,16 +293,16 @@ class DynamicBias(Encoding):
         super().__init__(shape)
         self.log = log
         width = width or max(1, shape.d_model // 4)
-        hidden = [
-            nn.Sequential(nn.Linear(width if number else 1, width), nn.SiLU())
-            for number in range(depth)
+        blocks = [nn.Sequential(nn.Linear(1, width), nn.SiLU())]
+        blocks += [
+            nn.Sequential(nn.Linear(width, width), nn.SiLU()) for _ in range(depth - 1)
         ]
-        self.network = nn.Sequential(*hidden, nn.Linear(width, shape.n_heads))
+        self.network = nn.Sequential(*blocks, nn.Linear(width, shape.n_heads))
 
     def distance_bias(self, distance: Tensor, layer: Layer) -> Tensor:
-        inputs = (
-            distance.sign() * distance.abs().log1p() if self.log else distance.float()
-        )
+        inputs = distance.float()  # s
+        if self.log:
+            inputs = distance.sign() * distance.abs().log1p()
         return self.network(inputs[..., None]).movedim(-1, 0)
 
 
@@ -319,28 +326,25 @@ class FIRE(Encoding):
         self, shape: Shape, threshold: Positive | Literal["quarter"] | None = "quarter"
     ) -> None:
         super().__init__(shape)
-        self.threshold = (
-            shape.train_length / 4
-            if threshold == "quarter"
-            else float(threshold or shape.train_length)
-        )
+        if threshold == "quarter":
+            threshold = shape.train_length / 4
+        self.threshold = float(threshold or shape.train_length)
         self.c = nn.Parameter(torch.full((shape.n_layers,), 0.1))
         self.multiplier = nn.Parameter(torch.ones(shape.n_layers))
-        self.networks = nn.ModuleList(
-            nn.Sequential(nn.Linear(1, 32), nn.ReLU(), nn.Linear(32, shape.n_heads))
-            for _ in range(shape.n_layers)
-        )
+        self.networks = nn.ModuleList()  # f of each layer
+        for _ in range(shape.n_layers):
+            first = nn.Linear(1, 32)
+            last = nn.Linear(32, shape.n_heads)
+            self.networks.append(nn.Sequential(first, nn.ReLU(), last))
 
     def bias(self, q: Tensor, k: Tensor, layer: Layer) -> Tensor:
-        c, threshold = (
-            self.c[layer.index],
-            (self.multiplier[layer.index] * self.threshold).abs(),
-        )
-        longest = torch.maximum(layer.positions[:, layer.rows, None], threshold)
-        # (1|B, Tq, Tk)
-        shares = (c * layer.distance).abs().log1p() / (
-            (c * longest).abs().log1p() + 1e-6
-        )
+        c = self.c[layer.index]
+        threshold = (self.multiplier[layer.index] * self.threshold).abs()
+        i = layer.positions[:, layer.rows, None]
+        longest = torch.maximum(i, threshold)  # (1|B, Tq, 1)
+        psi_longest = (c * longest).abs().log1p()
+        psi = (c * layer.distance).abs().log1p()  # (1|B, Tq, Tk)
+        shares = psi / (psi_longest + 1e-6)
         return _network(self.networks[layer.index], shares).movedim(0, 1)
 
 
@@ -348,28 +352,30 @@ def _network(network: nn.Module, shares: Tensor) -> Tensor:
     """Return a network's outputs (H, *S) for shares (*S), cheaper than by running it:
     as 33 lines between 32 kinks.
     """
-    (weight,), bias, last_weight, last_bias = (
-        t.mT if t.dim() > 1 else t for t in network.parameters()
-    )
+    first, bias, last, last_bias = network.parameters()
+    weight = first[:, 0]  # (32,)
+    last_weight = last.mT  # (32, H)
+
+    # Between two kinks the same units are on, so that the output is a straight line.
     # A kink beyond ±1e4 is far from every input, since shares are in 0 .. 1.
-    kinks = (-bias / weight).detach().nan_to_num(0.0).clamp(-1e4, 1e4).sort().values
-    middles = torch.cat([kinks[:1] - 1, (kinks[1:] + kinks[:-1]) / 2, kinks[-1:] + 1])
-    # (33, 32): which units are on in which piece
-    active = (middles[:, None] * weight + bias > 0).to(weight.dtype)
-    # (33, H)
-    slopes, intercepts = (
-        (active * weight) @ last_weight,
-        (active * bias) @ last_weight + last_bias,
-    )
-    piece = torch.searchsorted(kinks, shares.detach()).flatten()
+    kinks = (-bias / weight).detach().nan_to_num(0.0).clamp(-1e4, 1e4)
+    kinks = kinks.sort().values
+    between = (kinks[1:] + kinks[:-1]) / 2
+    middles = torch.cat([kinks[:1] - 1, between, kinks[-1:] + 1])
+    is_on = middles[:, None] * weight + bias > 0  # (33 pieces, 32 units)
+    is_on = is_on.to(weight.dtype)
 
+    slopes = (is_on * weight) @ last_weight  # (33, H)
+    intercepts = (is_on * bias) @ last_weight + last_bias  # (33, H)
+    piece = torch.searchsorted(kinks, shares.detach())
+    return _picked(slopes, piece) * shares + _picked(intercepts, piece)
+
+
+def _picked(table: Tensor, piece: Tensor) -> Tensor:
+    """Return the rows of a table (33, H) at pieces (*S): (H, *S)."""
     # on CPUs the gradient of gather is far cheaper than that of indexing
-    def gathered(table: Tensor) -> Tensor:
-        return table.mT.gather(1, piece.expand(table.shape[1], -1)).view(
-            -1, *shares.shape
-        )
-
-    return gathered(slopes) * shares + gathered(intercepts)
+    index = piece.flatten().expand(table.shape[1], -1)
+    return table.mT.gather(1, index).view(-1, *piece.shape)
 
 
 class GrapeA(Encoding):
@@ -391,41 +397,35 @@ class GrapeA(Encoding):
         self, shape: Shape, gate: Literal["key", "query", "both"] = "key"
     ) -> None:
         super().__init__(shape)
-        self.slopes = nn.Buffer(
-            torch.tensor(default_slopes(shape.n_heads)), persistent=False
-        )
-        # softplus is 1
-        self.strength = nn.Parameter(
-            torch.full((shape.n_layers, shape.n_heads), math.log(math.e - 1))
-        )
+        m = torch.tensor(default_slopes(shape.n_heads))
+        self.slopes = nn.Buffer(m, persistent=False)
+        # ω: softplus is 1
+        start = torch.full((shape.n_layers, shape.n_heads), math.log(math.e - 1))
+        self.strength = nn.Parameter(start)
         size = shape.n_layers, shape.n_heads, shape.head_dim
-        self.query = (
-            nn.Parameter(torch.randn(size) * shape.head_dim**-0.5)
-            if gate != "key"
-            else None
-        )
-        self.key = (
-            nn.Parameter(torch.randn(size) * shape.head_dim**-0.5)
-            if gate != "query"
-            else None
-        )
+        self.query = self.key = None  # v and u, before they are normalised
+        if gate != "key":
+            self.query = nn.Parameter(torch.randn(size) * shape.head_dim**-0.5)
+        if gate != "query":
+            self.key = nn.Parameter(torch.randn(size) * shape.head_dim**-0.5)
 
-    # the slopes by query and key, (B, H, T)
-    def prepare(self, q: Tensor, k: Tensor, layer: Layer) -> list[Tensor]:
-        slopes = (self.slopes * F.softplus(self.strength[layer.index]))[:, None]
+    def prepare(self, q: Tensor, k: Tensor, layer: Layer) -> tuple[Tensor, Tensor]:
+        slopes = self.slopes * F.softplus(self.strength[layer.index])  # (H,)
+        of_queries = self._gated(q, self.query, slopes, layer)
+        of_keys = self._gated(k, self.key, slopes, layer)
+        return of_queries, of_keys
 
-        def gated(x: Tensor, directions: Tensor | None) -> Tensor:
-            if directions is None:
-                return x.new_zeros(x.shape[:-1])
-            direction = F.normalize(directions[layer.index], dim=-1)[..., None]
-            return slopes * F.softplus(
-                (x @ direction).squeeze(-1) * self.shape.head_dim**-0.5
-            )
-
-        return [gated(q, self.query), gated(k, self.key)]
+    def _gated(
+        self, x: Tensor, directions: Tensor | None, slopes: Tensor, layer: Layer
+    ) -> Tensor:
+        """Return the slopes times the gates of queries or of keys x, (B, H, T)."""
+        if directions is None:
+            return x.new_zeros(x.shape[:-1])
+        direction = F.normalize(directions[layer.index], dim=-1)[..., None]
+        gates = (x @ direction).squeeze(-1) * self.shape.head_dim**-0.5
+        return slopes[:, None] * F.softplus(gates)
 
     def bias(self, q: Tensor, k: Tensor, layer: Layer) -> Tensor:
         queries, keys = layer.state
-        return -layer.distance[:, None].abs() * (
-            queries[:, :, layer.rows, None] + keys[:, :, None, layer.keys]
-        )
+        slopes = queries[:, :, layer.rows, None] + keys[:, :, None, layer.keys]
+        return -layer.distance[:, None].abs() * slopes

@@ -8,7 +8,6 @@ default (dynamic: nothing changes up to the training length).
 
 import functools
 import inspect
-import itertools
 import math
 import re
 import typing
@@ -63,25 +62,22 @@ def methods() -> dict[str, Method]:
 
 def _method(name: str, function: Callable[..., Any]) -> Method:
     hints = typing.get_type_hints(function, include_extras=True)
-    parameters = list(inspect.signature(function).parameters.values())
+    parameters = inspect.signature(function).parameters.values()
     options = {p.name: p.default for p in parameters if p.default is not p.empty}
-    accepts, apply = next(iter(hints.values())), function
+    accepts = next(iter(hints.values()))
+    apply = function
     if accepts is Spectrum:
         accepts, apply = Rotary, functools.partial(_scaled, function)
         # it follows the length by itself
         if "factor" in options and name != "dynamic_ntk":
-            options["factor"], hints["factor"] = None, AtLeast1 | None
+            options["factor"] = None
+            hints["factor"] = AtLeast1 | None
+
     title, _, text = inspect.cleandoc(function.__doc__ or "").partition("\n")
+    title = title.rstrip(".")
     source = re.split(r"\nBeyond|\n\n", text.partition("Source: ")[2])[0]
-    return Method(
-        name,
-        title.rstrip("."),
-        " ".join(source.split()),
-        accepts,
-        options,
-        hints,
-        apply,
-    )
+    source = " ".join(source.split())
+    return Method(name, title, source, accepts, options, hints, apply)
 
 
 def methods_of(encoding: Encoding) -> list[str]:
@@ -121,19 +117,8 @@ def extend_encoding(
             f" {', '.join(possible) or 'none'}"
         )
     stretch = Stretch(train_length, length)
-    # inner encodings that do not support the method stay as they are
     if isinstance(encoding, Wrapper):
-        inners, facts = encoding.inner_encodings, {}
-        for number, inner in enumerate(inners):
-            if method in methods_of(inner):
-                reached = vars(encoding.reached(inner, stretch))
-                inners[number], facts[f"{inner.name} {number}"] = extend_encoding(
-                    inner, method, **reached, **options
-                )
-        return encoding.around(inners), {
-            "dynamic": any(fact["dynamic"] for fact in facts.values()),
-            "extended": facts,
-        }
+        return _extend_inners(encoding, method, stretch, options)
     try:
         copied, facts = entry.apply(encoding, stretch, **entry.options | options)
     except OptionError as error:
@@ -142,8 +127,26 @@ def extend_encoding(
     return copied, facts
 
 
+def _extend_inners(
+    wrapper: Wrapper, method: str, stretch: Stretch, options: dict[str, Any]
+) -> Extended:
+    """Extend the inner encodings of a wrapper; those that do not support the method
+    stay as they are.
+    """
+    inners = wrapper.inner_encodings
+    extended: dict[str, Any] = {}  # facts
+    for number, inner in enumerate(inners):
+        if method in methods_of(inner):
+            reached = wrapper.reached(inner, stretch)
+            inners[number], extended[f"{inner.name} {number}"] = extend_encoding(
+                inner, method, reached.length, reached.train_length, **options
+            )
+    dynamic = any(facts["dynamic"] for facts in extended.values())
+    return wrapper.around(inners), {"dynamic": dynamic, "extended": extended}
+
+
 # -- rotary encodings with other frequencies, and everything else (a decay, a share of
-# the channels) as trained --------
+# the channels) as trained
 
 
 def _scaled(
@@ -152,27 +155,26 @@ def _scaled(
     """Return a rotary encoding whose trained (perhaps learned) frequencies a rule has
     changed, and facts.
     """
-    dynamic = rule.__name__ == "dynamic_ntk" or options.get("factor", 1.0) is None
+    dynamic = rule.__name__ == "dynamic_ntk"
     if "factor" in options:
-        options["factor"] = stretch.factor(options["factor"])[0]
+        dynamic = dynamic or options["factor"] is None
+        options["factor"], _ = stretch.factor(options["factor"])
+    before = rope.inv_freq()
     length = torch.tensor(stretch.length, dtype=torch.float64)
-    f, attention_factor = rule(
-        Spectrum(rope.inv_freq(), rope.base, stretch.train_length, length), **options
-    )
-    before, after = (
-        [float(f"{number:.6g}") for number in values.tolist()]
-        for values in (rope.inv_freq(), f)
-    )
+    spectrum = Spectrum(before, rope.base, stretch.train_length, length)
+    after, attention_factor = rule(spectrum, **options)
     facts = {
         "dynamic": dynamic,
         "attention_factor": attention_factor,
-        "inv_freq_before": before,
+        "inv_freq_before": _rounded(before),
+        "inv_freq_after": _rounded(after),
     }
-    return rope.rescaled(f, attention_factor), {
-        **options,
-        **facts,
-        "inv_freq_after": after,
-    }
+    return rope.rescaled(after, attention_factor), options | facts
+
+
+def _rounded(values: Tensor) -> list[float]:
+    """Return numbers with six digits."""
+    return [float(f"{number:.6g}") for number in values.tolist()]
 
 
 def abf(rope: Spectrum, base: Above1 = 500_000.0) -> Scaling:
@@ -182,12 +184,9 @@ def abf(rope: Spectrum, base: Above1 = 500_000.0) -> Scaling:
     Source: Xiong et al., "Effective Long-Context Scaling of Foundation Models" (2023),
     arXiv:2309.16039, section 4.1.
     """
-    return (
-        rope.f
-        * (base / rope.base)
-        ** (-torch.arange(len(rope.f), dtype=torch.float64) / len(rope.f)),
-        1.0,
-    )
+    pairs = len(rope.f)
+    p = torch.arange(pairs, dtype=torch.float64)
+    return rope.f * (base / rope.base) ** (-p / pairs), 1.0
 
 
 def clipped_rope(rope: Spectrum, pairs: Natural | None = None) -> Scaling:
@@ -200,23 +199,20 @@ def clipped_rope(rope: Spectrum, pairs: Natural | None = None) -> Scaling:
     Source: Li et al., "CoPE: Clipped RoPE as A Scalable Free Lunch for Long Context
     LLMs" (2026), arXiv:2602.05258.
     """
-    slow = (
-        int((2 * math.pi / rope.f > rope.train_length).sum())
-        if pairs is None
-        else pairs
-    )
+    slow = pairs
+    if slow is None:
+        turns_less = 2 * math.pi / rope.f > rope.train_length
+        slow = int(turns_less.sum())
     expect(
         slow <= len(rope.f), "pairs", slow, f"a number of pairs from 0 to {len(rope.f)}"
     )
     wave = 0.5 + 0.5 * torch.linspace(0, math.pi, slow, dtype=torch.float64).cos()
-    return (
-        rope.f * torch.cat((torch.ones(len(rope.f) - slow, dtype=torch.float64), wave)),
-        1.0,
-    )
+    ones = torch.ones(len(rope.f) - slow, dtype=torch.float64)
+    return rope.f * torch.cat((ones, wave)), 1.0
 
 
 # -- rotary encodings with more score matrices: near pairs keep their logits, far ones
-# get known distances -------------
+# get known distances
 
 
 class FarPairs(Encoding):
@@ -240,31 +236,27 @@ class FarPairs(Encoding):
         return self.rope.make_tables(positions)
 
     def prepare(self, q: Tensor, k: Tensor, layer: Layer) -> Pairs:
-        far = [
-            [self.rope.make_tables(i).to(q.device) for i in pair]
-            for pair in self.far(to_fp64(layer.positions))
-        ]
-        return [
-            (turn(q, of_q, self.rope.layout), turn(k, of_k, self.rope.layout))
-            for of_q, of_k in far
-        ]
+        far = []
+        for of_queries, of_keys in self.far(to_fp64(layer.positions)):
+            far.append((self._turned(q, of_queries), self._turned(k, of_keys)))
+        return far
+
+    def _turned(self, x: Tensor, positions: Tensor) -> Tensor:
+        turns = self.rope.make_tables(positions).to(x.device)
+        return turn(x, turns, self.rope.layout)
 
     def rotate(self, q: Tensor, k: Tensor, layer: Layer) -> tuple[Tensor, Tensor]:
         return self.rope.rotate(q, k, layer)
 
     def scores(self, logits: Tensor, q: Tensor, k: Tensor, layer: Layer) -> Tensor:
-        i = layer.positions[:, layer.rows, None]
-        windows = (
-            i // self.near - (i - layer.distance) // self.near
-            if self.chunks
-            else layer.distance // self.near
-        )
+        windows = layer.distance // self.near  # apart
+        if self.chunks:
+            i = layer.positions[:, layer.rows, None]
+            windows = i // self.near - (i - layer.distance) // self.near
         for number, (of_q, of_k) in enumerate(layer.state, 1):
-            far = (
-                part_of(of_q, layer.rows)
-                @ part_of(of_k, layer.keys).mT
-                * self.logit_scale
-            )
+            of_q = part_of(of_q, layer.rows)
+            of_k = part_of(of_k, layer.keys)
+            far = of_q @ of_k.mT * self.logit_scale
             logits = torch.where(windows[:, None] >= number, far, logits)
         return logits
 
@@ -277,9 +269,11 @@ def rerope(rope: PureRotary, stretch: Stretch, window: Count | None = None) -> E
     without its log n scale.
     """
     w = window or max(1, stretch.train_length // 4)
-    return FarPairs(
-        rope, w, lambda i: [(torch.full_like(i, w), torch.zeros_like(i))]
-    ), {"window": w, "dynamic": False}
+
+    def far(i: Tensor) -> Pairs:
+        return [(torch.full_like(i, w), torch.zeros_like(i))]
+
+    return FarPairs(rope, w, far), {"window": w, "dynamic": False}
 
 
 def string(
@@ -296,11 +290,11 @@ def string(
     """
     s = shift or max(1, stretch.train_length // 3)
     w = local or min(128, max(1, s // 4))
-    return FarPairs(rope, s, lambda i: [(i - s + w, i)]), {
-        "shift": s,
-        "local": w,
-        "dynamic": False,
-    }
+
+    def far(i: Tensor) -> Pairs:
+        return [(i - s + w, i)]
+
+    return FarPairs(rope, s, far), {"shift": s, "local": w, "dynamic": False}
 
 
 def leaky_rerope(
@@ -314,16 +308,17 @@ def leaky_rerope(
 
     Source: Su, "Leaky ReRoPE" (2023), kexue.fm/archives/9708, github.com/bojone/rerope.
     """
-    w, slow, last = (
-        window or max(1, stretch.train_length // 4),
-        k or 1.0,
-        stretch.train_length - 1,
-    )
+    w = window or max(1, stretch.train_length // 4)
+    slow = k or 1.0  # tokens that count as one
     if k is None and stretch.length > stretch.train_length:
+        last = stretch.train_length - 1
         expect(w < last, "window", w, f"less than {last}, or k given as well")
         slow = (stretch.length - 1 - w) / (last - w)
-    facts = {"window": w, "k": slow, "dynamic": k is None}
-    return FarPairs(rope, w, lambda i: [((i + w * (slow - 1)) / slow, i / slow)]), facts
+
+    def far(i: Tensor) -> Pairs:
+        return [((i + w * (slow - 1)) / slow, i / slow)]
+
+    return FarPairs(rope, w, far), {"window": w, "k": slow, "dynamic": k is None}
 
 
 def self_extend(
@@ -338,11 +333,8 @@ def self_extend(
     Source: Jin et al., "LLM Maybe LongLM: Self-Extend LLM Context Window Without
     Tuning" (2024), arXiv:2401.01325.
     """
-    w, size, last = (
-        window or max(1, stretch.train_length // 4),
-        group or 1,
-        stretch.length - 1,
-    )
+    w = window or max(1, stretch.train_length // 4)
+    size = group or 1
     if group is None and stretch.length > stretch.train_length:
         expect(
             w < stretch.train_length,
@@ -350,16 +342,15 @@ def self_extend(
             w,
             f"less than {stretch.train_length}, or group given as well",
         )
-        size = next(
-            g
-            for g in itertools.count(1)
-            if last // g + w - w // g < stretch.train_length
-        )
+        last = stretch.length - 1
+        while last // size + w - w // size >= stretch.train_length:
+            size += 1
+
+    def far(i: Tensor) -> Pairs:
+        return [(i // size + (w - w // size), i // size)]
+
     facts = {"window": w, "group": size, "dynamic": group is None}
-    return (
-        FarPairs(rope, w, lambda i: [(i // size + (w - w // size), i // size)]),
-        facts,
-    )
+    return FarPairs(rope, w, far), facts
 
 
 def dual_chunk(
@@ -380,16 +371,13 @@ def dual_chunk(
     expect(size <= longest, "chunk", size, f"from 1 to the training length {longest}")
 
     def far(i: Tensor) -> Pairs:
-        return [
-            ((i % size + size).clamp(max=longest - 1), i % size),
-            (torch.full_like(i, longest - 1), i % size),
-        ]
+        place = i % size
+        of_chunk_before = (place + size).clamp(max=longest - 1)
+        of_earlier_ones = torch.full_like(i, longest - 1)
+        return [(of_chunk_before, place), (of_earlier_ones, place)]
 
-    return FarPairs(rope, size, far, chunks=True), {
-        "chunk": size,
-        "window": longest - size,
-        "dynamic": False,
-    }
+    facts = {"chunk": size, "window": longest - size, "dynamic": False}
+    return FarPairs(rope, size, far, chunks=True), facts
 
 
 class Squeezed(Encoding):
@@ -398,23 +386,21 @@ class Squeezed(Encoding):
     def __init__(self, inner: Encoding, factor: float) -> None:
         super().__init__(inner.shape)
         self.inner, self.factor = inner, factor
-        vars(self)["overridden"] = inner.hooks & self.overridden
+        self.leave_out(*self.overridden - inner.hooks)
 
     def token_dim(self) -> int:
         return self.inner.token_dim()
 
     def embed(self, x: Tensor, positions: Tensor, ids: Tensor | None = None) -> Tensor:
-        return self.inner.embed(
-            x, (to_fp64(positions) / self.factor).to(positions.device), ids
-        )
+        squeezed = to_fp64(positions) / self.factor
+        return self.inner.embed(x, squeezed.to(positions.device), ids)
 
     def distance_bias(self, distance: Tensor, layer: Layer) -> Tensor | None:
         return self.inner.distance_bias(distance / self.factor, layer)
 
     def bias(self, q: Tensor, k: Tensor, layer: Layer) -> Tensor | None:
-        return self.inner.bias(
-            q, k, layer.replace(positions=layer.positions / self.factor)
-        )
+        squeezed = layer.replace(positions=layer.positions / self.factor)
+        return self.inner.bias(q, k, squeezed)
 
 
 def alibi_pi(

@@ -2,7 +2,7 @@
 
 import dataclasses
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from typing import Annotated, Any
 
 import torch
@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from annotated_types import MinLen
 from torch import Tensor
 
-from posbench.encodings.base import Encoding, Layer, Shape
+from posbench.encodings.base import Encoding, Layer, Shape, narrower
 from posbench.encodings.wrapper import Wrapper, build_entry
 from posbench.errors import UserError
 from posbench.options import Count, checked
@@ -38,86 +38,72 @@ class Layered(Wrapper):
 
     def __init__(self, shape: Shape, layers: Entries = PATTERN) -> None:
         super().__init__(shape)
-        keys = [
-            json.dumps(layers[layer % len(layers)], sort_keys=True)
-            for layer in range(shape.n_layers)
-        ]
+        of_layers = [layers[layer % len(layers)] for layer in range(shape.n_layers)]
+        keys = [json.dumps(entry, sort_keys=True) for entry in of_layers]
         distinct = list(dict.fromkeys(keys))
+
         self.chunks: list[int | None] = []
-        self.adopt(
-            [self.entry(layers, keys.index(key), keys.count(key)) for key in distinct]
-        )
-        if (
-            len(
-                at_input := [
-                    inner.name
-                    for inner in self.inner_encodings
-                    if "embed" in inner.hooks
-                ]
-            )
-            > 1
-        ):
+        inners = [
+            self.entry(layers, keys.index(key), keys.count(key)) for key in distinct
+        ]
+        self.adopt(inners)
+
+        at_input = [inner.name for inner in inners if "embed" in inner.hooks]
+        if len(at_input) > 1:
             raise UserError(
                 f"encoding.layers: {' and '.join(at_input)} all act on the input:"
                 " expected one such entry"
             )
         # For every layer: the index of its encoding, and the number of earlier layers
         # with the same one.
-        self.places = [
-            (distinct.index(key), keys[:layer].count(key))
-            for layer, key in enumerate(keys)
-        ]
+        self.places = []
+        for layer, key in enumerate(keys):
+            self.places.append((distinct.index(key), keys[:layer].count(key)))
 
     def entry(self, layers: Entries, place: int, n_layers: int) -> Encoding:
         """Build the encoding of an entry for n_layers layers."""
-        key, options = f"encoding.layers[{place}]", dict(layers[place])
-        values = {name: options.pop(name, None) for name in ("window", "chunk")}
-        limits = checked(
-            values,
-            dict.fromkeys(values, Count | None),
-            dict.fromkeys(values),
-            "layered",
-            f"{key}.",
-        )
-        inner = build_entry(
-            options, dataclasses.replace(self.shape, n_layers=n_layers), key
-        )
+        key = f"encoding.layers[{place}]"
+        options = dict(layers[place])
+        window, chunk = self._limits(options, key)
+        shape = dataclasses.replace(self.shape, n_layers=n_layers)
+        inner = build_entry(options, shape, key)
         if "positions" in inner.hooks:
             raise UserError(
                 f"{key}: '{inner.name}' chooses positions for all layers: put `layered`"
                 " inside it"
             )
-        if limits["chunk"] and inner.hooks & {"scores", "attend"}:
+        if chunk and inner.hooks & {"scores", "attend"}:
             raise UserError(
                 f"{key}.chunk: '{inner.name}' has a softmax of its own: expected"
                 " another, such as rope"
             )
-        inner.window = min(filter(None, (limits["window"], inner.window)), default=None)
-        self.chunks.append(limits["chunk"])
+        inner.window = narrower(window, inner.window)
+        self.chunks.append(chunk)
         return inner
+
+    def _limits(self, options: dict[str, Any], key: str) -> tuple[Any, Any]:
+        """Take window and chunk, each a count or None, out of an entry's options."""
+        names = ("window", "chunk")
+        values = {name: options.pop(name, None) for name in names}
+        hints = dict.fromkeys(names, Count | None)
+        limits = checked(values, hints, dict.fromkeys(names), "layered", f"{key}.")
+        return limits["window"], limits["chunk"]
 
     def at(self, layer: Layer) -> tuple[Encoding, Layer]:
         which, index = self.places[layer.index]
         inner, inner_layer = self.within(layer.replace(index=index), which)
-        if (chunk := self.chunks[which]) is None:
+        chunk = self.chunks[which]
+        if chunk is None:
             return self.altered(inner), inner_layer
 
         def scores(logits: Tensor, q: Tensor, k: Tensor, inside: Layer) -> Tensor:
-            n = torch.arange(inside.positions.shape[1], device=logits.device) // chunk
-            return inner.scores(logits, q, k, inside).masked_fill(
-                n[inside.rows, None] != n[inside.keys], -torch.inf
-            )
+            tokens = torch.arange(inside.positions.shape[1], device=logits.device)
+            number = tokens // chunk  # of each token's chunk
+            is_other = number[inside.rows, None] != number[inside.keys]
+            logits = inner.scores(logits, q, k, inside)
+            return logits.masked_fill(is_other, -torch.inf)
 
         return self.altered(inner, scores=scores), inner_layer
-
-
-def _by_block(hook: str) -> Callable[..., Tensor]:
-    """Return a hook that concatenates the results of each block's own hook for its
-    heads.
-    """
-    return lambda self, *tensors_and_layer: torch.cat(
-        self.of_blocks(hook, *tensors_and_layer), dim=1
-    )
 
 
 class Heads(Wrapper):
@@ -134,21 +120,19 @@ class Heads(Wrapper):
     """
 
     at = Encoding.at
-    map_values, map_outputs, scores, attend = map(
-        _by_block, ("map_values", "map_outputs", "scores", "attend")
-    )
 
     def __init__(self, shape: Shape, heads: Entries = NAPE) -> None:
         super().__init__(shape)
-        places = [head * len(heads) // shape.n_heads for head in range(shape.n_heads)]
-        self.sizes = [places.count(place) for place in dict.fromkeys(places)]
+        of_heads = [head * len(heads) // shape.n_heads for head in range(shape.n_heads)]
+        self.sizes: list[int] = []  # heads of each block
         inners = []
-        for place, size in zip(dict.fromkeys(places), self.sizes, strict=True):
-            key, block = (
-                f"encoding.heads[{place}]",
-                dataclasses.replace(shape, n_heads=size, n_kv_heads=size),
-            )
-            inners.append(inner := build_entry(heads[place], block, key))
+        for place in dict.fromkeys(of_heads):
+            size = of_heads.count(place)
+            self.sizes.append(size)
+            block = dataclasses.replace(shape, n_heads=size, n_kv_heads=size)
+            key = f"encoding.heads[{place}]"
+            inner = build_entry(heads[place], block, key)
+            inners.append(inner)
             layered = any(isinstance(part, Layered) for part in inner.modules())
             if layered or inner.window or inner.hooks & {"positions", "logit_scale"}:
                 raise UserError(
@@ -163,68 +147,67 @@ class Heads(Wrapper):
         """
         for which in range(len(self.sizes)):
             inner, inner_layer = self.within(layer, which)
-            yield (
-                inner,
-                (
-                    inner_layer
-                    if layer.state is None
-                    else inner_layer.replace(state=layer.state[which])
-                ),
-            )
+            if layer.state is not None:
+                inner_layer = inner_layer.replace(state=layer.state[which])
+            yield inner, inner_layer
 
     def of_blocks(self, hook: str, *tensors_and_layer: Any) -> list[Any]:
         """Return what a hook of each block returns, given the block's heads of tensors
         (B, H, ...) and the layer.
         """
         *tensors, layer = tensors_and_layer
-        parts = zip(
-            *(torch.split(tensor, self.sizes, dim=1) for tensor in tensors), strict=True
-        )
-        blocks = zip(self.blocks(layer), parts, strict=True)
-        return [
-            getattr(inner, hook)(*of_block, inner_layer)
-            for (inner, inner_layer), of_block in blocks
-        ]
+        split = [tensor.split(self.sizes, dim=1) for tensor in tensors]
+        results = []
+        for which, (inner, inner_layer) in enumerate(self.blocks(layer)):
+            of_block = [parts[which] for parts in split]
+            results.append(getattr(inner, hook)(*of_block, inner_layer))
+        return results
+
+    def joined(self, hook: str, *tensors_and_layer: Any) -> Tensor:
+        """Return what `of_blocks` returns, for all heads side by side."""
+        return torch.cat(self.of_blocks(hook, *tensors_and_layer), dim=1)
+
+    def map_values(self, v: Tensor, layer: Layer) -> Tensor:
+        return self.joined("map_values", v, layer)
+
+    def map_outputs(self, out: Tensor, layer: Layer) -> Tensor:
+        return self.joined("map_outputs", out, layer)
+
+    def scores(self, logits: Tensor, q: Tensor, k: Tensor, layer: Layer) -> Tensor:
+        return self.joined("scores", logits, q, k, layer)
+
+    def attend(self, logits: Tensor, v: Tensor, layer: Layer) -> Tensor:
+        return self.joined("attend", logits, v, layer)
 
     def prepare(self, q: Tensor, k: Tensor, layer: Layer) -> list[Any]:
         return self.of_blocks("prepare", q, k, layer)
 
     def rotate(self, q: Tensor, k: Tensor, layer: Layer) -> tuple[Tensor, Tensor]:
         queries, keys = zip(*self.of_blocks("rotate", q, k, layer), strict=True)
-        # some widen queries and keys: zeros add nothing to q·k
-        width = max(of_q.shape[-1] for of_q in queries)
-        q, k = (
-            torch.cat([F.pad(of, (0, width - of.shape[-1])) for of in part], dim=1)
-            for part in (queries, keys)
-        )
-        return q, k
+        return _widened(queries), _widened(keys)
 
     def distance_bias(self, distance: Tensor, layer: Layer) -> Tensor:
-        biases = (
-            inner.distance_bias(distance, inner_layer)
-            for inner, inner_layer in self.blocks(layer)
-        )
-        blocks, zero = (
-            zip(self.sizes, biases, strict=True),
-            torch.zeros((), device=distance.device),
-        )
-        return torch.cat(
-            [
-                (zero if bias is None else bias).expand(size, *distance.shape)
-                for size, bias in blocks
-            ]
-        )
+        biases = []
+        blocks = zip(self.sizes, self.blocks(layer), strict=True)
+        for size, (inner, inner_layer) in blocks:
+            bias = inner.distance_bias(distance, inner_layer)
+            if bias is None:
+                bias = torch.zeros((), device=distance.device)
+            biases.append(bias.expand(size, *distance.shape))
+        return torch.cat(biases)
 
     def bias(self, q: Tensor, k: Tensor, layer: Layer) -> Tensor:
-        blocks, zero = (
-            zip(self.sizes, self.of_blocks("bias", q, k, layer), strict=True),
-            q.new_zeros(()),
-        )
-        rows, keys = q.shape[2], k.shape[2]
-        return torch.cat(
-            [
-                (zero if b is None else b).expand(len(q), size, rows, keys)
-                for size, b in blocks
-            ],
-            dim=1,
-        )
+        biases = []
+        of_blocks = self.of_blocks("bias", q, k, layer)
+        for size, bias in zip(self.sizes, of_blocks, strict=True):
+            if bias is None:
+                bias = q.new_zeros(())
+            biases.append(bias.expand(len(q), size, q.shape[2], k.shape[2]))
+        return torch.cat(biases, dim=1)
+
+
+def _widened(blocks: Sequence[Tensor]) -> Tensor:
+    """Return blocks of heads, widened to one width: zeros add nothing to q·k."""
+    width = max(block.shape[-1] for block in blocks)
+    widened = [F.pad(block, (0, width - block.shape[-1])) for block in blocks]
+    return torch.cat(widened, dim=1)

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from posbench.encodings.base import Encoding, Layer, Shape
+from posbench.encodings.base import Encoding, Layer, Shape, split_heads
 from posbench.encodings.contextual import causal_convolution
 from posbench.encodings.wrapper import NO_OPTIONS, Wrapper, build_inner
 from posbench.errors import UserError
@@ -30,17 +30,19 @@ class Convolving(Wrapper):
         inner, inner_layer = self.within(layer)
 
         def of_convolved(hook: Callable[..., Any]) -> Callable[..., Any]:
-            return lambda *tensors: hook(
-                *self.convolved(layer.index, *tensors[:-1]), tensors[-1]
-            )
+            def convolving(*tensors_and_layer: Any) -> Any:
+                *tensors, inside = tensors_and_layer
+                return hook(*self.convolved(layer.index, *tensors), inside)
 
-        names = {"rotate", "map_values"} | (inner.hooks & {"prepare"})
-        return (
-            self.altered(
-                inner, **{name: of_convolved(getattr(inner, name)) for name in names}
-            ),
-            inner_layer,
-        )
+            return convolving
+
+        hooks = {
+            "rotate": of_convolved(inner.rotate),
+            "map_values": of_convolved(inner.map_values),
+        }
+        if "prepare" in inner.hooks:
+            hooks["prepare"] = of_convolved(inner.prepare)
+        return self.altered(inner, **hooks), inner_layer
 
 
 class Canon(Convolving):
@@ -70,40 +72,34 @@ class Canon(Convolving):
         super().__init__(shape)
         self.residual = residual
         heads = {"q": shape.n_heads, "k": shape.n_kv_heads, "v": shape.n_kv_heads}
-        # the last is the token's own
-        sizes = {
-            a: (shape.n_layers, heads[a], shape.head_dim, width) for a in convolved
-        }
-        self.weights = nn.ParameterDict(
-            {
-                a: nn.Parameter(torch.empty(size).uniform_(-1, 1) * width**-0.5)
-                for a, size in sizes.items()
-            }
-        )
-        self.history = frozenset({"q"} & set(convolved))
+        weights = {}  # the last is the token's own
+        for name in convolved:
+            weight = torch.empty(shape.n_layers, heads[name], shape.head_dim, width)
+            weight.uniform_(-1, 1)
+            weights[name] = nn.Parameter(weight * width**-0.5)
+        self.weights = nn.ParameterDict(weights)
+        if "q" in convolved:
+            self.history = frozenset({"q"})
         self.wrap(inner, inner_options)
 
     def convolved(self, layer: int, *tensors: Tensor) -> tuple[Tensor, ...]:
-        names = "qk" if len(tensors) == 2 else "v"
-        return tuple(
-            self._convolved(name, tensor, layer)
-            for name, tensor in zip(names, tensors, strict=True)
-        )
+        if len(tensors) == 1:
+            return (self._convolved("v", tensors[0], layer),)
+        q, k = tensors
+        return self._convolved("q", q, layer), self._convolved("k", k, layer)
 
     def _convolved(self, name: str, a: Tensor, layer: int) -> Tensor:
         if name not in self.weights:
             return a
-        weights = self.weights[name][layer].repeat_interleave(
-            a.shape[1] // len(self.weights[name][layer]), dim=0
-        )
-        identity = (
-            F.pad(weights.new_ones(1), (weights.shape[-1] - 1, 0))
-            if self.residual
-            else 0
-        )
-        channels = a.transpose(1, 2).flatten(2)  # (B, T, H Dh)
-        mixed = causal_convolution(channels, (weights + identity).flatten(0, 1))
-        return mixed.view(*channels.shape[:2], *weights.shape[:2]).transpose(1, 2)
+        weights: Tensor = self.weights[name][layer]  # (H or Hkv, Dh, width)
+        group = a.shape[1] // len(weights)
+        weights = weights.repeat_interleave(group, dim=0)
+        if self.residual:
+            own = F.pad(weights.new_ones(1), (weights.shape[-1] - 1, 0))
+            weights = weights + own
+        channels = a.transpose(1, 2).flatten(2)  # (B, T, H·Dh)
+        mixed = causal_convolution(channels, weights.flatten(0, 1))
+        return split_heads(mixed, a.shape[1])
 
 
 class CCA(Convolving):
@@ -137,7 +133,8 @@ class CCA(Convolving):
         # query heads that share a key head
         self.group = shape.n_heads // shape.n_kv_heads
         heads = shape.n_heads + shape.n_kv_heads
-        size, layers = heads * shape.head_dim, range(shape.n_layers)
+        size = heads * shape.head_dim
+        layers = range(shape.n_layers)
         self.by_channel = nn.ModuleList(
             nn.Conv1d(size, size, channel_width, groups=size) for _ in layers
         )
@@ -148,32 +145,32 @@ class CCA(Convolving):
 
     def convolved(self, layer: int, *tensors: Tensor) -> tuple[Tensor, ...]:
         if len(tensors) == 1:
-            return (self._late(*tensors),)
+            return (self._late(tensors[0]),)
         q, k = tensors
-        mean = (q + k) / 2
-        of_keys = mean.view(len(q), -1, self.group, *mean.shape[2:]).mean(2)
-        # (B, (H + Hkv) Dh, T)
-        channels = torch.cat((q, k[:, :: self.group]), dim=1).mT.flatten(1, 2)
-        convolved = self.by_head[layer](
-            self.by_channel[layer](F.pad(channels, (self.earlier, 0)))
-        )
-        convolved = convolved.view(
-            len(q), -1, self.shape.head_dim, q.shape[2]
-        ).mT.contiguous()
-        of_q, of_k = convolved.split((self.shape.n_heads, self.shape.n_kv_heads), dim=1)
-        return of_q + mean, (of_k + of_keys).repeat_interleave(self.group, dim=1)
+        batch, _, length, width = q.shape
+        m = (q + k) / 2
+        m_of_keys = m.view(batch, -1, self.group, length, width).mean(2)
+
+        heads = torch.cat((q, k[:, :: self.group]), dim=1)
+        channels = heads.mT.flatten(1, 2)  # (B, (H + Hkv)·Dh, T)
+        channels = F.pad(channels, (self.earlier, 0))
+        convolved = self.by_head[layer](self.by_channel[layer](channels))
+        heads = convolved.view(batch, -1, width, length).mT.contiguous()
+        of_q, of_k = heads.split((self.shape.n_heads, self.shape.n_kv_heads), dim=1)
+
+        k = (of_k + m_of_keys).repeat_interleave(self.group, dim=1)
+        return of_q + m, k
 
     def _late(self, v: Tensor) -> Tensor:
+        """Return v with the second half of its channels from the token before."""
         tokens = v[:, :: self.group].transpose(1, 2)  # (B, T, Hkv, Dh)
-        current, late = tokens.flatten(2).tensor_split(
-            (self.shape.n_kv_heads * self.shape.head_dim // 2,), dim=-1
-        )
-        shifted = (
-            torch.cat((current, F.pad(late[:, :-1], (0, 0, 1, 0))), dim=-1)
-            .view_as(tokens)
-            .transpose(1, 2)
-        )
-        return shifted.repeat_interleave(self.group, dim=1)
+        channels = tokens.flatten(2)
+        half = channels.shape[-1] // 2
+        current, late = channels[..., :half], channels[..., half:]
+        late = F.pad(late[:, :-1], (0, 0, 1, 0))
+        shifted = torch.cat((current, late), dim=-1)
+        heads = split_heads(shifted, self.shape.n_kv_heads)
+        return heads.repeat_interleave(self.group, dim=1)
 
 
 class DAPE(Wrapper):
@@ -204,34 +201,31 @@ class DAPE(Wrapper):
         per_layer: bool = True,
     ) -> None:
         super().__init__(shape)
-        shapes = (
-            [dataclasses.replace(shape, n_layers=1)] * shape.n_layers
-            if per_layer
-            else [shape]
-        )
+        shapes = [shape]
+        if per_layer:
+            shapes = [dataclasses.replace(shape, n_layers=1)] * shape.n_layers
         self.adopt(
             [
                 build_inner(inner, inner_shape, inner_options, "encoding.inner_options")
                 for inner_shape in shapes
             ]
         )
-        encoding, biases = self.inner_encodings[0], ({"distance_bias"}, {"bias"})
-        if (
-            type(encoding).at is not Encoding.at
-            or encoding.hooks - {"prepare", "key_bias"} not in biases
-        ):
+        encoding = self.inner_encodings[0]
+        acting = encoding.hooks - {"prepare", "key_bias"}
+        only_adds = acting in ({"distance_bias"}, {"bias"})
+        if type(encoding).at is not Encoding.at or not only_adds:
             raise UserError(
                 f"encoding.inner is '{inner}': expected one that only adds a bias, such"
                 " as alibi"
             )
         self.networks = nn.ModuleList(
-            nn.Sequential(
-                nn.Linear(2 * shape.n_heads, hidden),
-                nn.LeakyReLU(),
-                nn.Linear(hidden, shape.n_heads),
-            )
-            for _ in range(shape.n_layers)
+            self._network(hidden) for _ in range(shape.n_layers)
         )
+
+    def _network(self, hidden: int) -> nn.Sequential:
+        n_heads = self.shape.n_heads
+        first = nn.Linear(2 * n_heads, hidden)
+        return nn.Sequential(first, nn.LeakyReLU(), nn.Linear(hidden, n_heads))
 
     @property
     def hooks(self) -> frozenset[str]:
@@ -245,20 +239,21 @@ class DAPE(Wrapper):
     def scores(self, logits: Tensor, q: Tensor, k: Tensor, layer: Layer) -> Tensor:
         inner, inner_layer = self._inner(layer)
         by_distance = inner.distance_bias(inner_layer.distance, inner_layer)
-        bias = (
-            inner.bias(q, k, inner_layer)
-            if by_distance is None
-            else by_distance.movedim(0, 1)
-        )
+        if by_distance is not None:
+            bias: Tensor | None = by_distance.movedim(0, 1)
+        else:
+            bias = inner.bias(q, k, inner_layer)
         assert bias is not None  # one of the two hooks is there
         bias = bias.expand_as(logits)
-        return logits + bias + self.adapted(torch.cat([logits, bias], dim=1), layer)
+        biased = logits + bias
+        return biased + self.adapted(torch.cat([logits, bias], dim=1), layer)
 
     def adapted(self, inputs: Tensor, layer: Layer) -> Tensor:
         """Return the network's output (B, H, Tq, Tk), to be added, for logits and
         biases (B, 2H, Tq, Tk).
         """
-        return self.networks[layer.index](inputs.movedim(1, -1)).movedim(-1, 1)
+        network = self.networks[layer.index]
+        return network(inputs.movedim(1, -1)).movedim(-1, 1)
 
     def _inner(self, layer: Layer) -> tuple[Encoding, Layer]:
         if len(self.inners) == 1:
@@ -295,30 +290,29 @@ class DAPEV2(DAPE):
         super().__init__(shape, inner, inner_options, hidden, per_layer)
         self.expect(kernel % 2 == 1, "kernel", kernel, "an odd number of keys")
         self.reach = kernel // 2  # keys to either side
-        widths = 2 * shape.n_heads, hidden, shape.n_heads
         self.networks = nn.ModuleList(
-            nn.Sequential(
-                nn.Conv2d(*widths[:2], (1, kernel)),
-                nn.LeakyReLU(),
-                nn.Conv2d(*widths[1:], (1, kernel)),
-            )
-            for _ in range(shape.n_layers)
+            self._wide_network(hidden, kernel) for _ in range(shape.n_layers)
         )
 
+    def _wide_network(self, hidden: int, kernel: int) -> nn.Sequential:
+        n_heads, window = self.shape.n_heads, (1, kernel)
+        first = nn.Conv2d(2 * n_heads, hidden, window)
+        return nn.Sequential(first, nn.LeakyReLU(), nn.Conv2d(hidden, n_heads, window))
+
     def adapted(self, inputs: Tensor, layer: Layer) -> Tensor:
-        reach, (first, leaky, second) = (
-            self.reach,
-            cast(nn.Sequential, self.networks[layer.index]),
-        )
+        reach = self.reach
+        first, leaky, second = cast(nn.Sequential, self.networks[layer.index])
         # Visible keys and the `reach` keys after them, where the first convolution
         # still sees visible ones.
-        in_reach = torch.stack(
-            [F.pad(layer.visible, (shift, reach - shift)) for shift in range(reach + 1)]
-        ).any(0)
-        visible = F.pad(inputs.masked_fill(~layer.visible, 0), (reach, 2 * reach))
-        return second(
-            F.pad(leaky(first(visible)).masked_fill(~in_reach, 0), (reach, 0))
-        )
+        shifted = [
+            F.pad(layer.visible, (shift, reach - shift)) for shift in range(reach + 1)
+        ]
+        in_reach = torch.stack(shifted).any(0)
+
+        visible = inputs.masked_fill(~layer.visible, 0)
+        hidden = leaky(first(F.pad(visible, (reach, 2 * reach))))
+        hidden = hidden.masked_fill(~in_reach, 0)
+        return second(F.pad(hidden, (reach, 0)))
 
 
 class LearnedSinks(Wrapper):
@@ -357,8 +351,10 @@ class LearnedSinks(Wrapper):
         inner, inner_layer = self.within(layer)
 
         def attend(logits: Tensor, v: Tensor, inside: Layer) -> Tensor:
-            sinks = self.sinks[layer.index][:, None, None].expand(*logits.shape[:-1], 1)
-            weights = torch.cat((logits, sinks), dim=-1).softmax(-1)[..., :-1]
+            sinks = self.sinks[layer.index][:, None, None]  # s, (H, 1, 1)
+            column = sinks.expand(*logits.shape[:-1], 1)
+            with_sink = torch.cat((logits, column), dim=-1)
+            weights = with_sink.softmax(-1)[..., :-1]
             return weights @ v.to(weights.dtype)
 
         return self.altered(inner, attend=attend), inner_layer

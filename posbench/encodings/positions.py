@@ -32,18 +32,20 @@ class Repositioned(Wrapper):
 
     def adopt(self, inners: Sequence[Encoding]) -> None:
         super().adopt(inners)
-        if "positions" in inners[0].hooks or (self.fractional and self.whole_positions):
+        refuses = self.fractional and self.whole_positions
+        if refuses or "positions" in inners[0].hooks:
             raise UserError(
                 f"encoding.inner is '{inners[0].name}', which cannot take these"
                 " positions: expected rope"
             )
 
     def positions(self, ids: Tensor, generator: torch.Generator | None) -> Tensor:
-        check_length(self, ids.shape[-1])
-        generator = generator or torch.Generator(ids.device).manual_seed(0)
-        return self.chosen(
-            torch.arange(ids.shape[-1], device=ids.device)[None], generator
-        )
+        length = ids.shape[-1]
+        check_length(self, length)
+        if generator is None:
+            generator = torch.Generator(ids.device).manual_seed(0)
+        places = torch.arange(length, device=ids.device)[None]
+        return self.chosen(places, generator)
 
     def chosen(self, places: Tensor, generator: torch.Generator) -> Tensor:
         """Return the positions of tokens at these places, (1, T)."""
@@ -75,16 +77,17 @@ class Randomized(Repositioned):
     ) -> None:
         super().__init__(shape)
         self.fractional = continuous
-        self.range = 16 * shape.train_length if max_length is None else max_length
+        self.range = 16 * shape.train_length  # M
+        if max_length is not None:
+            self.range = max_length
         self.expect(
             shape.train_length <= self.range,
             "max_length",
             max_length,
             "at least train_length, or null",
         )
-        self.wrap(
-            inner, inner_options, dataclasses.replace(shape, train_length=self.range)
-        )
+        longer = dataclasses.replace(shape, train_length=self.range)
+        self.wrap(inner, inner_options, longer)
 
     def adopt(self, inners: Sequence[Encoding]) -> None:
         super().adopt(inners)
@@ -97,19 +100,12 @@ class Randomized(Repositioned):
         return dataclasses.replace(stretch, train_length=inner.shape.train_length)
 
     def chosen(self, places: Tensor, generator: torch.Generator) -> Tensor:
+        length, device = places.shape[1], places.device
         if self.fractional:
-            return (
-                self.range
-                * torch.rand(
-                    1, places.shape[1], generator=generator, device=places.device
-                )
-                .sort()
-                .values
-            )
-        sample = torch.randperm(self.range, generator=generator, device=places.device)[
-            : places.shape[1]
-        ]
-        return sample.sort().values[None]
+            draws = torch.rand(1, length, generator=generator, device=device)
+            return self.range * draws.sort().values
+        draws = torch.randperm(self.range, generator=generator, device=device)
+        return draws[:length].sort().values[None]
 
 
 class SHAPE(Repositioned):
@@ -135,26 +131,25 @@ class SHAPE(Repositioned):
     ) -> None:
         super().__init__(shape)
         self.shift = shift
-        self.wrap(
-            inner,
-            inner_options,
-            dataclasses.replace(shape, train_length=shape.train_length + shift),
-        )
+        longer = dataclasses.replace(shape, train_length=shape.train_length + shift)
+        self.wrap(inner, inner_options, longer)
 
     def adopt(self, inners: Sequence[Encoding]) -> None:
         super().adopt(inners)
-        self.max_length = self.max_length and self.max_length - self.shift
+        if self.max_length is not None:
+            self.max_length -= self.shift
 
     def reached(self, inner: Encoding, stretch: Stretch) -> Stretch:
-        # distances stay those of the input
-        shift = self.shift if "embed" in inner.hooks else 0
-        return Stretch(stretch.train_length + shift, stretch.length + shift)
+        if "embed" not in inner.hooks:  # distances stay those of the input
+            return stretch
+        return Stretch(stretch.train_length + self.shift, stretch.length + self.shift)
 
     def chosen(self, places: Tensor, generator: torch.Generator) -> Tensor:
-        shift = torch.randint(
-            self.shift, (1, 1), generator=generator, device=places.device
-        )
-        return places + (shift if self.training else self.shift)
+        device = places.device
+        drawn = torch.randint(self.shift, (1, 1), generator=generator, device=device)
+        if self.training:
+            return places + drawn
+        return places + self.shift
 
 
 class CAPE(Repositioned):
@@ -185,11 +180,9 @@ class CAPE(Repositioned):
         scaling: AtLeast1 = 1.03,
     ) -> None:
         super().__init__(shape)
-        self.global_shift, self.local_shift, self.scaling = (
-            global_shift,
-            local_shift,
-            scaling,
-        )
+        self.global_shift = global_shift
+        self.local_shift = local_shift
+        self.scaling = scaling
         self.wrap(inner, inner_options)
 
     def chosen(self, places: Tensor, generator: torch.Generator) -> Tensor:
@@ -197,9 +190,8 @@ class CAPE(Repositioned):
             return places
 
         def drawn(limit: float, count: int) -> Tensor:
-            return limit * (
-                2 * torch.rand(1, count, generator=generator, device=places.device) - 1
-            )
+            shares = torch.rand(1, count, generator=generator, device=places.device)
+            return limit * (2 * shares - 1)
 
         moved = places + drawn(self.global_shift, 1)
         stretch = drawn(math.log(self.scaling), 1).exp()
@@ -222,22 +214,18 @@ class Textual(Wrapper):
         # seeds the draw of every update
         self.seed = int(torch.randint(2**31, (), device="cpu"))
         self.table = nn.Parameter(torch.randn(rows, shape.d_model) * shape.token_rms)
-        # the last is for unknown tokens
-        kinds = [*(self.sought.get(text, 0) for text in shape.vocabulary), 0]
+        kinds = [self.sought.get(text, 0) for text in shape.vocabulary]
+        kinds.append(0)  # of unknown tokens
         self.kinds = nn.Buffer(torch.tensor(kinds), persistent=False)
         self.drawn = nn.Buffer(torch.zeros(()), persistent=False)
         self.wrap(inner, inner_options)
 
     def embed(self, x: Tensor, positions: Tensor, ids: Tensor | None = None) -> Tensor:
         x = super().embed(x, positions, ids)
-        last = len(self.kinds) - 1
-        kinds = self.kinds[
-            (
-                self.kinds.new_full(x.shape[:2], last)
-                if ids is None
-                else ids.clamp(max=last)
-            )
-        ]
+        unknown = len(self.kinds) - 1
+        if ids is None:
+            ids = self.kinds.new_full(x.shape[:2], unknown)
+        kinds = self.kinds[ids.clamp(max=unknown)]  # (B, T)
         return (x + F.embedding(self.places(kinds), self.table)).to(x.dtype)
 
     def places(self, kinds: Tensor) -> Tensor:
@@ -288,20 +276,17 @@ class Abacus(Textual):
             nn.init.zeros_(self.table[0])
 
     def set_progress(self, done: float) -> None:
-        self.drawn.fill_(
-            torch.randint(
-                self.max_offset + 1,
-                (),
-                generator=generator(self.seed, "abacus", repr(done)),
-            )
-        )
+        draws = generator(self.seed, "abacus", repr(done))
+        self.drawn.fill_(torch.randint(self.max_offset + 1, (), generator=draws))
 
     def places(self, kinds: Tensor) -> Tensor:
-        digit = kinds == 1
-        place = 1 + places((digit & ~F.pad(digit, (1, -1))).cumsum(-1))
+        is_digit = kinds == 1
+        begins = is_digit & ~F.pad(is_digit, (1, -1))
+        place = 1 + places(begins.cumsum(-1))
         if self.training:
             place = place + self.drawn.long()
-        return torch.where(digit, place.clamp(max=len(self.table) - 1), 0)
+        place = place.clamp(max=len(self.table) - 1)
+        return torch.where(is_digit, place, 0)
 
 
 class PositionCoupling(Textual):
@@ -338,9 +323,12 @@ class PositionCoupling(Textual):
         longer: Natural = 1,
         max_position: int | None = None,
     ) -> None:
-        # the position where a number begins
-        begin = 2 if answer == "reversed" else 2 + longer
-        last = 2 * shape.train_length if max_position is None else max_position
+        begin = 2  # the position where a number begins
+        if answer == "plain":
+            begin = 2 + longer
+        last = max_position
+        if last is None:
+            last = 2 * shape.train_length
         self.expect(
             last >= begin,
             "max_position",
@@ -352,32 +340,33 @@ class PositionCoupling(Textual):
 
     # draws the share of the largest possible shift
     def set_progress(self, done: float) -> None:
-        self.drawn.fill_(
-            torch.rand(
-                (), generator=generator(self.seed, "position coupling", repr(done))
-            )
-        )
+        draws = generator(self.seed, "position coupling", repr(done))
+        self.drawn.fill_(torch.rand((), generator=draws))
 
     def places(self, kinds: Tensor) -> Tensor:
-        answer, separator, closes = kinds == 1, kinds == 2, kinds >= 2
-        # place within its part of the problem, from 0
-        index = places((answer | F.pad(closes, (1, -1))).cumsum(-1))
-        first = torch.arange(kinds.shape[-1], device=kinds.device) - index
-        # size of the part before
-        size_before = F.pad((index + 1).masked_fill(closes, 0), (1, -1)).gather(
-            -1, first
-        )
-        order = (size_before + 2 - index).clamp(min=1) if self.reversed else index + 1
-        place = torch.where(
-            answer.gather(-1, first), order, self.begin + index
-        ).masked_fill(separator, 0)
+        is_separator = kinds == 2
+        place = self._unshifted(kinds).masked_fill(is_separator, 0)
         last = len(self.table) - 1
         if self.training:
-            room = (last - place.amax(-1, keepdim=True)).clamp(min=0)
-            place = torch.where(
-                place > 0, place + (self.drawn * (room + 1)).long().minimum(room), 0
-            )
+            room = last - place.amax(-1, keepdim=True)
+            room = room.clamp(min=0)
+            shift = (self.drawn * (room + 1)).long().minimum(room)  # o
+            place = torch.where(place > 0, place + shift, 0)
         return place.clamp(max=last)
+
+    def _unshifted(self, kinds: Tensor) -> Tensor:
+        """Return positions p (B, T), before separators get 0."""
+        is_answer = kinds == 1  # the `=`, which begins the answer
+        closes = kinds >= 2  # a number
+        begins = is_answer | F.pad(closes, (1, -1))
+        index = places(begins.cumsum(-1))  # place within a part of the problem, from 0
+        first = torch.arange(kinds.shape[-1], device=kinds.device) - index
+        order = index + 1
+        if self.reversed:
+            # the size of the part before
+            sizes = F.pad((index + 1).masked_fill(closes, 0), (1, -1))
+            order = (sizes.gather(-1, first) + 2 - index).clamp(min=1)
+        return torch.where(is_answer.gather(-1, first), order, self.begin + index)
 
 
 class BiPE(Wrapper):
@@ -416,12 +405,11 @@ class BiPE(Wrapper):
         if inner == "alibi" and inner_options.get("slopes") is None:
             slopes = [alibi_factor * slope for slope in default_slopes(shape.n_heads)]
             inner_options = {**inner_options, "slopes": slopes}
-        # the last is for unknown tokens
-        ends = [*(text.strip(" ") in separators for text in shape.vocabulary), False]
+        ends = [text.strip(" ") in separators for text in shape.vocabulary]
+        ends.append(False)  # of unknown tokens
         self.separators = nn.Buffer(torch.tensor(ends), persistent=False)
-        self.table = nn.Parameter(
-            torch.randn(shape.train_length, shape.d_model) * shape.token_rms
-        )
+        table = torch.randn(shape.train_length, shape.d_model)
+        self.table = nn.Parameter(table * shape.token_rms)
         self.wrap(inner, inner_options)
         if self.inner_encodings[0].hooks & {"positions", "token_dim", "embed"}:
             raise UserError(
@@ -432,25 +420,22 @@ class BiPE(Wrapper):
     def positions(self, ids: Tensor, generator: torch.Generator | None) -> Tensor:
         """Return the number of each token's segment, (B, T)."""
         check_length(self, ids.shape[-1])
-        return F.pad(
-            self.separators[ids.clamp(max=len(self.separators) - 1)], (1, -1)
-        ).cumsum(-1)
+        known = ids.clamp(max=len(self.separators) - 1)
+        begins = F.pad(self.separators[known], (1, -1))
+        return begins.cumsum(-1)
 
     def embed(self, x: Tensor, positions: Tensor, ids: Tensor | None = None) -> Tensor:
-        segments = (
-            positions.new_zeros(x.shape[:2])
-            if ids is None
-            else self.positions(ids, None)
-        )
-        return (
-            x + F.embedding(places(segments).clamp(max=len(self.table) - 1), self.table)
-        ).to(x.dtype)
+        segments = positions.new_zeros(x.shape[:2])
+        if ids is not None:
+            segments = self.positions(ids, None)
+        place = places(segments).clamp(max=len(self.table) - 1)
+        return (x + F.embedding(place, self.table)).to(x.dtype)
 
 
 def places(numbers: Tensor) -> Tensor:
     """Return how many earlier tokens have the same number, (B, T), for numbers (B, T)
     that never fall within a row.
     """
-    return torch.arange(numbers.shape[-1], device=numbers.device) - torch.searchsorted(
-        numbers, numbers
-    )
+    index = torch.arange(numbers.shape[-1], device=numbers.device)
+    first = torch.searchsorted(numbers, numbers)  # of the tokens with the same number
+    return index - first

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from posbench.encodings import rope as rotary
 from posbench.encodings.absolute import check_whole
-from posbench.encodings.base import Encoding, Layer, Shape, part_of
+from posbench.encodings.base import Encoding, Layer, Shape, part_of, split_heads
 from posbench.encodings.distance import T5Bias
 from posbench.errors import UserError
 from posbench.options import Above1, Count
@@ -35,8 +35,10 @@ class Shaw(Encoding):
         super().__init__(shape)
         self.max_distance = max_distance
         size = (shape.n_layers, 2 * max_distance + 1, shape.head_dim)
-        self.keys = nn.Parameter(torch.randn(size) * 0.02)
-        self.values = nn.Parameter(torch.randn(size) * 0.02) if values else None
+        self.keys = nn.Parameter(torch.randn(size) * 0.02)  # a
+        self.values: nn.Parameter | None = None  # b
+        if values:
+            self.values = nn.Parameter(torch.randn(size) * 0.02)
 
     def bias(self, q: Tensor, k: Tensor, layer: Layer) -> Tensor:
         by_row = q @ self.keys[layer.index].mT * self.logit_scale  # (B, H, Tq, 2K+1)
@@ -44,32 +46,31 @@ class Shaw(Encoding):
         if layer.consecutive and layer.causal:
             far, near, _ = by_row.tensor_split((1, 1 + self.max_distance), dim=-1)
             return _by_pairs(near - far, k.shape[2]) + far
-        return by_row.gather(-1, self._table_rows(layer).expand(*q.shape[:3], -1))
+        rows = self._table_rows(layer).expand(*q.shape[:3], -1)
+        return by_row.gather(-1, rows)
 
     def attend(self, logits: Tensor, v: Tensor, layer: Layer) -> Tensor:
         if self.values is None:
             return super().attend(logits, v, layer)
-        weights, table = logits.softmax(-1), self.values[layer.index]
+        weights = logits.softmax(-1)  # α
+        table = self.values[layer.index]
         output = weights @ v.to(weights.dtype)
         if layer.consecutive and layer.causal:
             far, near, _ = table.tensor_split((1, 1 + self.max_distance))
             # the weights of a row sum to 1
             return output + _diagonals(weights, self.max_distance) @ (near - far) + far
-        bins = weights.new_zeros(*weights.shape[:-1], len(table))
-        return (
-            output
-            + bins.scatter_add(-1, self._table_rows(layer).expand_as(weights), weights)
-            @ table
-        )
+        rows = self._table_rows(layer).expand_as(weights)
+        sums = weights.new_zeros(*weights.shape[:-1], len(table))
+        sums = sums.scatter_add(-1, rows, weights)  # of the weights by table row
+        return output + sums @ table
 
     def _table_rows(self, layer: Layer) -> Tensor:
         """Return the table row of each pair, (1|B, 1, Tq, Tk): row 0 is K or more back,
         row K the query itself.
         """
         furthest = self.max_distance
-        return ((-layer.distance).clamp(-furthest, furthest).round().long() + furthest)[
-            :, None
-        ]
+        clipped = (-layer.distance).clamp(-furthest, furthest)
+        return (clipped.round().long() + furthest)[:, None]
 
 
 # To shift each row one place against the row before, pad rows to one number too many
@@ -88,8 +89,9 @@ def _diagonals(x: Tensor, width: int) -> Tensor:
     H, Tq, width).
     """
     batch, heads, rows, keys = x.shape
-    wide = F.pad(F.pad(x, (width - 1, 0)).flatten(2), (0, rows))
-    return wide.view(batch, heads, rows, -1)[..., keys - rows : keys - rows + width]
+    flat = F.pad(x, (width - 1, 0)).flatten(2)
+    wide = F.pad(flat, (0, rows)).view(batch, heads, rows, -1)
+    return wide[..., keys - rows : keys - rows + width]
 
 
 class TransformerXL(Encoding):
@@ -123,10 +125,8 @@ class TransformerXL(Encoding):
         self.projection = nn.Parameter(torch.randn(*heads, shape.d_model) * 0.02)  # W
 
     def make_tables(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        angles = rotary.angles(
-            positions, rotary.frequencies(self.shape.d_model, self.base)
-        )
-        turns = rotary.turns(angles, positions.device)
+        f = rotary.frequencies(self.shape.d_model, self.base)
+        turns = rotary.turns(rotary.angles(positions, f), positions.device)
         return turns.imag, turns.real
 
     def rotate(self, q: Tensor, k: Tensor, layer: Layer) -> tuple[Tensor, Tensor]:
@@ -137,18 +137,16 @@ class TransformerXL(Encoding):
         # whose key side reads j alone: a sin(f i - f j) + b cos(f i - f j) = (a sin f i
         # + b cos f i) cos f j + (b sin f i - a cos f i) sin f j
         sine, cosine = layer.tables
-        projected = (
-            (q + self.position[layer.index, :, None])
-            * self.logit_scale
-            @ self.projection[layer.index]
-        )
+        q_and_v = q + self.position[layer.index, :, None]
+        projected = q_and_v * self.logit_scale @ self.projection[layer.index]
         a, b = projected.chunk(2, dim=-1)
-        return torch.cat((a * sine + b * cosine, b * sine - a * cosine), -1), torch.cat(
-            (cosine, sine), -1
-        )
+        of_queries = torch.cat((a * sine + b * cosine, b * sine - a * cosine), -1)
+        of_keys = torch.cat((cosine, sine), -1)
+        return of_queries, of_keys
 
     def bias(self, q: Tensor, k: Tensor, layer: Layer) -> Tensor:
-        return layer.state[0][:, :, layer.rows] @ part_of(layer.state[1], layer.keys).mT
+        of_queries, of_keys = layer.state
+        return of_queries[:, :, layer.rows] @ part_of(of_keys, layer.keys).mT
 
 
 class DeBERTa(Encoding):
@@ -185,12 +183,12 @@ class DeBERTa(Encoding):
             num_buckets,
             f"an even number from 4 to below {self.max_distance}, or null",
         )
-        self.num_buckets, self.span = num_buckets, num_buckets or self.max_distance
+        self.num_buckets = num_buckets
+        self.span = num_buckets or self.max_distance  # S
         heads = (shape.n_layers, shape.n_heads, shape.head_dim, shape.d_model)
         self.table = nn.Parameter(torch.randn(2 * self.span, shape.d_model) * 0.02)  # p
-        self.keys, self.queries = (
-            nn.Parameter(torch.randn(heads) * 0.02) for _ in "KQ"
-        )
+        self.keys = nn.Parameter(torch.randn(heads) * 0.02)  # K
+        self.queries = nn.Parameter(torch.randn(heads) * 0.02)  # Q
 
     @property
     def logit_scale(self) -> float:
@@ -200,17 +198,19 @@ class DeBERTa(Encoding):
         return q  # raw, since a wrapper may scale the queries of `bias`
 
     def bias(self, q: Tensor, k: Tensor, layer: Layer) -> Tensor:
-        q, distance = part_of(layer.state, layer.rows), layer.distance.round()
-        rows = (
-            distance if self.num_buckets is None else self.bucket(distance)
-        ).long() + self.span
-        rows = rows.clamp(0, 2 * self.span - 1)[:, None].expand(*q.shape[:3], -1)
-        to_position = q @ (self.table @ self.keys[layer.index].mT).mT  # (B, H, Tq, 2S)
-        # (B, H, Tk, 2S)
-        from_position = k @ (self.table @ self.queries[layer.index].mT).mT
-        return (
-            to_position.gather(-1, rows) + from_position.gather(-1, rows.mT).mT
-        ) * self.logit_scale
+        q = part_of(layer.state, layer.rows)
+        r = layer.distance.round()
+        if self.num_buckets is not None:
+            r = self.bucket(r)
+        rows = (r.long() + self.span).clamp(0, 2 * self.span - 1)  # of the table
+        rows = rows[:, None].expand(*q.shape[:3], -1)  # (B, H, Tq, Tk)
+
+        key_vectors = self.table @ self.keys[layer.index].mT  # K p, (H, 2S, Dh)
+        to_position = q @ key_vectors.mT  # (B, H, Tq, 2S)
+        query_vectors = self.table @ self.queries[layer.index].mT  # Q p
+        from_position = k @ query_vectors.mT  # (B, H, Tk, 2S)
+        from_pairs = from_position.gather(-1, rows.mT).mT
+        return (to_position.gather(-1, rows) + from_pairs) * self.logit_scale
 
     def bucket(self, distance: Tensor) -> Tensor:
         """Return signed bucket numbers of whole distances, computed in fp32 as DeBERTa
@@ -218,11 +218,11 @@ class DeBERTa(Encoding):
         """
         middle = self.span // 2
         far = distance.abs().float().clamp(min=middle)
-        growth = (far / middle).log() / torch.tensor(
-            (self.max_distance - 1) / middle
-        ).log()
-        beyond = distance.sign() * ((growth * (middle - 1)).ceil() + middle)
-        return torch.where(distance.abs() <= middle, distance, beyond)
+        log_max = torch.tensor((self.max_distance - 1) / middle).log()
+        growth = (far / middle).log() / log_max
+        beyond = (growth * (middle - 1)).ceil() + middle
+        is_near = distance.abs() <= middle
+        return torch.where(is_near, distance, distance.sign() * beyond)
 
 
 class TUPE(Encoding):
@@ -253,10 +253,11 @@ class TUPE(Encoding):
         self.projection = nn.Linear(shape.d_model, 2 * shape.n_heads * shape.head_dim)
         nn.init.normal_(self.projection.weight, std=0.02)
         nn.init.zeros_(self.projection.bias)
-        self.relative = T5Bias(shape, rate=1.0) if relative else None
-        vars(self)["overridden"] = self.overridden - (
-            set() if relative else {"distance_bias"}
-        )
+        self.relative: T5Bias | None = None
+        if relative:
+            self.relative = T5Bias(shape, rate=1.0)
+        else:
+            self.leave_out("distance_bias")
 
     @property
     def logit_scale(self) -> float:
@@ -265,21 +266,20 @@ class TUPE(Encoding):
     # of queries and keys, (1|B, H, T, Dh) each
     def make_tables(self, positions: Tensor) -> tuple[Tensor, ...]:
         check_whole(self, positions)
-        heads = self.projection(self.norm(F.embedding(positions, self.table)))
-        return (
-            heads.unflatten(-1, (2, self.shape.n_heads, -1)).transpose(1, 3).unbind(2)
-        )
+        n = self.norm(F.embedding(positions, self.table))
+        both = self.projection(n).unflatten(-1, (2, self.shape.n_heads, -1))
+        return both.transpose(1, 3).unbind(2)
 
     def rotate(self, q: Tensor, k: Tensor, layer: Layer) -> tuple[Tensor, Tensor]:
-        queries, keys = (table.expand(len(q), -1, -1, -1) for table in layer.tables)
+        queries, keys = layer.tables
+        queries = queries.expand(len(q), -1, -1, -1)
+        keys = keys.expand(len(k), -1, -1, -1)
         return torch.cat((q, queries), dim=-1), torch.cat((k, keys), dim=-1)
 
     def distance_bias(self, distance: Tensor, layer: Layer) -> Tensor | None:
-        return (
-            None
-            if self.relative is None
-            else self.relative.distance_bias(distance, layer)
-        )
+        if self.relative is None:
+            return None
+        return self.relative.distance_bias(distance, layer)
 
 
 class ProjectedBias(Encoding):
@@ -302,29 +302,22 @@ class ProjectedBias(Encoding):
     ) -> None:
         super().__init__(shape)
         self.extent = extent or shape.train_length
-        self.weight = nn.Parameter(
-            torch.randn(shape.n_layers, shape.n_heads, curves, shape.d_model) * 0.02
-        )
-        self.curves = nn.Parameter(
-            torch.randn(shape.n_layers, curves, self.extent) * 0.02
-        )
+        size = (shape.n_layers, shape.n_heads, curves, shape.d_model)
+        self.weight = nn.Parameter(torch.randn(size) * 0.02)
+        size_of_curves = (shape.n_layers, curves, self.extent)
+        self.curves = nn.Parameter(torch.randn(size_of_curves) * 0.02)
 
     # the weight of each curve, (B, H, T, curves)
     def prepare(self, q: Tensor, k: Tensor, layer: Layer) -> Tensor:
-        mixtures = F.linear(
-            self.given(layer.x, "mixes its curves by"),
-            self.weight[layer.index].flatten(0, 1),
-        )
-        return mixtures.view(*mixtures.shape[:2], self.shape.n_heads, -1).transpose(
-            1, 2
-        )
+        x = self.given(layer.x, "mixes its curves by")
+        weights = F.linear(x, self.weight[layer.index].flatten(0, 1))
+        return split_heads(weights, self.shape.n_heads)
 
     def bias(self, q: Tensor, k: Tensor, layer: Layer) -> Tensor:
         check_whole(self, layer.positions)
         distance = layer.distance[:, None]
-        # (B, H, Tq, extent)
-        by_distance = layer.state[:, :, layer.rows] @ self.curves[layer.index]
-        index = distance.clamp(0, self.extent - 1).expand(*by_distance.shape[:3], -1)
-        return by_distance.gather(-1, index).masked_fill(
-            (distance < 0) | (distance >= self.extent), 0
-        )
+        weights = layer.state[:, :, layer.rows]
+        by_distance = weights @ self.curves[layer.index]  # (B, H, Tq, extent)
+        index = distance.clamp(0, self.extent - 1).expand(*weights.shape[:3], -1)
+        is_beyond = (distance < 0) | (distance >= self.extent)
+        return by_distance.gather(-1, index).masked_fill(is_beyond, 0)

@@ -31,54 +31,50 @@ def frequencies(width: int, base: float) -> Tensor:
     """Return the radians per position of each pair, fastest first: (width / 2,) fp64,
     on the CPU.
     """
-    return base ** (-torch.arange(0, width, 2, dtype=torch.float64) / width)
+    two_p = torch.arange(0, width, 2, dtype=torch.float64)
+    return base ** (-two_p / width)
 
 
 def to_fp64(positions: Tensor) -> Tensor:
     """Return positions in fp64 (on the CPU for MPS, which has none), as fp32 angles are
     off by 2e-4 at position 65k.
     """
-    return (
-        positions.cpu().double()
-        if positions.device.type == "mps"
-        else positions.double()
-    )
+    if positions.device.type == "mps":
+        positions = positions.cpu()
+    return positions.double()
 
 
 def angles(positions: Tensor, inv_freq: Tensor) -> Tensor:
     """Return positions (1|B, T) times frequencies, (P,) or by sequence (1|B, 1, P):
     (1|B, T, P) fp64.
     """
-    return (places := to_fp64(positions)[..., None]) * machine.to_device(
-        inv_freq, places.device
-    )
+    places = to_fp64(positions)[..., None]
+    return places * machine.to_device(inv_freq, places.device)
 
 
 def turns(angles: Tensor, device: torch.device) -> Tensor:
     """Return the rotations e^(i·angle) of angles (1|B, T, P), with an axis for heads:
     (1|B, 1, T, P) complex64.
     """
-    return (
-        torch.polar(torch.ones_like(angles), angles)
-        .to(torch.complex64)
-        .to(device)[:, None]
-    )
+    rotations = torch.polar(torch.ones_like(angles), angles)
+    return rotations.to(torch.complex64).to(device)[:, None]
 
 
 def turn(x: Tensor, turns: Tensor, layout: Layout) -> Tensor:
     """Return x (B, H, T, d) with its pairs turned; if there are fewer turns than pairs,
     the first channels turn.
     """
-    if (width := 2 * turns.shape[-1]) < x.shape[-1]:
-        return (
-            torch.cat((turn(x[..., :width], turns, layout), x[..., width:]), dim=-1)
-            if width
-            else x
-        )
-    if layout == "interleaved":
+    width = 2 * turns.shape[-1]
+    if width == 0:
+        return x
+    if width < x.shape[-1]:
+        first = turn(x[..., :width], turns, layout)
+        return torch.cat((first, x[..., width:]), dim=-1)
+    if layout == "interleaved":  # a pair is a complex number, and turns by a product
         pairs = torch.view_as_complex(x.reshape(*x.shape[:-1], -1, 2))
         return torch.view_as_real(pairs * turns).flatten(-2)
-    (a, b), cosine, sine = x.chunk(2, dim=-1), turns.real, turns.imag
+    a, b = x.chunk(2, dim=-1)
+    cosine, sine = turns.real, turns.imag
     return torch.cat((a * cosine - b * sine, b * cosine + a * sine), dim=-1)
 
 
@@ -127,16 +123,14 @@ class Rotary(Encoding):
         """Return the radians per position of each pair for inputs of `length`, by
         default that of training.
         """
-        f = self.trained(
-            torch.as_tensor(
-                self.shape.train_length if length is None else length,
-                dtype=torch.float64,
-            )
-        )
+        if length is None:
+            length = self.shape.train_length
+        f = self.trained(torch.as_tensor(length, dtype=torch.float64))
         return f * machine.to_device(self.ratio, f.device)
 
     def angles(self, positions: Tensor) -> Tensor:
         """Return the angle of each pair at positions (1|B, T): (1|B, T, P) fp64."""
+        # some frequencies depend on the length of an input
         lengths = to_fp64(positions).amax(-1, keepdim=True) + 1
         return angles(positions, self.inv_freq(lengths)[..., None, :])
 
@@ -153,10 +147,10 @@ class Rotary(Encoding):
         """Return a copy with shared parameters, these frequencies (P,), and q and k
         multiplied by a further factor.
         """
-        copied, current = self.sharing(), self.inv_freq()
-        copied.ratio = (
-            self.ratio * torch.where(current == 0, 1, inv_freq / current).detach()
-        )
+        current = self.inv_freq()
+        ratio = torch.where(current == 0, 1, inv_freq / current)
+        copied = self.sharing()
+        copied.ratio = self.ratio * ratio.detach()
         copied.attention_factor = self.attention_factor * attention_factor
         return copied
 
@@ -194,10 +188,10 @@ class RoPE(PureRotary):
         ) = "geometric",
     ) -> None:
         super().__init__(shape, base, layout)
-        self.frequencies, pairs = frequencies, shape.head_dim // 2
-        valid = isinstance(frequencies, str) or len(frequencies) == pairs
+        self.frequencies = frequencies
+        pairs = shape.head_dim // 2
         self.expect(
-            valid,
+            isinstance(frequencies, str) or len(frequencies) == pairs,
             "frequencies",
             frequencies,
             f"geometric, resonance or {pairs} numbers, one per pair",
@@ -205,9 +199,11 @@ class RoPE(PureRotary):
 
     def trained(self, length: Tensor) -> Tensor:
         f = super().trained(length)
+        if self.frequencies == "geometric":
+            return f
         if self.frequencies == "resonance":
             return 2 * math.pi / (2 * math.pi / f).round()
-        return f if self.frequencies == "geometric" else f.new_tensor(self.frequencies)
+        return f.new_tensor(self.frequencies)
 
 
 class PartialRoPE(PureRotary):
@@ -259,7 +255,8 @@ class LeRoPE(PureRotary):
         self.alpha = nn.Parameter(torch.zeros(shape.head_dim // 2))
 
     def trained(self, length: Tensor) -> Tensor:
-        return super().trained(length) * self.alpha.to(length.device).double().exp()
+        alpha = self.alpha.to(length.device).double()
+        return super().trained(length) * alpha.exp()
 
 
 class GRAPEM(Rotary):
@@ -291,23 +288,18 @@ class GRAPEM(Rotary):
         return self.angles(positions)
 
     def rotate(self, q: Tensor, k: Tensor, layer: Layer) -> tuple[Tensor, Tensor]:
-        factors = (
-            self.alpha[layer.index].to(layer.tables.device).double() / self.divisor
-        ).exp()
-        return turned(
-            q,
-            k,
-            turns(layer.tables * factors, q.device) * self.attention_factor,
-            self.layout,
-        )
+        alpha = self.alpha[layer.index].to(layer.tables.device).double()
+        angles = layer.tables * (alpha / self.divisor).exp()
+        factors = turns(angles, q.device) * self.attention_factor
+        return turned(q, k, factors, self.layout)
 
 
 class DroPE(Encoding):
     """RoPE for most of the training, then no positions (DroPE); evaluations have none
     either.
 
-        RoPE turns q and k in the first share `drop_at` of all updates; afterwards q and
-        k stay unchanged
+        RoPE turns q and k in the first share `drop_at` of all updates;
+        afterwards q and k stay unchanged
 
     Source: Gelberg et al. (2025), arXiv:2512.12167, where a trained model gets a
     second, shorter training.
@@ -332,10 +324,14 @@ class DroPE(Encoding):
         self.dropped = done >= self.drop_at
 
     def make_tables(self, positions: Tensor) -> Any:
-        return None if self.dropped else self.rope.make_tables(positions)
+        if self.dropped:
+            return None
+        return self.rope.make_tables(positions)
 
     def rotate(self, q: Tensor, k: Tensor, layer: Layer) -> tuple[Tensor, Tensor]:
-        return (q, k) if self.dropped else self.rope.rotate(q, k, layer)
+        if self.dropped:
+            return q, k
+        return self.rope.rotate(q, k, layer)
 
 
 class Spectrum(NamedTuple):
@@ -368,10 +364,11 @@ class Scaled(Rotary):
         self.attention_factor = self.scaled(torch.ones((), dtype=torch.float64))[1]
 
     def scaled(self, length: Tensor) -> Scaling:
-        """Return frequencies and attention factor for inputs of this length, in tokens."""
-        spectrum = Spectrum(
-            super().trained(length), self.base, self.original_length, length
-        )
+        """Return frequencies and attention factor for inputs of this length, in
+        tokens.
+        """
+        f = super().trained(length)
+        spectrum = Spectrum(f, self.base, self.original_length, length)
         return type(self).rule(spectrum, **self.options)
 
     def trained(self, length: Tensor) -> Tensor:
@@ -386,27 +383,27 @@ def scaling(rule: Callable[..., Scaling]) -> Callable[..., Scaling]:
     """Register a scaling rule and make the encoding of its name. Options after a `*`
     are for the extension alone.
     """
-    name, by_length = rule.__name__, rule.__name__ in ("dynamic_ntk", "longrope")
-    options = [
-        p
-        for p in inspect.signature(rule).parameters.values()
-        if p.kind != p.KEYWORD_ONLY
-    ][1:]
-    shared = list(inspect.signature(Scaled).parameters.values())[
-        : 4 if by_length else 3
-    ]
-    members: dict[str, Any] = {
+    name = rule.__name__
+    by_length = name in ("dynamic_ntk", "longrope")
+    _, *parameters = inspect.signature(rule).parameters.values()
+    options = [p for p in parameters if p.kind != p.KEYWORD_ONLY]
+    shape, base, layout, length, _ = inspect.signature(Scaled).parameters.values()
+    shared = [shape, base, layout]
+    bases: tuple[type, ...] = (Scaled, PureRotary)
+    if by_length:
+        shared.append(length)
+        bases = (Scaled,)
+
+    members = {
+        "name": name,
         "rule": staticmethod(rule),
         "defaults": {p.name: p.default for p in options},
-    }
-    members |= {
-        "__signature__": inspect.Signature([*shared, *options]),
         "length_dependent": by_length,
+        "__signature__": inspect.Signature([*shared, *options]),
+        "__doc__": rule.__doc__,
+        "__module__": __name__,
     }
-    members |= {"name": name, "__doc__": rule.__doc__, "__module__": __name__}
-    globals()[f"{name}_encoding"] = type(
-        name, (Scaled,) if by_length else (Scaled, PureRotary), members
-    )
+    globals()[f"{name}_encoding"] = type(name, bases, members)
     SCALINGS[name] = rule
     return rule
 
@@ -424,10 +421,9 @@ def p_rope(rope: Spectrum, fraction: Fraction = 0.75) -> Scaling:
     with RoPE.
     Checked against: transformers, rope_type `proportional` (Gemma 4).
     """
-    turning = torch.arange(len(rope.f), device=rope.f.device) < int(
-        fraction * len(rope.f)
-    )
-    return rope.f * turning, 1.0
+    pairs = len(rope.f)
+    p = torch.arange(pairs, device=rope.f.device)
+    return rope.f * (p < int(fraction * pairs)), 1.0
 
 
 @scaling
@@ -443,7 +439,8 @@ def hope(rope: Spectrum) -> Scaling:
     all angles.
     Checked against: plain loops; p_rope with as many pairs.
     """
-    return rope.f * (rope.f * rope.train_length >= 2 * math.pi), 1.0
+    turns_once = rope.f * rope.train_length >= 2 * math.pi
+    return rope.f * turns_once, 1.0
 
 
 @scaling
@@ -475,8 +472,9 @@ def ntk(rope: Spectrum, factor: AtLeast1 = 4.0) -> Scaling:
     training and loss usually rises.
     Checked against: x-transformers RotaryEmbedding, base_rescale_factor.
     """
-    pair = torch.arange(len(rope.f), dtype=torch.float64, device=rope.f.device)
-    return rope.f * factor ** (-pair / max(1, len(rope.f) - 1)), 1.0
+    last = max(1, len(rope.f) - 1)  # the slowest pair, (d - 2) / 2
+    p = torch.arange(len(rope.f), dtype=torch.float64, device=rope.f.device)
+    return rope.f * factor ** (-p / last), 1.0
 
 
 @scaling
@@ -492,9 +490,8 @@ def dynamic_ntk(rope: Spectrum, factor: AtLeast1 = 1.0) -> Scaling:
     others reach some never seen.
     Checked against: transformers, rope_type `dynamic`.
     """
-    return ntk(
-        rope, (factor * rope.length / rope.train_length - (factor - 1)).clamp(min=1)
-    )
+    s = factor * rope.length / rope.train_length - (factor - 1)
+    return ntk(rope, s.clamp(min=1))
 
 
 @scaling
@@ -521,25 +518,28 @@ def ntk_by_parts(
     """
     # for llama3 they are its low and high factors
     expect(alpha <= beta, "beta", beta, f"at least alpha, {alpha:g}")
-    pairs, max_rotations = len(rope.f), rope.train_length / (2 * math.pi)
-    if ramp == "rotations":
-        share = 1 - ((max_rotations * rope.f - alpha) / (beta - alpha or 1e-9)).clamp(
-            0, 1
-        )
+    if ramp == "index":
+        g = _ramp_by_index(rope, alpha, beta)
     else:
-        # The ramp is between the pairs of beta and alpha rotations, rounded outwards.
-        # Others clamp one side of an end.
-        ends = [
-            pairs * math.log(max_rotations / rotations) / math.log(rope.base)
-            for rotations in (beta, alpha)
-        ]
-        low, high = (
-            min(max(end, 0), 2 * pairs - 1)
-            for end in (math.floor(ends[0]), math.ceil(ends[1]))
-        )
-        index = torch.arange(pairs, dtype=torch.float64, device=rope.f.device)
-        share = ((index - low) / (high - low or 0.001)).clamp(0, 1)
-    return rope.f * (share / factor + (1 - share)), 1.0
+        rotations = rope.train_length / (2 * math.pi) * rope.f
+        g = 1 - ((rotations - alpha) / (beta - alpha or 1e-9)).clamp(0, 1)
+    return rope.f * (g / factor + (1 - g)), 1.0
+
+
+def _ramp_by_index(rope: Spectrum, alpha: float, beta: float) -> Tensor:
+    """Return g, which rises from the pair of beta to the pair of alpha rotations."""
+    # rounded outwards; others clamp one side of an end
+    last = 2 * len(rope.f) - 1
+    low = min(max(math.floor(_pair_of(beta, rope)), 0), last)
+    high = min(max(math.ceil(_pair_of(alpha, rope)), 0), last)
+    p = torch.arange(len(rope.f), dtype=torch.float64, device=rope.f.device)
+    return ((p - low) / (high - low or 0.001)).clamp(0, 1)
+
+
+def _pair_of(rotations: float, rope: Spectrum) -> float:
+    """Return the index of the pair that turns so often within the training length."""
+    of_first_pair = rope.train_length / (2 * math.pi)
+    return len(rope.f) * math.log(of_first_pair / rotations) / math.log(rope.base)
 
 
 @scaling
@@ -565,10 +565,8 @@ def yarn(
     Checked against: transformers, rope_type `yarn` (index); rope_type `llama3` and a
     plain loop (rotations).
     """
-    return (
-        ntk_by_parts(rope, factor, ramp, alpha, beta)[0],
-        attention_factor or 0.1 * math.log(factor) + 1,
-    )
+    f, _ = ntk_by_parts(rope, factor, ramp, alpha, beta)
+    return f, attention_factor or 0.1 * math.log(factor) + 1
 
 
 @scaling
@@ -621,23 +619,22 @@ def longrope(
     Checked against: transformers, rope_type `longrope`, given the divisors of its
     rope_type `yarn`.
     """
-    for option, divisors in (
-        ("long_factor", long_factor),
-        ("short_factor", short_factor),
-    ):
-        expect(
-            not divisors or len(divisors) == len(rope.f),
-            option,
-            divisors,
-            f"{len(rope.f)} numbers, one per pair",
-        )
-    long = (
-        rope.f / rope.f.new_tensor(long_factor)
-        if long_factor
-        else ntk_by_parts(rope, factor)[0]
-    )
-    short = rope.f / rope.f.new_tensor(short_factor) if short_factor else rope.f
-    temperature = attention_factor or math.sqrt(
-        1 + math.log(factor) / math.log(rope.train_length)
-    )
-    return torch.where(rope.length > rope.train_length, long, short), temperature
+    long, _ = ntk_by_parts(rope, factor)
+    if long_factor:
+        long = _divided(rope, "long_factor", long_factor)
+    short = rope.f
+    if short_factor:
+        short = _divided(rope, "short_factor", short_factor)
+    f = torch.where(rope.length > rope.train_length, long, short)
+    a = attention_factor
+    if a is None:
+        a = math.sqrt(1 + math.log(factor) / math.log(rope.train_length))
+    return f, a
+
+
+def _divided(rope: Spectrum, option: str, divisors: list[float]) -> Tensor:
+    """Return the frequencies divided by an option's numbers, one per pair."""
+    pairs = len(rope.f)
+    fits = len(divisors) == pairs
+    expect(fits, option, divisors, f"{pairs} numbers, one per pair")
+    return rope.f / rope.f.new_tensor(divisors)

@@ -10,8 +10,14 @@ import torch.nn.functional as F
 from annotated_types import Ge, MultipleOf
 from torch import Tensor, nn
 
-from posbench.encodings.base import Encoding, Layer, Shape
-from posbench.encodings.contextual import Start, causal_convolution, draw_layers
+from posbench.encodings.base import Encoding, Layer, Shape, split_heads
+from posbench.encodings.contextual import (
+    Start,
+    causal_convolution,
+    convolutions,
+    draw_layers,
+    linears,
+)
 from posbench.encodings.positions import places
 from posbench.encodings.rope import (
     Layout,
@@ -53,36 +59,32 @@ class XPos(Rotary):
         self.max_length = self.span = int(128 * self.scale_base)
 
     def make_tables(self, positions: Tensor) -> Any:
-        rotation, size = (
-            super().make_tables(positions),
-            self.decay(positions).to(positions.device),
-        )
+        rotation = super().make_tables(positions)
+        size = self.decay(positions).to(positions.device)
         return rotation * size, rotation / size
 
     def rotate(self, q: Tensor, k: Tensor, layer: Layer) -> tuple[Tensor, Tensor]:
-        return turn(q, layer.tables[0], self.layout), turn(
-            k, layer.tables[1], self.layout
-        )
+        of_queries, of_keys = layer.tables
+        return turn(q, of_queries, self.layout), turn(k, of_keys, self.layout)
 
     def decay(self, positions: Tensor) -> Tensor:
         """Return zeta^(i/B) of centred positions (1|B, T): (1|B, 1, T, d/2)."""
-        i, d = to_fp64(positions), self.shape.head_dim
-        first, last = i.amin(-1, keepdim=True), i.amax(-1, keepdim=True)
+        i = to_fp64(positions)
+        first = i.amin(-1, keepdim=True)
+        last = i.amax(-1, keepdim=True)
         within_span = last - first < self.span
-        if (
-            i.device.type == "cpu"
-            and not torch.compiler.is_compiling()
-            and not within_span.all()
-        ):
+        can_refuse = i.device.type == "cpu" and not torch.compiler.is_compiling()
+        if can_refuse and not within_span.all():
             raise Undefined(
                 f"positions {self.span} or more apart are beyond 'xpos': raise"
                 " encoding.scale_base"
             )
         centre = torch.where(within_span, (first + last) / 2, math.nan)
-        zeta = (
-            torch.arange(0, d, 2, dtype=torch.float64, device=i.device) / d + 0.4
-        ) / 1.4
-        return (zeta ** ((i - centre) / self.scale_base)[..., None]).float()[:, None]
+        d = self.shape.head_dim
+        two_p = torch.arange(0, d, 2, dtype=torch.float64, device=i.device)
+        zeta = (two_p / d + 0.4) / 1.4
+        exponent = (i - centre) / self.scale_base
+        return (zeta ** exponent[..., None]).float()[:, None]
 
 
 class PoPE(Rotary):
@@ -108,15 +110,20 @@ class PoPE(Rotary):
         super().__init__(shape, base)
         self.width = 2 * shape.head_dim
         start = torch.zeros(shape.n_layers, shape.n_heads, shape.head_dim)
-        self.phase = nn.Parameter(
-            start if phase_init == "zero" else start.uniform_(-2 * math.pi, 0)
-        )
+        if phase_init == "uniform":
+            start.uniform_(-2 * math.pi, 0)
+        self.phase = nn.Parameter(start)
 
     def rotate(self, q: Tensor, k: Tensor, layer: Layer) -> tuple[Tensor, Tensor]:
-        phase = self.phase[layer.index].clamp(-2 * math.pi, 0)
-        shifted = layer.tables * torch.polar(torch.ones_like(phase), phase)[:, None]
-        q, k = F.softplus(q) * layer.tables, F.softplus(k) * shifted
-        return torch.cat((q.real, q.imag), dim=-1), torch.cat((k.real, k.imag), dim=-1)
+        phase = self.phase[layer.index].clamp(-2 * math.pi, 0)  # (H, Dh)
+        shift = torch.polar(torch.ones_like(phase), phase)[:, None]
+        shifted = layer.tables * shift
+        q = F.softplus(q) * layer.tables  # complex
+        k = F.softplus(k) * shifted
+        # the real part of the product of q and the conjugate of k
+        q = torch.cat((q.real, q.imag), dim=-1)
+        k = torch.cat((k.real, k.imag), dim=-1)
+        return q, k
 
 
 class RoPEPlusPlus(Rotary):
@@ -136,18 +143,19 @@ class RoPEPlusPlus(Rotary):
     name = "rope_pp"
 
     def rotate(self, q: Tensor, k: Tensor, layer: Layer) -> tuple[Tensor, Tensor]:
-        quarter = torch.ones(
-            self.shape.n_heads, 1, 1, dtype=layer.tables.dtype, device=q.device
-        )
-        quarter[1::2].mul_(-1j)
-        q, k = self.map_values(q, layer), self.map_values(k, layer)
-        return turn(q, layer.tables * quarter, self.layout), turn(
-            k, layer.tables, self.layout
-        )
+        q = self.map_values(q, layer)
+        k = self.map_values(k, layer)
+        size = (self.shape.n_heads, 1, 1)
+        j = torch.ones(size, dtype=layer.tables.dtype, device=q.device)
+        j[1::2].mul_(-1j)
+        q = turn(q, layer.tables * j, self.layout)
+        k = turn(k, layer.tables, self.layout)
+        return q, k
 
     def map_values(self, v: Tensor, layer: Layer) -> Tensor:
         """Return v with every second head replaced by the one before it."""
-        return v[:, ::2].repeat_interleave(2, dim=1)[:, : v.shape[1]]
+        doubled = v[:, ::2].repeat_interleave(2, dim=1)
+        return doubled[:, : v.shape[1]]
 
 
 class FoPE(Encoding):
@@ -180,25 +188,26 @@ class FoPE(Encoding):
         super().__init__(shape)
         check_pairs(self.name, shape)
         self.layout, self.still_sine = layout, still_sine
-        all_frequencies = frequencies(shape.head_dim, base)
-        # (M,) fp64
-        self._f = all_frequencies[all_frequencies >= 2 * math.pi / shape.train_length]
-        count, turning = len(self._f), min(len(self._f), shape.head_dim // 4)
+        f = frequencies(shape.head_dim, base)
+        self._f = f[f >= 2 * math.pi / shape.train_length]  # (M,) fp64
+
+        count = len(self._f)  # M
+        turning = min(count, shape.head_dim // 4)  # U
+        # coefficients of cosines and of sines: (2, layers, H, M, U)
         coefficients = torch.zeros(2, shape.n_layers, shape.n_heads, count, turning)
         if turning:
             # Xavier's fans are H·U and M·U
             std = gain * math.sqrt(2 / (turning * (shape.n_heads + count)))
-            coefficients.normal_(0, std, generator=torch.Generator().manual_seed(0))
-            for pair, frequency in enumerate(
-                range(0, count, math.ceil(count / turning))
-            ):
+            same_in_every_run = torch.Generator().manual_seed(0)
+            coefficients.normal_(0, std, generator=same_in_every_run)
+            own = range(0, count, math.ceil(count / turning))
+            for pair, frequency in enumerate(own):
                 coefficients[..., frequency, pair] += 1
-        # coefficients of cosines and of sines: (2, layers, H, M, U)
-        self.coefficients = (
-            nn.Parameter(coefficients)
-            if learnable
-            else nn.Buffer(coefficients, persistent=False)
-        )
+        self.coefficients: Tensor
+        if learnable:
+            self.coefficients = nn.Parameter(coefficients)
+        else:
+            self.coefficients = nn.Buffer(coefficients, persistent=False)
 
     def make_tables(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Return cosines and sines of the M remaining frequencies: (1|B, 1, T, M) fp32
@@ -208,14 +217,15 @@ class FoPE(Encoding):
         return waves.real.contiguous(), waves.imag.contiguous()
 
     def rotate(self, q: Tensor, k: Tensor, layer: Layer) -> tuple[Tensor, Tensor]:
-        of_layer = self.coefficients[:, layer.index]
-        # (1|B, H, T, U)
-        cosine, sine = layer.tables[0] @ of_layer[0], layer.tables[1] @ of_layer[1]
+        cosines, sines = layer.tables
+        of_cosines, of_sines = self.coefficients[:, layer.index]
+        cosine = cosines @ of_cosines  # (1|B, H, T, U)
+        sine = sines @ of_sines
+
         still = (0, self.shape.head_dim // 2 - cosine.shape[-1])
-        factor = torch.complex(
-            F.pad(cosine, still, value=1.0), F.pad(sine, still, value=self.still_sine)
-        )
-        return turned(q, k, factor, self.layout)
+        cosine = F.pad(cosine, still, value=1.0)
+        sine = F.pad(sine, still, value=self.still_sine)
+        return turned(q, k, torch.complex(cosine, sine), self.layout)
 
 
 class DecoupledRoPE(Rotary):
@@ -245,12 +255,11 @@ class DecoupledRoPE(Rotary):
         turn_values: bool = False,
     ) -> None:
         super().__init__(shape, base, layout)
-        self.width = turning or max(2, shape.head_dim // 4 * 2)
-        self.beside, self.turn_values = placement == "beside", turn_values
-        self.history = frozenset({"x"} if self.beside else ())
-        valid = self.beside or self.width <= shape.head_dim
+        self.width = turning or max(2, shape.head_dim // 4 * 2)  # r
+        self.beside = placement == "beside"
+        self.turn_values = turn_values
         self.expect(
-            valid,
+            self.beside or self.width <= shape.head_dim,
             "turning",
             self.width,
             f"at most {shape.head_dim}, or placement=beside",
@@ -261,52 +270,51 @@ class DecoupledRoPE(Rotary):
             turn_values,
             "false, or placement=trailing",
         )
-        layers = range(shape.n_layers if self.beside else 0)
-        self.query = nn.ModuleList(
-            nn.Linear(shape.d_model, shape.n_heads * self.width, bias=False)
-            for _ in layers
-        )
-        self.key = nn.ModuleList(
-            nn.Linear(shape.d_model, self.width, bias=False) for _ in layers
-        )
-        vars(self)["overridden"] = self.overridden - (
-            set() if turn_values else {"map_values", "map_outputs"}
-        )
+        if self.beside:
+            n, inputs = shape.n_layers, shape.d_model
+            self.query = linears(n, inputs, shape.n_heads * self.width)
+            self.key = linears(n, inputs, self.width)
+            self.history = frozenset({"x"})
+        if not turn_values:
+            self.leave_out("map_values", "map_outputs")
 
     @property
     def logit_scale(self) -> float:
-        return float((self.shape.head_dim + self.beside * self.width) ** -0.5)
+        channels = self.shape.head_dim
+        if self.beside:
+            channels += self.width
+        return float(channels**-0.5)
 
     def rotate(self, q: Tensor, k: Tensor, layer: Layer) -> tuple[Tensor, Tensor]:
         if not self.beside:
             return self._turned(q, layer.tables), self._turned(k, layer.tables)
         x = self.given(layer.x, "makes its channels from")
-        # (B, H, T, r)
-        more_q = (
-            self.query[layer.index](x).unflatten(-1, (-1, self.width)).transpose(1, 2)
-        )
+        more_q = self.query[layer.index](x)
+        more_q = split_heads(more_q, self.shape.n_heads)  # (B, H, T, r)
         more_k = self.key[layer.index](x)[:, None].expand_as(more_q)
         more_q, more_k = turned(more_q, more_k, layer.tables, self.layout)
-        return torch.cat((q, more_q), dim=-1), torch.cat((k, more_k), dim=-1)
+        q = torch.cat((q, more_q), dim=-1)
+        k = torch.cat((k, more_k), dim=-1)
+        return q, k
 
     # without the temperature of the logits
     def map_values(self, v: Tensor, layer: Layer) -> Tensor:
-        return (
-            self._turned(v, turns(self.angles(layer.positions), v.device))
-            if self.turn_values
-            else v
-        )
+        if not self.turn_values:
+            return v
+        angles = self.angles(layer.positions)
+        return self._turned(v, turns(angles, v.device))
 
     def map_outputs(self, out: Tensor, layer: Layer) -> Tensor:
+        if not self.turn_values:
+            return out
         angles = -self.angles(layer.positions)[:, layer.rows]
-        return self._turned(out, turns(angles, out.device)) if self.turn_values else out
+        return self._turned(out, turns(angles, out.device))
 
     def _turned(self, a: Tensor, turns: Tensor) -> Tensor:
         """Return (B, H, T, Dh) with its last channels turned."""
         still = self.shape.head_dim - self.width
-        return torch.cat(
-            (a[..., :still], turn(a[..., still:], turns, self.layout)), dim=-1
-        )
+        last = turn(a[..., still:], turns, self.layout)
+        return torch.cat((a[..., :still], last), dim=-1)
 
 
 class RoPE2D(Encoding):
@@ -330,24 +338,24 @@ class RoPE2D(Encoding):
     ) -> None:
         super().__init__(shape)
         check_pairs(self.name, shape, 4)
-        self.layout, self._frequencies = layout, frequencies(shape.head_dim // 2, base)
+        self.layout = layout
+        self._frequencies = frequencies(shape.head_dim // 2, base)
         # lines that a token ends; unknown tokens end 0
-        breaks = [*(text.count("\n") for text in shape.vocabulary), 0]
-        self.breaks = nn.Buffer(torch.tensor(breaks), persistent=False)
+        breaks = [text.count("\n") for text in shape.vocabulary]
+        self.breaks = nn.Buffer(torch.tensor([*breaks, 0]), persistent=False)
 
     def positions(self, ids: Tensor, generator: torch.Generator | None) -> Tensor:
-        lines = F.pad(self.breaks[ids.clamp(max=len(self.breaks) - 1)], (1, -1)).cumsum(
-            -1
-        )
+        known = ids.clamp(max=len(self.breaks) - 1)
+        breaks_before = F.pad(self.breaks[known], (1, -1))
+        lines = breaks_before.cumsum(-1)
         return lines * self.LINE + places(lines)
 
     def make_tables(self, positions: Tensor) -> Tensor:
         line = positions.div(self.LINE, rounding_mode="floor")
-        of_both = [
-            angles(number, self._frequencies)
-            for number in (line, positions - line * self.LINE)
-        ]
-        return turns(torch.cat(of_both, dim=-1), positions.device)
+        place = positions - line * self.LINE
+        of_line = angles(line, self._frequencies)
+        of_place = angles(place, self._frequencies)
+        return turns(torch.cat((of_line, of_place), dim=-1), positions.device)
 
     def rotate(self, q: Tensor, k: Tensor, layer: Layer) -> tuple[Tensor, Tensor]:
         return turned(q, k, layer.tables, self.layout)
@@ -372,9 +380,8 @@ class Summed(Encoding):
         raise NotImplementedError
 
     def rotate(self, q: Tensor, k: Tensor, layer: Layer) -> tuple[Tensor, Tensor]:
-        angles = self.steps(
-            self.given(layer.x, "makes its angles from"), layer.index
-        ).cumsum(2)
+        x = self.given(layer.x, "makes its angles from")
+        angles = self.steps(x, layer.index).cumsum(2)
         return turned(q, k, turns(angles, q.device)[:, 0], self.layout)
 
 
@@ -384,8 +391,8 @@ class CARoPE(Summed):
 
         angle_tp = sum over s = 0 .. t of θ_s^p,
         θ_s = 1 / (1 + softplus(w_h·x_s + c)),   p = 0 .. d/2-1
-        c, which the paper does not have, makes θ = base^(-2/d) where w_h·x is 0: w
-        starts at 0, which is RoPE
+        c, which the paper does not have, makes θ = base^(-2/d) where w_h·x is 0:
+        w starts at 0, which is RoPE
 
     Source: Veisi et al., "Context-aware Rotary Position Embedding" (2025),
     arXiv:2507.23083, section 2.
@@ -405,12 +412,10 @@ class CARoPE(Summed):
         )
 
     def steps(self, x: Tensor, layer: int) -> Tensor:
-        sizes = to_fp64((x @ self.step[layer].mT).mT)  # (B, H, T)
-        logs = (1 + F.softplus(sizes + self.constant)).log()
-        return (
-            -torch.arange(self.shape.head_dim // 2, device=logs.device)
-            * logs[..., None]
-        ).exp()
+        sizes = to_fp64((x @ self.step[layer].mT).mT)  # w·x, (B, H, T)
+        logs = (1 + F.softplus(sizes + self.constant)).log()  # -ln θ
+        p = torch.arange(self.shape.head_dim // 2, device=logs.device)
+        return (-p * logs[..., None]).exp()
 
 
 class SelectiveRoPE(Summed):
@@ -441,37 +446,31 @@ class SelectiveRoPE(Summed):
         start: Start = "normal",
     ) -> None:
         super().__init__(shape, base, layout)
-        pairs, layers = shape.n_heads * shape.head_dim // 2, range(shape.n_layers)
-        self.down = nn.ModuleList(
-            nn.Linear(shape.d_model, rank, bias=False) for _ in layers
-        )
-        self.up = nn.ModuleList(nn.Linear(rank, pairs, bias=False) for _ in layers)
-        self.convolution = nn.ModuleList(
-            nn.Conv1d(pairs, pairs, 4, groups=pairs, bias=False) for _ in layers
-        )
-        self.constant = (
-            nn.Parameter(torch.zeros(shape.n_layers, pairs)) if bias else None
-        )
-        self.gate = (
-            nn.ModuleList(nn.Linear(shape.d_model, shape.n_heads) for _ in layers)
-            if gate
-            else None
-        )
+        n, pairs = shape.n_layers, shape.n_heads * shape.head_dim // 2
+        self.down = linears(n, shape.d_model, rank)
+        self.up = linears(n, rank, pairs)
+        self.convolution = convolutions(n, pairs, 4)
+        self.constant = self.gate = None
+        if bias:
+            self.constant = nn.Parameter(torch.zeros(n, pairs))
+        if gate:
+            self.gate = linears(n, shape.d_model, shape.n_heads, bias=True)
         draw_layers(self, start)
 
     def steps(self, x: Tensor, layer: int) -> Tensor:
         parts = x.view(*x.shape[:2], self.shape.n_heads, -1)
-        x = (parts * (parts.square().sum(-1, keepdim=True) + 1e-6).rsqrt()).flatten(-2)
-        weight = self.convolution[layer].get_parameter("weight")[:, 0]
-        phi = causal_convolution(self.up[layer](self.down[layer](x)), weight)
+        squares = parts.square().sum(-1, keepdim=True)
+        x = (parts * (squares + 1e-6).rsqrt()).flatten(-2)  # n(x)
+
+        kernel = self.convolution[layer].get_parameter("weight")[:, 0]
+        phi = causal_convolution(self.up[layer](self.down[layer](x)), kernel)
         if self.constant is not None:
             phi = phi + self.constant[layer].exp()
-        phi = phi.view(*x.shape[:2], self.shape.n_heads, -1).transpose(1, 2)
+        phi = split_heads(phi, self.shape.n_heads)  # (B, H, T, Dh/2)
         if self.gate is not None:
             phi = phi * self.gate[layer](x).sigmoid().mT[..., None]
-        return angles(
-            phi, frequencies(self.shape.head_dim, self.base)[:, None]
-        ).squeeze(-1)
+        f = frequencies(self.shape.head_dim, self.base)
+        return angles(phi, f[:, None]).squeeze(-1)
 
 
 class RePo(Rotary):
@@ -499,34 +498,24 @@ class RePo(Rotary):
         first: Natural | None = None,
     ) -> None:
         super().__init__(shape, base, layout)
-        width, self.first = (
-            max(1, shape.d_model // 8),
-            round(shape.n_layers * 5 / 16) if first is None else first,
-        )
-        layers = range(self.first, shape.n_layers)
-        self.gate = nn.ModuleList(
-            nn.Linear(shape.d_model, width, bias=False) for _ in layers
-        )
-        self.content = nn.ModuleList(
-            nn.Linear(shape.d_model, width, bias=False) for _ in layers
-        )
-        self.position = nn.ModuleList(
-            nn.Linear(width, shape.n_heads, bias=False) for _ in layers
-        )
+        if first is None:
+            first = round(shape.n_layers * 5 / 16)
+        self.first = first
+        n = shape.n_layers - first
+        width = max(1, shape.d_model // 8)
+        self.gate = linears(n, shape.d_model, width)
+        self.content = linears(n, shape.d_model, width)
+        self.position = linears(n, width, shape.n_heads)
         for weight in self.parameters():
             nn.init.trunc_normal_(weight, std=0.02, a=-0.06, b=0.06)
 
     def rotate(self, q: Tensor, k: Tensor, layer: Layer) -> tuple[Tensor, Tensor]:
         if layer.index < self.first:
             return super().rotate(q, k, layer)
-        x, index = (
-            self.given(layer.x, "makes its positions from"),
-            layer.index - self.first,
-        )
-        # (B, H, T)
-        positions = self.position[index](
-            F.silu(self.gate[index](x)) * self.content[index](x)
-        ).mT
-        # (B, H, T, Dh/2)
-        turns = self.make_tables(positions.flatten(0, 1)).view(*positions.shape, -1)
+        x = self.given(layer.x, "makes its positions from")
+        index = layer.index - self.first
+        r = F.silu(self.gate[index](x)) * self.content[index](x)
+        z = self.position[index](r).mT  # positions, (B, H, T)
+        turns = self.make_tables(z.flatten(0, 1))
+        turns = turns.view(*z.shape, -1)  # (B, H, T, Dh/2)
         return turned(q, k, turns, self.layout)

@@ -32,7 +32,8 @@ class Skew(Encoding):
         self, shape: Shape, block: int | None, heads: int, unit: int, layers: int
     ) -> None:
         super().__init__(shape)
-        self.unit, self.block = unit, block or shape.head_dim
+        self.unit = unit
+        self.block = block or shape.head_dim
         self.expect(
             shape.head_dim % self.block == 0,
             "block",
@@ -41,9 +42,8 @@ class Skew(Encoding):
         )
         # above the diagonal of a block, row by row
         entries = self.block * (self.block - 1) // 2
-        self.above = nn.Parameter(
-            torch.zeros(layers, heads, shape.head_dim // self.block, entries)
-        )
+        n_blocks = shape.head_dim // self.block
+        self.above = nn.Parameter(torch.zeros(layers, heads, n_blocks, entries))
 
     def make_tables(
         self, positions: Tensor
@@ -53,35 +53,44 @@ class Skew(Encoding):
         check_whole(self, positions)
         if self.block == 2:
             return None
-        places = range(int(positions.max()).bit_length())
-        digits = [
-            (positions >> place & 1).bool()[:, None, None, :, None] for place in places
-        ]
+        digits = []
+        for place in range(int(positions.max()).bit_length()):
+            is_1 = (positions >> place & 1).bool()
+            digits.append(is_1[:, None, None, :, None])
         if len(self.above) != 1:
             return digits, []
         return digits, self._steps(0, len(digits), positions.device)
 
     def rotate(self, q: Tensor, k: Tensor, layer: Layer) -> tuple[Tensor, Tensor]:
         if self.block == 2:
-            above = to_fp64(self.above[layer.index % len(self.above)]).mT
-            angles = -to_fp64(layer.positions)[:, None, :, None] * above / self.unit
-            return turned(q, k, turns(angles, q.device)[:, 0], "interleaved")
+            return self._turned(q, k, layer)
         digits, steps = layer.tables
         steps = steps or self._steps(layer.index, len(digits), q.device)
         return self._moved(q, steps, digits), self._moved(k, steps, digits)
+
+    def _turned(self, q: Tensor, k: Tensor, layer: Layer) -> tuple[Tensor, Tensor]:
+        """Return q and k turned in planes, as a block of two channels turns them."""
+        speeds = self._of_layer(layer.index).mT / self.unit  # (1|H, 1, N)
+        positions = to_fp64(layer.positions)[:, None, :, None]
+        return turned(q, k, turns(-positions * speeds, q.device)[:, 0], "interleaved")
 
     def _steps(self, layer: int, places: int, device: torch.device) -> list[Tensor]:
         """Return exp(2^b·A / u) for b = 0 .. places-1, by blocks: (1|H, N, b, b), each
         the square of the one before.
         """
-        above = to_fp64(self.above[layer % len(self.above)])
+        above = self._of_layer(layer)
         row, column = torch.triu_indices(self.block, self.block, 1, device=above.device)
-        generator = above.new_zeros(*above.shape[:-1], self.block, self.block)
-        generator[..., row, column] = above
-        steps = [torch.linalg.matrix_exp((generator - generator.mT) / self.unit)]
+        size = (*above.shape[:-1], self.block, self.block)
+        upper = above.new_zeros(size)
+        upper[..., row, column] = above
+        steps = [torch.linalg.matrix_exp((upper - upper.mT) / self.unit)]
         while len(steps) < places:
             steps.append(steps[-1] @ steps[-1])
         return [step.to(device, torch.float32) for step in steps[:places]]
+
+    def _of_layer(self, layer: int) -> Tensor:
+        """Return what is above the diagonals of A: (1|H, N, entries) fp64."""
+        return to_fp64(self.above[layer % len(self.above)])
 
     def _moved(self, a: Tensor, steps: list[Tensor], digits: list[Tensor]) -> Tensor:
         # (B, H, N, T, b)
@@ -108,13 +117,8 @@ class LieRE(Skew):
     def __init__(
         self, shape: Shape, per_head: bool = True, block: Block | None = None
     ) -> None:
-        super().__init__(
-            shape,
-            block,
-            shape.n_heads if per_head else 1,
-            shape.train_length,
-            shape.n_layers,
-        )
+        heads = shape.n_heads if per_head else 1
+        super().__init__(shape, block, heads, shape.train_length, shape.n_layers)
         nn.init.uniform_(self.above, 0, 2 * math.pi)
 
 
@@ -161,18 +165,18 @@ class Algebraic(Skew):
         check_pairs(self.name, shape)
         super().__init__(shape, None, shape.n_heads, unit=1, layers=1)
         self.decay = decay
-        vars(self)["overridden"] = self.overridden - (
-            set() if decay < 1 else {"scores"}
-        )
+        if decay == 1:
+            self.leave_out("scores")
+        # W starts as RoPE: above the diagonal, a rotation has -sin
         row, column = torch.triu_indices(shape.head_dim, shape.head_dim, 1)
         speeds = frequencies(shape.head_dim, base)[row // 2]
-        with torch.no_grad():  # above the diagonal, where a rotation has -sin
-            self.above.copy_(
-                torch.where((row % 2 == 0) & (column == row + 1), -speeds, 0.0)
-            )
+        is_pair = (row % 2 == 0) & (column == row + 1)
+        with torch.no_grad():
+            self.above.copy_(torch.where(is_pair, -speeds, 0.0))
 
     def scores(self, logits: Tensor, q: Tensor, k: Tensor, layer: Layer) -> Tensor:
-        return logits * (self.decay ** layer.distance.abs())[:, None]
+        decay = self.decay ** layer.distance.abs()
+        return logits * decay[:, None]
 
 
 class SPE(Encoding):
@@ -197,34 +201,43 @@ class SPE(Encoding):
         super().__init__(shape)
         channels = (shape.n_layers, shape.n_heads, shape.head_dim)
         gain = torch.randn(*channels, sines)
-        self.gain = nn.Parameter(2 * gain / gain.norm(dim=-1, keepdim=True).sqrt())
+        norm = gain.norm(dim=-1, keepdim=True)
+        self.gain = nn.Parameter(2 * gain / norm.sqrt())
         self.frequency = nn.Parameter(torch.randn(*channels, sines) - 4)
         self.phase = nn.Parameter(torch.randn(*channels, sines))
-        self.gate = nn.Parameter(torch.randn(channels)) if gated else None
+        self.gate: nn.Parameter | None = None
+        if gated:
+            self.gate = nn.Parameter(torch.randn(channels))
 
     def rotate(self, q: Tensor, k: Tensor, layer: Layer) -> tuple[Tensor, Tensor]:
         places = to_fp64(layer.positions)[:, None, :, None, None]  # (1|B, 1, T, 1, 1)
-        frequency, phase = (
-            weight[layer.index].to(places.device).double()
-            for weight in (self.frequency, self.phase)
-        )
+        frequency = self.frequency[layer.index].to(places.device).double()  # (H, Dh, K)
+        phase = self.phase[layer.index].to(places.device).double()
         angles = math.pi * frequency.sigmoid()[:, None] * places  # (1|B, H, T, Dh, K)
-        # (H, Dh, K)
-        size = F.softplus(self.gain[layer.index]) / math.sqrt(2 * self.gain.shape[-1])
-        gate = None if self.gate is None else self.gate[layer.index]
-        if gate is not None:
-            size = size * (-gate).sigmoid().sqrt()[..., None]
 
-        # each channel times its waves, and once more for the gate
-        def widened(x: Tensor, angles: Tensor) -> Tensor:
-            waves = (
-                size[:, None] * part.to(size) for part in (angles.cos(), angles.sin())
-            )
-            wide = (x[..., None] * torch.cat(tuple(waves), dim=-1)).flatten(-2)
-            return (
-                wide
-                if gate is None
-                else torch.cat((wide, x * gate.sigmoid().sqrt()[:, None]), dim=-1)
-            )
+        gain = F.softplus(self.gain[layer.index])
+        size = gain / math.sqrt(2 * gain.shape[-1])  # (H, Dh, K)
+        if self.gate is None:
+            return _waved(q, angles + phase[:, None], size), _waved(k, angles, size)
 
-        return widened(q, angles + phase[:, None]), widened(k, angles)
+        gate = self.gate[layer.index]  # (H, Dh)
+        size = size * (-gate).sigmoid().sqrt()[..., None]
+        wide_q = _waved(q, angles + phase[:, None], size)
+        wide_k = _waved(k, angles, size)
+        return _with_constant(wide_q, q, gate), _with_constant(wide_k, k, gate)
+
+
+def _waved(x: Tensor, angles: Tensor, size: Tensor) -> Tensor:
+    """Return x (B, H, T, Dh), each channel times its K cosines and K sines: (B, H, T,
+    Dh·2K).
+    """
+    cosines = size[:, None] * angles.cos().to(size)
+    sines = size[:, None] * angles.sin().to(size)
+    waves = torch.cat((cosines, sines), dim=-1)
+    return (x[..., None] * waves).flatten(-2)
+
+
+def _with_constant(wide: Tensor, x: Tensor, gate: Tensor) -> Tensor:
+    """Return the waves and, beside them, each channel times the root of its gate g."""
+    root = gate.sigmoid().sqrt()[:, None]
+    return torch.cat((wide, x * root), dim=-1)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from posbench.encodings.base import Encoding, Layer, Shape
 from posbench.encodings.extend import FarPairs
 from posbench.encodings.layered import Heads
-from posbench.encodings.wrapper import NO_OPTIONS, Altered, Wrapper
+from posbench.encodings.wrapper import NO_OPTIONS, Wrapper, core_of
 from posbench.errors import Undefined
 from posbench.options import NonNegative, Positive
 
@@ -56,50 +56,42 @@ class Temperature(Wrapper):
         floor: Positive | None = None,
     ) -> None:
         super().__init__(shape)
-        self.rule, self.alpha, self.floor = rule, alpha, floor or shape.train_length
-        self.trained = math.log(max(2, shape.train_length))
-        starts = {
-            "ssmax": {"scale": 1 / self.trained},
-            "mistral_large4": {"scale": 0.0, "offset": 1.0},
-        }
-        for name, start in starts.get(rule, {}).items():
-            numbers = (
-                torch.full((shape.n_heads,), start) for _ in range(shape.n_layers)
-            )
-            setattr(self, name, nn.ParameterList(numbers))
+        self.rule, self.alpha = rule, alpha
+        self.floor = floor or shape.train_length
+        self.trained = math.log(max(2, shape.train_length))  # ln L
+        if rule == "ssmax":
+            self.scale = self._numbers(1 / self.trained)
+        if rule == "mistral_large4":
+            self.scale = self._numbers(0.0)
+            self.offset = self._numbers(1.0)
         self.wrap(inner, inner_options)
+
+    def _numbers(self, start: float) -> nn.ParameterList:
+        """Return a number per layer and head."""
+        n_heads, layers = self.shape.n_heads, range(self.shape.n_layers)
+        return nn.ParameterList(torch.full((n_heads,), start) for _ in layers)
 
     def at(self, layer: Layer) -> tuple[Encoding, Layer]:
         inner, inner_layer = self.within(layer)
 
         def sharpened(q: Tensor) -> Tensor:
-            return (
-                q
-                * self.factor(
-                    torch.arange(1, q.shape[2] + 1, device=q.device), layer.index
-                )[..., None]
-            )
+            n = torch.arange(1, q.shape[2] + 1, device=q.device)
+            return q * self.factor(n, layer.index)[..., None]
 
         def rotate(q: Tensor, k: Tensor, inside: Layer) -> tuple[Tensor, Tensor]:
             q, k = inner.rotate(q, k, inside)
             return sharpened(q), k
 
         def prepare(q: Tensor, k: Tensor, inside: Layer) -> list[tuple[Tensor, Tensor]]:
-            return [
-                (sharpened(of_q), of_k) for of_q, of_k in inner.prepare(q, k, inside)
-            ]
+            far = inner.prepare(q, k, inside)
+            return [(sharpened(of_q), of_k) for of_q, of_k in far]
 
-        core = inner.core if isinstance(inner, Altered) else inner
-        if isinstance(core, Heads) and any(
-            isinstance(part, FarPairs) for part in core.modules()
-        ):
-            raise Undefined(
-                f"'{self.name}' around 'heads' does not reach far pairs: put it into"
-                " the entries"
-            )
-        # its far logits come from `prepare`
-        far = {"prepare": prepare} if isinstance(core, FarPairs) else {}
-        return self.altered(inner, rotate=rotate, **far), inner_layer
+        core = core_of(inner)
+        if isinstance(core, Heads):
+            _refuse_far_pairs(self, core)
+        if isinstance(core, FarPairs):  # its far logits come from `prepare`
+            return self.altered(inner, rotate=rotate, prepare=prepare), inner_layer
+        return self.altered(inner, rotate=rotate), inner_layer
 
     def factor(self, n: Tensor, layer: int) -> Tensor:
         """Return the factor of queries that see n (T,) keys: (H, T) or (T,)."""
@@ -109,12 +101,11 @@ class Temperature(Wrapper):
             return 1 + self.alpha * (n / self.floor).floor().log1p()
         if self.rule == "inkling":
             return 1 + self.alpha * (n / self.floor).clamp(min=1).log()
-        sharper: Tensor = self.scale[layer][:, None] * n.log()
-        return (
-            sharper + self.offset[layer][:, None]
-            if self.rule == "mistral_large4"
-            else sharper
-        )
+        s = self.scale[layer][:, None]
+        if self.rule == "ssmax":
+            return s * n.log()
+        b = self.offset[layer][:, None]
+        return s * n.log() + b
 
 
 class ScaleInvariant(Wrapper):
@@ -149,7 +140,20 @@ class ScaleInvariant(Wrapper):
         inner, inner_layer = self.within(layer)
 
         def scores(logits: Tensor, q: Tensor, k: Tensor, inside: Layer) -> Tensor:
-            growth = 2 * (inside.distance.abs() / self.tau).log1p()[:, None]
-            return inner.scores(logits, q, k, inside) * (growth + 1).sqrt() - growth
+            r = inside.distance.abs()
+            growth = 2 * (r / self.tau).log1p()[:, None]
+            logits = inner.scores(logits, q, k, inside)
+            return logits * (growth + 1).sqrt() - growth
 
         return self.altered(inner, scores=scores), inner_layer
+
+
+def _refuse_far_pairs(encoding: Encoding, heads: Heads) -> None:
+    """Raise Undefined if some heads have far pairs, whose logits would stay as they
+    are.
+    """
+    if any(isinstance(part, FarPairs) for part in heads.modules()):
+        raise Undefined(
+            f"'{encoding.name}' around 'heads' does not reach far pairs: put it into"
+            " the entries"
+        )

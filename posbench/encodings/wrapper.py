@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from posbench import encodings
-from posbench.encodings.base import Encoding, Layer, Shape, Stretch
+from posbench.encodings.base import Encoding, Layer, Shape, Stretch, narrower
 from posbench.errors import OptionError, UserError
 
 NO_OPTIONS: dict[str, Any] = {}
@@ -30,17 +30,11 @@ class Altered(Encoding):
         super().__init__(inner.shape)
         self.inner, self.name = inner, inner.name
         # the encoding before any change
-        self.core: Encoding = inner.core if isinstance(inner, Altered) else inner
-        self.window = min(
-            (limit for limit in (window, inner.window) if limit is not None),
-            default=None,
-        )
-        unchanged = {
-            hook: getattr(inner, hook) for hook in inner.hooks - {"logit_scale"}
-        }
-        vars(self).update(
-            unchanged | dict(replaced), overridden=inner.hooks | replaced.keys()
-        )
+        self.core: Encoding = core_of(inner)
+        self.window = narrower(window, inner.window)
+        hooks = {hook: getattr(inner, hook) for hook in inner.hooks - {"logit_scale"}}
+        vars(self).update(hooks | dict(replaced))
+        self.overridden = inner.hooks | replaced.keys()
 
     @property
     def logit_scale(self) -> float:
@@ -58,21 +52,17 @@ class Wrapper(Encoding):
         self, inner: str, options: Mapping[str, Any], shape: Shape | None = None
     ) -> None:
         """Build the inner encoding, for another shape if one is given, and adopt it."""
-        self.adopt(
-            [build_inner(inner, shape or self.shape, options, "encoding.inner_options")]
-        )
+        key = "encoding.inner_options"
+        self.adopt([build_inner(inner, shape or self.shape, options, key)])
 
     def adopt(self, inners: Sequence[Encoding]) -> None:
         """Take on the parameters and the limits of these encodings."""
         self.inners = nn.ModuleList(inners)
-        self.max_length = min(
-            (inner.max_length for inner in inners if inner.max_length is not None),
-            default=None,
-        )
+        self.max_length = None
+        for inner in inners:
+            self.max_length = narrower(self.max_length, inner.max_length)
+            self.history = self.history | inner.history
         self.length_dependent = any(inner.length_dependent for inner in inners)
-        self.history = frozenset().union(
-            self.history, *(inner.history for inner in inners)
-        )
         self.whole_positions = any(inner.whole_positions for inner in inners)
 
     def around(self, inners: Sequence[Encoding]) -> Self:
@@ -86,9 +76,8 @@ class Wrapper(Encoding):
 
     @property
     def hooks(self) -> frozenset[str]:
-        return frozenset(self.adds).union(
-            *(inner.hooks for inner in self.inner_encodings)
-        )
+        of_inners = (inner.hooks for inner in self.inner_encodings)
+        return frozenset(self.adds).union(*of_inners)
 
     def at(self, layer: Layer) -> tuple[Encoding, Layer]:
         inner, inner_layer = self.within(layer)
@@ -102,11 +91,9 @@ class Wrapper(Encoding):
         """Return the inner encoding of a layer with these hooks in place of its own,
         under the wrapper's window.
         """
-        return (
-            Altered(inner, self.window, replaced)
-            if replaced or self.window is not None
-            else inner
-        )
+        if not replaced and self.window is None:
+            return inner
+        return Altered(inner, self.window, replaced)
 
     def reached(self, inner: Encoding, stretch: Stretch) -> Stretch:
         """Return the lengths that an extension of the inner encoding uses."""
@@ -142,11 +129,15 @@ def build_inner(
 
 
 def build_entry(entry: Mapping[str, Any], shape: Shape, key: str) -> Encoding:
-    if not isinstance(name := entry.get("name"), str):
+    options = dict(entry)
+    name = options.pop("name", None)
+    if not isinstance(name, str):
         raise UserError(f"{key} is {entry}: expected a name, such as {{name: rope}}")
-    return build_inner(
-        name,
-        shape,
-        {option: value for option, value in entry.items() if option != "name"},
-        key,
-    )
+    return build_inner(name, shape, options, key)
+
+
+def core_of(encoding: Encoding) -> Encoding:
+    """Return an encoding as it was before a wrapper altered it."""
+    if isinstance(encoding, Altered):
+        return encoding.core
+    return encoding

@@ -17,9 +17,10 @@ from numpy.typing import NDArray
 
 from posbench import machine
 from posbench.config.schema import EvaluationConfig
-from posbench.data.tokens import Tokenizer, TokenSplit
+from posbench.data.tokenizer import Tokenizer
+from posbench.data.tokens import TokenSplit
 from posbench.errors import RunFailed, Undefined, UserError
-from posbench.evaluation import probes, problems, protocols
+from posbench.evaluation import problems, protocols
 from posbench.evaluation.models import (
     Floats,
     NotFinite,
@@ -79,15 +80,8 @@ class Evaluation(AnyEvaluation):
     def planned(self) -> list[Planned]:
         # rows with equal forward passes share them
         nll_of = functools.cache(functools.partial(_nll, self))
-        of_text = measurements(self.settings, self.split, self.subject.train_length)
-        benchmarks = [
-            probes.benchmark(task).planned(self)
-            for task in self.settings.tasks
-            if task in probes.BENCHMARKS
-        ]
-        return sum(
-            benchmarks, [_planned(self, measurement, nll_of) for measurement in of_text]
-        )
+        wanted = measurements(self.settings, self.split, self.subject.train_length)
+        return [_planned(self, measurement, nll_of) for measurement in wanted]
 
 
 def describe(row: EvaluationRow) -> str:
@@ -102,15 +96,14 @@ def describe(row: EvaluationRow) -> str:
         )
     if row.status != "ok":
         return f"{label}: {row.status}, {row.reason}"
-    parts = [
-        (row.accuracy, ".1%", "right"),
-        (row.chance, ".1%", "by chance"),
-        (row.nll, ".4f", "nats/token"),
-    ]
-    return (
-        f"{label}:"
-        f" {', '.join(f'{number:{form}} {unit}' for number, form, unit in parts if number is not None)}"
-    )
+    parts = []
+    if row.accuracy is not None:
+        parts.append(f"{row.accuracy:.1%} right")
+    if row.chance is not None:
+        parts.append(f"{row.chance:.1%} by chance")
+    if row.nll is not None:
+        parts.append(f"{row.nll:.4f} nats/token")
+    return f"{label}: {', '.join(parts)}"
 
 
 def _planned(

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from posbench import machine
-from posbench.config.schema import Config, EvaluationConfig, Trains
+from posbench.config.schema import Config, EvaluationConfig
 from posbench.data.batches import merge_spans
 from posbench.data.tokens import TaskData, Tokens, data_of
 from posbench.encodings.base import Encoding
@@ -85,12 +85,10 @@ def evaluate_into(
     writes nothing.
     """
     world, settings = world or World(), config.evaluation
-    # perhaps on another machine
-    attempt = world.from_first(run.record["attempt"] if run else None) or {}
-    trained = attempt.get("dtype", config.training.precision)
-    dtype = machine.resolve_precision(
-        trained if settings.precision == "auto" else settings.precision, device
-    )
+    precision = settings.precision
+    if precision == "auto":  # that of the training, perhaps on another machine
+        precision = world.from_first(run.record["attempt"]["dtype"] if run else None)
+    dtype = machine.resolve_precision(precision, device)
     arguments: dict[str, Any] = {
         "settings": settings,
         "checkpoint_step": step,
@@ -99,7 +97,7 @@ def evaluate_into(
     }
     arguments |= {
         "tokens": step * config.training.tokens_per_step,
-        "dtype": machine.dtype_name(dtype),
+        "dtype": precision,
     }
     arguments["subject"] = subject_of(model, config, device, dtype)
     evaluation: AnyEvaluation
@@ -120,7 +118,7 @@ def evaluate_into(
 
 
 def subject_of(
-    model: GPT, config: Trains, device: torch.device, dtype: torch.dtype
+    model: GPT, config: Config, device: torch.device, dtype: torch.dtype
 ) -> TrainedGPT:
     """Return the model as it is evaluated; UserError if a user's class lets it see
     later tokens. Ours are tested.
@@ -163,7 +161,7 @@ def rows_into(
     return n_rows
 
 
-def evaluations_on_the_way(config: Trains) -> dict[int, EvaluationConfig]:
+def evaluations_on_the_way(config: Config) -> dict[int, EvaluationConfig]:
     """Return the settings of evaluations during training, by update: plain
     `fixed_target` rows at all lengths.
     """
@@ -196,7 +194,7 @@ def _reader(
             "train_length": start.train_length,
             "batch_size": start.batch_size,
         }
-        earlier = dataclasses.replace(training, accumulation=1, lengths=(), **sizes)
+        earlier = dataclasses.replace(training, accumulation=1, **sizes)
         spans.append(tokens.batches(earlier, start.seed).spans(start.steps))
     if not spans:
         return None
@@ -211,7 +209,7 @@ def results_of(folder: Path) -> tuple[Mapping[str, Any], Callable[[], Any]]:
     frame = read([folder]).assign(run_status="done", repeated=False)
 
     def draw() -> Any:
-        from posbench.report import charts
+        from posbench.reports import charts
 
         return charts.of_runs(frame)
 

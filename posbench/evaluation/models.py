@@ -31,7 +31,7 @@ _Part = TypeVar("_Part")
 
 HEAD_ROWS = 2048  # rows of fp32 logits held at once
 # differences below this share of the logits' SD are rounding
-ROUNDING = {"fp32": 1e-3, "bf16": 0.15, "fp16": 0.15}
+ROUNDING = {"fp32": 1e-3, "bf16": 0.15}
 
 
 @dataclasses.dataclass(frozen=True)

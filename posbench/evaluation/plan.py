@@ -189,8 +189,6 @@ def check_settings(
         )
     for text in settings.tasks:
         probes.of(text, [], settings.targets, train_length)
-        if text in probes.BENCHMARKS:
-            probes.benchmark(text).check(settings, train_length)
     # at every length: the allowed options can depend on it
     for text in settings.extensions:
         for length in lengths_of(settings, train_length, train_length):

@@ -12,17 +12,15 @@ from typing import Any
 import pandas as pd
 
 from posbench.errors import UserError
-from posbench.report.render import Column, Table
+from posbench.reports.render import Column, Table
 from posbench.results import frame as frames
 from posbench.results.compare import USES_LIMIT
 from posbench.results.estimate import FEW_DOCUMENTS
 from posbench.results.headline import Headline, headline
 from posbench.results.tasks import as_trained
-from posbench.run.rows import PLAIN, RULER, every_row, multiple
+from posbench.run.rows import PLAIN, every_row, multiple
 from posbench.terminal import console
 
-# RULER's average that an effective length needs (Hsieh et al., 2024, section 4)
-ENOUGH = 0.856
 OFFSET = "offset"  # the probe whose rows differ by position
 FLAT = 0.1  # nats per token: a curve that spans less has short bars
 BAR = 16  # characters
@@ -104,8 +102,10 @@ def print_results(
         else f"trained at {run['train_length']} tokens"
     )
     title = f"{', '.join(filter(None, names))}: {trained}"
-    bar = "▇" if console.carries_unicode(out) else "#"
-    lines = (_lines_of_task if of_task else _lines_of_text)(rows[in_curve], bar)
+    if of_task:
+        lines = _lines_of_task(rows[in_curve])
+    else:
+        lines = _lines_of_text(rows[in_curve])
     _table(
         title,
         lines,
@@ -120,10 +120,7 @@ def print_results(
         _other_table(rows[~in_curve], "problem_length" if of_task else "length").print(
             out
         )
-    for remark in [
-        *_about_offset(rows[rows["task"] == OFFSET]),
-        *_about_ruler(rows[rows["protocol"] == RULER]),
-    ]:
+    for remark in _about_offset(rows[rows["task"] == OFFSET]):
         out.print(remark, soft_wrap=True)
     out.print(f"Run folder: {folder}", soft_wrap=True)
 
@@ -156,7 +153,7 @@ def _table(
     return Table(title, frame, columns, legend)
 
 
-def _lines_of_text(rows: pd.DataFrame, bar: str) -> list[Row]:
+def _lines_of_text(rows: pd.DataFrame) -> list[Row]:
     """Return the loss by context, a line per length."""
     by_point = {(row["curve"], row["length"]): row for row in rows.to_dict("records")}
     losses = rows.loc[
@@ -170,7 +167,8 @@ def _lines_of_text(rows: pd.DataFrame, bar: str) -> list[Row]:
         line = {"context": f"{length} ({multiple(ratio)})", "loss": _loss(target)}
         line |= {name: _loss(row) for name, row in zip(SERIES[1:], others, strict=True)}
         if target.get("status") == "ok":
-            line["bar"] = bar * (1 + round(BAR * (target["nll"] - losses.min()) / span))
+            share = (target["nll"] - losses.min()) / span
+            line["bar"] = "▇" * (1 + round(BAR * share))
             line["95 %"], line["perplexity"] = (
                 "{ci_low:.2f}..{ci_high:.2f} {perplexity:.2f}".format(**target).split()
             )
@@ -183,7 +181,7 @@ def _lines_of_text(rows: pd.DataFrame, bar: str) -> list[Row]:
     return lines
 
 
-def _lines_of_task(rows: pd.DataFrame, bar: str) -> list[Row]:
+def _lines_of_task(rows: pd.DataFrame) -> list[Row]:
     """Return the share of right answers, a line per length of the problems."""
     names = ("tokens right", "trivial reader", "chance", "whole answers")
     columns = ("accuracy", "trivial", "chance", "exact_match")
@@ -196,7 +194,7 @@ def _lines_of_task(rows: pd.DataFrame, bar: str) -> list[Row]:
             name: _share(row, column)
             for name, column in zip(names, columns, strict=True)
         }
-        | {"bar": bar * round(BAR * row["accuracy"]) if row["status"] == "ok" else ""}
+        | {"bar": "▇" * round(BAR * row["accuracy"]) if row["status"] == "ok" else ""}
         for row in rows.sort_values("length_ratio").to_dict("records")
     ]
 
@@ -360,29 +358,6 @@ def _about_offset(rows: pd.DataFrame) -> Iterator[str]:
                 f" position {first:,} on"
             )
         yield f"Offset{'' if variant == PLAIN else f' with {variant}'}: {finding}."
-
-
-def _about_ruler(rows: pd.DataFrame) -> Iterator[str]:
-    """Yield RULER's average by length, over the tasks that have a score at every
-    length, and its effective length.
-    """
-    for variant, group in rows.groupby("variant"):
-        scores = group.pivot(index="task", columns="length", values="accuracy").dropna()
-        means = scores.mean().dropna()
-        by_length = ", ".join(
-            f"{mean:.1%} at {length:,} tokens" for length, mean in means.items()
-        )
-        lengths = means.index[means >= ENOUGH]
-        effective = f"{lengths.max():,} tokens" if len(lengths) else "none of these"
-        extended = "" if variant == PLAIN else f" with {variant}"
-        number = f"{len(scores)} of {group['task'].nunique()} tasks"
-        criterion = (
-            f"the longest with {ENOUGH:.1%}, which Llama-2-7b has at 4,096 tokens"
-        )
-        yield (
-            f"RULER{extended}, {number}: {by_length or 'no scores'}. Effective length"
-            f" ({criterion}): {effective}."
-        )
 
 
 def _loss(row: Row) -> str:

@@ -7,13 +7,12 @@ import json
 import logging
 import os
 from pathlib import Path
-from typing import Any
 
 import tokenizers
 import torch
 
 from posbench import machine
-from posbench.config import compose, schema
+from posbench.config import compose
 from posbench.config.overrides import (
     KEYS,
     LENGTH,
@@ -25,10 +24,12 @@ from posbench.config.overrides import (
 )
 from posbench.config.schema import (
     Config,
-    DataConfig,
     EncodingConfig,
     EvaluationConfig,
+    ModelElsewhere,
     ReadingConfig,
+    TrainedElsewhere,
+    TrainingElsewhere,
 )
 from posbench.config.shipped import GROUPS
 from posbench.data import tokens as data
@@ -43,12 +44,11 @@ from posbench.huggingface.load import (
     TESTED,
     Source,
     find,
-    library_errors,
     load,
     position_of,
-    transformers,
 )
 from posbench.huggingface.subject import HuggingFaceModel
+from posbench.rope.library import library_errors, transformers
 from posbench.run import TOKENIZER
 from posbench.run.rows import every_row
 from posbench.run.run import Run
@@ -77,13 +77,7 @@ def evaluate_model(word: str, overrides: list[str]) -> tuple[Path, str, list[int
     """
     source = find(word)
     settings, bos = parse_words(source, overrides)
-    sections = sections_of(source, source.config, settings.data, bos)
-    training = schema.TrainingElsewhere(settings.training.train_length)
-    # another split counts while there is no test
-    as_reported = dataclasses.replace(settings.evaluation, split="test")
-    config = schema.TrainedElsewhere(
-        study=STUDY, training=training, evaluation=as_reported, **sections
-    )
+    config = configuration(source, settings, bos)
     device = machine.current(machine.resolve(settings.runtime.device))
     threads = machine.set_threads(settings.runtime.threads)
     subject = subject_of(
@@ -171,37 +165,46 @@ def parse_words(source: Source, words: list[str]) -> tuple[Config, str | None]:
     )
 
 
-def sections_of(
-    source: Source, config: Any, text: DataConfig, bos: Any, name: str | None = None
-) -> dict[str, Any]:
-    """Return a result folder's sections on the model and its text; `config`: the
-    model's own, or an extended one.
+def configuration(
+    source: Source, settings: Config, bos: str | None
+) -> TrainedElsewhere:
+    """Return the configuration of a model's folder of results: what the model is, and
+    how it is evaluated on which text.
     """
-    position, config = position_of(config), config.get_text_config()
-    options = {"parameters": config.rope_parameters} if position == "rope" else {}
-    location = (
-        os.path.normpath(source.origin) if source.revision is None else source.origin
-    )
-    sizes = (
-        config.num_hidden_layers,
-        getattr(config, "num_attention_heads", None),
-        config.hidden_size,
-    )
-    return {
-        "encoding": EncodingConfig(name or position, json.loads(json.dumps(options))),
-        "model": schema.ModelElsewhere(
-            source.name, location, source.revision, source.sha256(), source.kind, *sizes
+    text = source.config.get_text_config()
+    position = position_of(source.config)
+    options = {}
+    if position == "rope":
+        options["parameters"] = json.loads(json.dumps(text.rope_parameters))
+    location = source.origin
+    if source.revision is None:
+        location = os.path.normpath(location)
+    return TrainedElsewhere(
+        study=STUDY,
+        encoding=EncodingConfig(position, options),
+        model=ModelElsewhere(
+            name=source.name,
+            source=location,
+            revision=source.revision,
+            sha256=source.sha256(),
+            kind=source.kind,
+            n_layers=text.num_hidden_layers,
+            n_heads=getattr(text, "num_attention_heads", None),
+            d_model=text.hidden_size,
         ),
-        "reading": reading_of(source, bos),
-        "data": dataclasses.replace(
-            text,
+        reading=reading_of(source, bos),
+        data=dataclasses.replace(
+            settings.data,
             tokenizer=str(source.folder / TOKENIZER),
-            vocab_size=int(config.vocab_size),
+            vocab_size=int(text.vocab_size),
         ),
-    }
+        training=TrainingElsewhere(settings.training.train_length),
+        # another split counts while there is no test
+        evaluation=dataclasses.replace(settings.evaluation, split="test"),
+    )
 
 
-def reading_of(source: Source, bos: Any) -> ReadingConfig:
+def reading_of(source: Source, bos: str | None) -> ReadingConfig:
     """Return the token before each document, and whether it also begins every window:
     `bos` decides, or the tokenizer.
 
@@ -238,26 +241,19 @@ def reading_of(source: Source, bos: Any) -> ReadingConfig:
 def precision_of(
     source: Source, settings: EvaluationConfig, device: torch.device
 ) -> str:
-    """Return the requested precision; `auto` is that of the weights if the device
+    """Return the requested precision; `auto` is bf16 for weights in bf16 if the device
     computes fast in it, else fp32.
     """
     if settings.precision != "auto":
         return settings.precision
-    fast = {
-        "bf16": machine.bf16_is_fast(device),
-        "fp16": device.type == "cuda",
-        "fp32": True,
-    }
     # BLOOM's biases would be rounded too, so that far positions collide.
-    return (
-        source.precision
-        if fast[source.precision] and source.kind != "bloom"
-        else "fp32"
-    )
+    if source.kind == "bloom" or not machine.bf16_is_fast(device):
+        return "fp32"
+    return source.precision
 
 
 def subject_of(
-    source: Source, config: Any, precision: str, device: torch.device
+    source: Source, config: TrainedElsewhere, precision: str, device: torch.device
 ) -> HuggingFaceModel:
     """Return the model as it is evaluated; UserError if it is not causal, or a probe or
     extension is mistyped.
@@ -278,7 +274,7 @@ def subject_of(
     return subject
 
 
-def text_of(config: Any, cache: str | None) -> Tokens:
+def text_of(config: TrainedElsewhere, cache: str | None) -> Tokens:
     """Return the text as the model's tokens; UserError if the model's table has no row
     for one of them.
     """
@@ -335,34 +331,22 @@ def record(
 
 
 def evaluate_into(
-    run: Run,
-    subject: HuggingFaceModel,
-    tokens: Tokens,
-    settings: EvaluationConfig,
-    step: int = 0,
-    n: int | None = None,
+    run: Run, subject: HuggingFaceModel, tokens: Tokens, settings: EvaluationConfig
 ) -> int:
-    """Evaluate a model after `step` updates and `n` tokens, write the rows to its
-    folder, and return their number.
-    """
-    text: Any = {
-        "split": getattr(tokens, settings.split),
-        "token_bytes": tokens.tokenizer.token_bytes,
-    }
-    text |= {
-        "tokenizer": tokens.tokenizer,
-        "settings": settings,
-        "checkpoint_step": step,
-        "tokens": n,
-    }
+    """Evaluate a model, write the rows to its folder, and return their number."""
+    device = subject.model.device
     evaluation = Evaluation(
-        subject=subject, dtype=subject.precision, device=subject.model.device, **text
+        subject=subject,
+        settings=settings,
+        split=getattr(tokens, settings.split),
+        tokenizer=tokens.tokenizer,
+        token_bytes=tokens.tokenizer.token_bytes,
+        checkpoint_step=0,
+        tokens=None,  # of training: unknown
+        dtype=subject.precision,
+        device=device,
     )
     n_rows = rows_into(run, evaluation, every_row(run.folder))
-    run.update(
-        peak_memory_bytes=max(
-            run.record["peak_memory_bytes"] or 0,
-            machine.peak_memory(subject.model.device),
-        )
-    )
+    earlier_peak = run.record["peak_memory_bytes"] or 0
+    run.update(peak_memory_bytes=max(earlier_peak, machine.peak_memory(device)))
     return n_rows

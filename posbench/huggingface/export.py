@@ -2,8 +2,8 @@
 
     block               encoding                 architecture
     rmsnorm + swiglu    rotary, none             Llama
-    layernorm + gelu    rotary, none             GPT-NeoX
-    any                 any, with code=true      posbench's own class, which `modeling_posbench.py` imports
+    any                 any, with code=true      posbench's own class, which
+                                                 `modeling_posbench.py` imports
 
 The folder is written under a temporary name, read again, compared and renamed: it is
 equal to the run, or absent.
@@ -18,20 +18,21 @@ import safetensors.torch
 import tokenizers
 import torch
 import yaml
-from torch import Tensor, nn
+from torch import Tensor
 
 from posbench import encodings, files
-from posbench.config.schema import Config, Trains, to_container
-from posbench.data.tokens import Tokenizer
+from posbench.config.schema import Config, to_container
+from posbench.data.tokenizer import Tokenizer
 from posbench.encodings.rope import Rotary
 from posbench.errors import UserError
-from posbench.huggingface.load import load, transformers
-from posbench.huggingface.rope import rope_parameters
+from posbench.huggingface.load import load
 from posbench.model.gpt import GPT, RMS_EPS
 from posbench.randomness import generator
+from posbench.rope.library import transformers
+from posbench.rope.parameters import parameters_of
 from posbench.run import checkpoint
 from posbench.run.model import model_of, tokenizer_of
-from posbench.run.rows import RULER, evaluation_rows, headline_split
+from posbench.run.rows import evaluation_rows, headline_split
 from posbench.run.run import load_config, versions
 from posbench.tasks.base import SEPARATOR
 
@@ -63,15 +64,8 @@ ids = torch.tensor([[tokenizer.bos_token_id, *tokenizer("Some text").input_ids]]
 logits = model(ids).logits
 ```
 
-In training `{SEPARATOR}` began every document. The tokenizer does not add it: put its id first yourself, as above.
-Generation also ends at this id."""
-# The encoding `none` in architectures that have only rotary encodings: no pair of
-# channels turns.
-_NO_POSITIONS = {
-    "rope_type": "proportional",
-    "rope_theta": 10000.0,
-    "partial_rotary_factor": 0.0,
-}
+In training `{SEPARATOR}` began every document. The tokenizer does not add it: put its
+id first yourself, as above. Generation also ends at this id."""
 
 # one per length: `length`, `difference` of logits, `largest_logit`, `limit`
 Agreements = list[dict[str, float]]
@@ -131,12 +125,14 @@ def export(run: Path, folder: Path, code: bool = False) -> str:
                 " nothing is written"
             )
         (architecture,) = settings["architectures"]
+        remark = "" if settings["use_cache"] else _NO_CACHE
+        if code:
+            remark = modeling.REMARK
         about = (
             f"A small GPT, trained at {length:,} tokens of"
             f" `{config.data.dataset or config.data.name}` by posbench, as "
             f"`{architecture}`, after {trained.step:,} of {config.training.steps:,}"
-            " updates. It is for measuring, not "
-            f"for use.{modeling.REMARK if code else '' if settings['use_cache'] else _NO_CACHE}"
+            f" updates. It is for measuring, not for use.{remark}"
         )
         use = (
             _USE.replace("float32)", "float32, trust_remote_code=True)")
@@ -163,168 +159,112 @@ def export(run: Path, folder: Path, code: bool = False) -> str:
 
 
 def stock(model: GPT, config: Config) -> Exported:
-    """Return a trained model in the stock architecture that computes the same;
-    UserError says why there is none.
+    """Return a trained model as the Llama that computes the same; UserError says why
+    there is none.
     """
-    name, block = model.encoding.name, (config.model.norm, config.model.mlp)
-    kind = {("rmsnorm", "swiglu"): "llama", ("layernorm", "gelu"): "gpt_neox"}.get(
-        block
-    )
-    for wrong, reason in (
-        (
-            kind is None,
-            (
-                f"model.norm={block[0]} with model.mlp={block[1]}: expected model=llama"
-                " or model=gpt"
-            ),
-        ),
-        (
-            not encodings.architectures(model.encoding),
-            f"'{name}': expected 'rope' and its family, or 'none'",
-        ),
-        (
-            model.window is not None,
-            f"model.attention.window={model.window}: expected null",
-        ),
-        (config.model.d_ff == 0, "model.d_ff=0: expected null, or a number from 1 on"),
-        (config.model.qk_norm, "model.qk_norm=true: expected false"),
-        (
-            config.model.n_kv_heads is not None,
-            f"model.n_kv_heads={config.model.n_kv_heads}: expected null",
-        ),
-    ):
-        if wrong:
-            raise UserError(
-                f"no stock architecture has {reason}; code=true exports it with"
-                " posbench's class"
-            )
+    refuse_not_stock(model, config)
     rope = None if model.encoding.name == "none" else cast(Rotary, model.encoding)
+    train_length = config.training.train_length
     settings = {
-        "model_type": kind,
+        "model_type": "llama",
+        "architectures": ["LlamaForCausalLM"],
         "hidden_size": config.model.d_model,
         "num_hidden_layers": config.model.n_layers,
         "num_attention_heads": config.model.n_heads,
+        "num_key_value_heads": config.model.n_heads,
         "intermediate_size": config.model.hidden_width,
-        "max_position_embeddings": getattr(
-            rope, "original_length", config.training.train_length
-        ),
-        "rope_parameters": parameters_of(rope, kind == "gpt_neox"),
+        "hidden_act": "silu",
+        "rms_norm_eps": RMS_EPS,
+        "max_position_embeddings": getattr(rope, "original_length", train_length),
+        "rope_parameters": parameters_of(rope),
         "use_cache": model.encoding.name not in _FOLLOW_LENGTH,
         "tie_word_embeddings": model.head is None,
     }
-    if kind == "llama":
-        settings |= {
-            "num_key_value_heads": config.model.n_heads,
-            "hidden_act": "silu",
-            "rms_norm_eps": RMS_EPS,
-        }
-        return settings | {"architectures": ["LlamaForCausalLM"]}, _tensors(
-            model, rope, packed=False
+    return settings, _tensors(model, rope)
+
+
+def refuse_not_stock(model: GPT, config: Config) -> None:
+    """Raise UserError for a model that Llama of transformers cannot compute."""
+
+    def refused(reason: str) -> UserError:
+        return UserError(
+            f"no stock architecture has {reason}; code=true exports it with posbench's"
+            " class"
         )
-    settings |= {
-        "hidden_act": "gelu",
-        "layer_norm_eps": cast(nn.LayerNorm, model.norm).eps,
-        "attention_bias": False,
-    }
-    settings |= {
-        "use_parallel_residual": False,
-        "architectures": ["GPTNeoXForCausalLM"],
-    }
-    return settings, _tensors(model, rope, packed=True)
+
+    settings = config.model
+    if (settings.norm, settings.mlp) != ("rmsnorm", "swiglu"):
+        raise refused(
+            f"model.norm={settings.norm} with model.mlp={settings.mlp}: expected"
+            " model=llama"
+        )
+    if not encodings.architectures(model.encoding):
+        raise refused(
+            f"'{model.encoding.name}': expected 'rope' and its family, or 'none'"
+        )
+    if model.window is not None:
+        raise refused(f"model.attention.window={model.window}: expected null")
+    if settings.d_ff == 0:
+        raise refused("model.d_ff=0: expected null, or a number from 1 on")
+    if settings.qk_norm:
+        raise refused("model.qk_norm=true: expected false")
+    if settings.n_kv_heads is not None:
+        raise refused(f"model.n_kv_heads={settings.n_kv_heads}: expected null")
 
 
-def parameters_of(rope: Rotary | None, partly: bool) -> dict[str, Any]:
-    """Return the `rope_parameters` of an encoding; `partly`: the architecture can turn
-    only a head's first channels.
-    """
-    if rope is None or rope.width == 0:
-        return _NO_POSITIONS
-    share = rope.width / rope.shape.head_dim
-    if rope.name == "p_rope" or (rope.name == "partial_rope" and not partly):
-        # Written as the whole head's fast frequencies, with 0 for its slow ones:
-        # base^(-2p/r) = (base^(d/r))^(-2p/d).
-        theta = rope.base if rope.name == "p_rope" else rope.base ** (1 / share)
-        share = cast(Any, rope).fraction
-        return {
-            "rope_type": "proportional",
-            "rope_theta": theta,
-            "partial_rotary_factor": share,
-        }
-    name = "rope" if rope.name == "partial_rope" else rope.name
-    options = {**vars(rope), "attention_factor": rope.attention_factor}
-    original = options.get("original_length", rope.shape.train_length)
-    long, short = rope.inv_freq(original + 1), rope.inv_freq(original)
-    parameters = rope_parameters(name, options, rope, long, short, original)
-    # GPT-NeoX's default is a quarter
-    return {"partial_rotary_factor": share, **parameters} if partly else parameters
+# A part of a posbench model, and its name in Llama.
+_NAMES = {
+    "tokens": "model.embed_tokens",
+    "norm": "model.norm",
+    "head": "lm_head",
+    "blocks": "model.layers",
+    "attention_norm": "input_layernorm",
+    "attention.qkv": "self_attn.qkv_proj",
+    "attention.out": "self_attn.o_proj",
+    "mlp_norm": "post_attention_layernorm",
+    "mlp.gate": "mlp.gate_proj",
+    "mlp.up": "mlp.up_proj",
+    "mlp.down": "mlp.down_proj",
+}
 
 
-# A part of a posbench model, and its name in Llama and in GPT-NeoX.
-_NAMES = (
-    ("tokens", "model.embed_tokens", "gpt_neox.embed_in"),
-    ("norm", "model.norm", "gpt_neox.final_layer_norm"),
-    ("head", "lm_head", "embed_out"),
-    ("blocks", "model.layers", "gpt_neox.layers"),
-    ("attention_norm", "input_layernorm", "input_layernorm"),
-    ("attention.qkv", "self_attn.qkv_proj", "attention.query_key_value"),
-    ("attention.out", "self_attn.o_proj", "attention.dense"),
-    ("mlp_norm", "post_attention_layernorm", "post_attention_layernorm"),
-    ("mlp.gate", "mlp.gate_proj", ""),
-    ("mlp.up", "mlp.up_proj", "mlp.dense_h_to_4h"),
-    ("mlp.down", "mlp.down_proj", "mlp.dense_4h_to_h"),
-)
-
-
-def _tensors(model: GPT, rope: Rotary | None, packed: bool) -> dict[str, Tensor]:
-    """Return weights under Llama's names; `packed`: under GPT-NeoX's, with q, k, v
-    packed by head, and biases of 0.
-    """
-    names = {name: (llama, neox)[packed] for name, llama, neox in _NAMES}
-    order = slice(None) if rope is None else _channel_order(rope, packed)
+def _tensors(model: GPT, rope: Rotary | None) -> dict[str, Tensor]:
+    """Return weights under Llama's names."""
+    order = slice(None) if rope is None else _channel_order(rope)
     tensors: dict[str, Tensor] = {}
-    for name, weight in model.named_parameters():
+    for name, parameter in model.named_parameters():
         if name.startswith("encoding."):
             continue
-        name = name.removesuffix(".weight")
-        layers, number, module = (
-            name.split(".", 2) if name.startswith("blocks.") else ("", "", name)
-        )
-        name = ".".join(filter(None, (names.get(layers), number, names[module])))
-        parts = {name: weight.detach()}
-        if module == "attention.qkv":
-            # each (H, Dh, D)
-            q, k, v = parts[name].view(
-                3, model.layers[0].attention.n_heads, -1, weight.shape[1]
-            )
-            heads = (q[:, order], k[:, order], v)
-            separate = {
-                name.replace("qkv", letter): part
-                for letter, part in zip("qkv", heads, strict=True)
-            }
-            parts = {name: torch.cat(heads, dim=1)} if packed else separate
-            parts = {name: part.flatten(0, 1) for name, part in parts.items()}
-        for name, part in parts.items():
-            tensors[f"{name}.weight"] = part.clone(
+        weight = parameter.detach()
+        module = name.removesuffix(".weight")
+        place = ""
+        if name.startswith("blocks."):
+            _, number, module = module.split(".", 2)
+            place = f"{_NAMES['blocks']}.{number}."
+        theirs = f"{place}{_NAMES[module]}.weight"
+        if module != "attention.qkv":
+            tensors[theirs] = weight.clone()
+            continue
+        n_heads = model.layers[0].attention.n_heads
+        q, k, v = weight.view(3, n_heads, -1, weight.shape[1])  # each (H, Dh, D)
+        for letter, part in (("q", q[:, order]), ("k", k[:, order]), ("v", v)):
+            separate = theirs.replace("qkv", letter)
+            tensors[separate] = part.flatten(0, 1).clone(
                 memory_format=torch.contiguous_format
             )
-            if packed and ("norm" in module or "mlp" in module):
-                tensors[f"{name}.bias"] = torch.zeros(len(part))
     return tensors
 
 
-def _channel_order(rope: Rotary, partly: bool) -> Tensor:
+def _channel_order(rope: Rotary) -> Tensor:
     """Return the indices of a head's channels in transformers' order: of w that turn, p
     is paired with p + w/2.
     """
-    turning, still = (
-        torch.arange(rope.width),
-        torch.arange(rope.width, rope.shape.head_dim),
-    )
-    pairs = (
-        turning.view(-1, 2).T if rope.layout == "interleaved" else turning.view(2, -1)
-    )
-    if partly:
-        return torch.cat((pairs.flatten(), still))
+    turning = torch.arange(rope.width)
+    still = torch.arange(rope.width, rope.shape.head_dim)
+    if rope.layout == "interleaved":
+        pairs = turning.view(-1, 2).T
+    else:
+        pairs = turning.view(2, -1)
     return torch.cat((pairs, still.view(2, -1)), dim=1).flatten()
 
 
@@ -422,7 +362,7 @@ def worst(agreements: Agreements) -> float:
 def write_card(
     new: Path,
     run: Path,
-    config: Trains,
+    config: Config,
     about: str,
     agreements: Agreements,
     **facts: Any,
@@ -449,12 +389,14 @@ def write_card(
     ]
     rows = evaluation_rows(run)
     split = headline_split(rows, config.evaluation.split)
-    for row in (row for row in rows if row.split == split and row.protocol != RULER):
+    for row in rows:
+        if row.split != split:
+            continue
         nll = f"{row.nll:.4f}" if row.measured else row.status
         lines.append(
             f"| `{row.curve_name}` | {row.tokens or 0:,} | {row.length:,} | {nll} |"
         )
-    sections = ("encoding", "model", "start", "training", "seed", "lora")
+    sections = ("encoding", "model", "start", "training", "seed")
     settings = {
         key: part for key, part in to_container(config).items() if key in sections
     }

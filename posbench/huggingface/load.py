@@ -2,24 +2,22 @@
 runs, no pickle is opened.
 """
 
-import contextlib
 import dataclasses
 import hashlib
-import importlib.util
-import os
 import re
-from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from posbench import files, machine
+from posbench import files
 from posbench.data import hub
-from posbench.errors import PosbenchError, UserError, did_you_mean
-from posbench.run import MODEL, RECORD, TOKENIZER
+from posbench.errors import UserError, did_you_mean
+from posbench.rope.library import library_errors, transformers
+from posbench.rope.reading import language_part
+from posbench.run import TOKENIZER
 
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 _ROPE = (
     "llama gpt_neox mistral olmo olmo2 starcoder2 qwen2 qwen3 smollm3 gemma2"
     " gemma3_text"
@@ -44,91 +42,6 @@ LENGTHS = (
 )
 
 
-def library(name: str, version: str) -> Any:
-    """Import a library of HuggingFace; UserError if it is not installed."""
-    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
-    # kernels are programs: the library would fetch them from the hub
-    os.environ.setdefault("USE_HUB_KERNELS", "NO")
-    try:
-        return importlib.import_module(name)
-    except ImportError:
-        raise UserError(f"this needs {name}: pip install '{name}{version}'") from None
-
-
-def transformers() -> Any:
-    """Import transformers; UserError if it is not installed."""
-    module = library("transformers", ">=5.23,<5.24")
-    module.utils.logging.disable_progress_bar()
-    return module
-
-
-@contextlib.contextmanager
-def library_errors(
-    problem: str, kind: type[PosbenchError] = UserError
-) -> Iterator[None]:
-    """Turn whatever a library raises into one line; our own errors and a lack of memory
-    stay what they are.
-    """
-    try:
-        yield
-    except Exception as error:
-        if isinstance(error, PosbenchError) or machine.is_out_of_memory(error):
-            raise
-        raise kind(
-            f"{problem}: {type(error).__name__}: {' '.join(str(error).split())[:300]}"
-        ) from None
-
-
-def language_part(settings: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the part of a config.json on the language model: a section if the model
-    has several parts, else all.
-    """
-    return settings.get("text_config") or settings
-
-
-def with_class_defaults(settings: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a config.json completed with the defaults of the model's class, as Gemma
-    3's needs it.
-
-    Raises UserError if a size is missing and transformers is not installed, or if
-    transformers refuses the file.
-    """
-    text = language_part(settings)
-    sized, based = (
-        {*LENGTHS} & {*text} and {"num_attention_heads", "n_head"} & {*text},
-        "'rope_theta'" in str(text),
-    )
-    # kinds of layers, perhaps
-    derives = text.get("model_type") not in TESTED or text.get("use_sliding_window")
-    complete = (
-        based and ("layer_types" in text or not derives)
-    ) or not importlib.util.find_spec("transformers")
-    classes = {} if sized and complete else transformers().CONFIG_MAPPING
-    if (kind := text.get("model_type")) not in classes:
-        return settings
-    with library_errors(f"transformers refuses this configuration of '{kind}'"):
-        config = classes[kind](
-            **{key: value for key, value in text.items() if not key.startswith("rope_")}
-        ).to_dict()
-    rope = config.pop("rope_parameters", None) or {}
-    config = {
-        key: config[key]
-        for key in config
-        if key == "layer_types" or not (sized and based)
-    }
-    if not based and (text.get("rope_scaling") or text.get("rope_parameters")):
-        section = rope.get("full_attention") or rope
-        config |= {
-            key: section[key]
-            for key in ("rope_theta", "partial_rotary_factor")
-            if key in section
-        }
-    elif not based:
-        config["rope_parameters"] = rope
-    text = config | {key: value for key, value in text.items() if value is not None}
-    return {**settings, "text_config": text} if "text_config" in settings else text
-
-
 @dataclasses.dataclass(frozen=True)
 class Source:
     """A model that can be evaluated: its files and its configuration."""
@@ -145,22 +58,18 @@ class Source:
 
     @property
     def name(self) -> str:
-        """The name of its folder of results: the last part of its path, or the run's
-        name if a run trained it.
-        """
-        path = Path(
-            self.origin.partition("@")[0] if self.revision else self.origin
-        ).resolve()
-        path = (
-            path.parent
-            if path.name == MODEL and (path.parent / RECORD).is_file()
-            else path
-        )
-        return re.sub(r"[^A-Za-z0-9._-]+", "-", path.name)[:100].strip(".-_") or "model"
+        """The name of its folder of results: the last part of its path."""
+        origin = self.origin
+        if self.revision:
+            origin = origin.partition("@")[0]
+        name = re.sub(r"[^A-Za-z0-9._-]+", "-", Path(origin).resolve().name)
+        return name[:100].strip(".-_") or "model"
 
     @property
     def precision(self) -> str:
-        """The precision that its configuration names, else fp32."""
+        """The precision to compute in: bf16 if its configuration names that, else
+        fp32.
+        """
         return next(
             (name for name, dtype in DTYPES.items() if dtype == self.config.dtype),
             "fp32",

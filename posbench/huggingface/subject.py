@@ -24,9 +24,11 @@ from posbench.evaluation.models import (
     tail_length,
 )
 from posbench.evaluation.protocols import Integers
-from posbench.huggingface import rope
-from posbench.huggingface.load import TESTED, library_errors, position_of, transformers
+from posbench.huggingface.load import TESTED, position_of
 from posbench.randomness import generator
+from posbench.rope import extension as rope
+from posbench.rope.library import library_errors, transformers
+from posbench.rope.reading import restore
 
 _MOST_LOGITS = 2**27  # held at once, unless a single window has more
 _window: contextvars.ContextVar[tuple[int | None, int]] = contextvars.ContextVar(
@@ -43,7 +45,7 @@ class HuggingFaceModel:
     model: Any  # the library's model
     name: str
     train_length: int
-    precision: str  # fp32, bf16 or fp16
+    precision: str  # fp32 or bf16
     first_token: int | None = None  # replaces the first token of every window
     window: int | None = None
     sinks: int = 0
@@ -176,7 +178,7 @@ def forward(
 
 def prepare(model: Any, length: int) -> None:
     """Prepare a model for an input of this length, as if it had read none before."""
-    rope.restore(model)
+    restore(model)
     if model.config.model_type == "mpt":  # the length that its bias is built for
         model.config.max_seq_len = length
 

@@ -31,7 +31,6 @@ from posbench.run.rows import PLAIN, evaluation_rows, training_rows
 from posbench.run.run import ADDING, Run, load_config, load_record
 from posbench.terminal import exits
 from posbench.terminal.signals import exit_when_parent_exits, stop_signals
-from posbench.training.step import begins_from
 
 logger = logging.getLogger(__name__)
 SPAWNED = multiprocessing.get_context("spawn")
@@ -79,10 +78,8 @@ def is_finished(plan: Plan) -> bool:
     """Return whether nothing is left to do. If evaluation settings changed, the run
     decides what is missing.
     """
-    wanted, latest = (
-        to_container(plan.config)["evaluation"],
-        record(plan).get("evaluated"),
-    )
+    wanted = to_container(plan.config)["evaluation"]
+    latest = record(plan).get("evaluated")
     try:
         return is_trained(plan) and wanted in (
             latest,
@@ -160,20 +157,11 @@ def run(
     running: dict[int, tuple[BaseProcess, Plan, dict[str, str], dict[str, Any]]] = {}
     forwarded, next_line = 0, time.monotonic() + _LINE_EVERY_SECONDS
 
-    def ready(plan: Plan) -> bool:
-        return not any(
-            begins_from(plan.config, other.config) for _, other, *_ in running.values()
-        )
-
     with stop_signals() as received:
         while running or (waiting and not received):
-            while (
-                free
-                and not received
-                and (plan := next((job for job in waiting if ready(job)), None))
-            ):
-                waiting.remove(plan)
-                slot, old_record = free.pop(0), record(plan)
+            while free and waiting and not received:
+                plan, slot = waiting.pop(0), free.pop(0)
+                old_record = record(plan)
                 plan.output.parent.mkdir(parents=True, exist_ok=True)
                 process = start_process(
                     FORKED, functools.partial(work, plan), slot, plan.output

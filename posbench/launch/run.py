@@ -112,10 +112,8 @@ def config_with_measured_lengths(folder: Path) -> Config:
     paired with old ones.
     """
     config = load_config(folder)
-    settings, wanted = (
-        config.evaluation,
-        ("fixed_target", config.training.steps, config.evaluation.split),
-    )
+    settings = config.evaluation
+    wanted = ("fixed_target", config.training.steps, settings.split)
     curve = [row for row in on_shared_targets(evaluation_rows(folder)) if row.measured]
     ratios = tuple(
         sorted(
@@ -159,7 +157,7 @@ def start_processes(
                 ranks.append(pool.start_process(pool.SPAWNED, job, environment, output))
             deadline = math.inf
             while (
-                any([process.exitcode is None for process in ranks])
+                any(process.exitcode is None for process in ranks)
                 and time.monotonic() < deadline
             ):
                 while received:

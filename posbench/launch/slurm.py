@@ -20,16 +20,30 @@ _SCRIPT = """#!/bin/bash
 cd {here} || exit 1
 [ "$SLURM_CPUS_PER_TASK" ] && export OMP_NUM_THREADS=$SLURM_CPUS_PER_TASK
 command=$(sed -n "$((SLURM_ARRAY_TASK_ID + 1))p" {commands})
-[ "${{SLURM_NTASKS:-1}}" -gt 1 ] && command="srun --kill-on-bad-exit $command"  # they are the processes of one run
+# several tasks are the processes of one run
+[ "${{SLURM_NTASKS:-1}}" -gt 1 ] && command="srun --kill-on-bad-exit $command"
 eval "exec $command" &
 run=$!
-# 120 s before the time limit: it saves itself. With less time than that it would be queued again for ever.
-trap '[ $SECONDS -gt 20 ] && again=1 || echo "error: expected --time=4 or more"; kill -TERM $run' USR1
-trap 'kill -TERM $run' TERM                         # scancel and scontrol requeue: so, too, and no second requeue
-while kill -0 $run 2>/dev/null; do wait $run; done  # a wait ends with each signal, the last one with the run
+near_limit() {{
+    if [ $SECONDS -gt 20 ]; then
+        again=1
+    else
+        echo "error: expected --time=4 or more"
+    fi
+    kill -TERM $run
+}}
+# 120 s before the time limit: it saves itself. With less time than that it would be
+# queued again for ever.
+trap near_limit USR1
+# scancel and scontrol requeue: so, too, and no second requeue
+trap 'kill -TERM $run' TERM
+# a wait ends with each signal, the last one with the run
+while kill -0 $run 2>/dev/null; do wait $run; done
 wait $run
 code=$?
-[ $code -eq 143 ] && [ "$again" ] && scontrol requeue "${{SLURM_ARRAY_JOB_ID}}_$SLURM_ARRAY_TASK_ID"
+if [ $code -eq 143 ] && [ "$again" ]; then
+    scontrol requeue "${{SLURM_ARRAY_JOB_ID}}_$SLURM_ARRAY_TASK_ID"
+fi
 exit $code
 """
 

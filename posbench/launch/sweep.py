@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from posbench import machine
+from posbench import machine, reports
 from posbench.config.overrides import OF_A_SWEEP, read, split
 from posbench.data.tokens import prepare_all
 from posbench.errors import PosbenchError, UserError
@@ -29,7 +29,6 @@ from posbench.results.compare import ENOUGH_SEEDS, REFERENCE
 from posbench.run import checkpoint
 from posbench.run.run import other_code
 from posbench.terminal import console, exits
-from posbench.training.step import begins_from, stable_steps
 
 logger = logging.getLogger(__name__)
 # tokens: with fewer most of sweep=six do not beat the n-gram model (docs/results.md)
@@ -77,24 +76,21 @@ def sweep(
         print(cost([*rate_trials(todo, grid), *todo]))
         return todo
     prepare_all([plan.config for plan in missing])
+    todo = with_tuned_rates(todo, grid, n_jobs) if grid else todo
+    reports.sweeps.record([plan.folder for plan in todo], arguments, config_dir)
     if slurm_options is not None and missing:
         slurm.submit(missing, shlex.split(slurm_options))
         return todo
-    todo = with_tuned_rates(todo, grid, n_jobs) if grid else todo
     status = execute(todo, n_jobs)
     if any(pool.is_trained(plan) for plan in todo):
-        from posbench import report
-
-        report.main(
+        reports.main(
             [plan.folder for plan in todo if (plan.folder / "run.json").is_file()]
         )
     if failed := [plan for plan in todo if status[plan.id] != pool.DONE]:
         for plan in failed:
             logger.error("not done: %s", pool.status_line(plan, status[plan.id], todo))
-        count, names = (
-            exits.plural(len(failed), "run"),
-            ", ".join(plan.id for plan in failed),
-        )
+        count = exits.plural(len(failed), "run")
+        names = ", ".join(plan.id for plan in failed)
         raise PosbenchError(f"{count} of {len(todo)} not done: {names}")
     return todo
 
@@ -112,13 +108,6 @@ def cost(todo: list[Plan]) -> str:
     tokens = sum(
         config.training.steps * config.training.tokens_per_step for config in training
     )
-    for config in training:  # it begins where the rate of a smaller budget fell
-        smaller = (
-            stable_steps(plan.config.training)
-            for plan in todo
-            if begins_from(config, plan.config)
-        )
-        tokens -= max(smaller, default=0) * config.training.tokens_per_step
     # a trial of a learning rate has none
     commands = [shlex.join(plan.command) for plan in unfinished if plan.command]
     counts = (
@@ -194,11 +183,8 @@ def execute(todo: list[Plan], n_jobs: int | None) -> dict[str, Status]:
     threads = {
         "OMP_NUM_THREADS": str(runtime.threads or machine.threads_each(n_slots * size))
     }
-    # a larger budget may begin from a smaller one
-    todo = sorted(todo, key=lambda plan: plan.config.training.tokens)
-    return pool.run(
-        todo, [gpus[number % len(gpus)] | threads for number in range(n_slots)], run
-    )
+    slots = [gpus[number % len(gpus)] | threads for number in range(n_slots)]
+    return pool.run(todo, slots, run)
 
 
 # -- tune=true: the learning rate of each encoding, chosen on validation text at the
@@ -212,8 +198,6 @@ _EVALUATION: dict[str, Any] = {
     "ratios": (1.0,),
     "split": "validation",
     "blocks": 4096,
-}
-_EVALUATION |= {
     "longest": None,
     "windowed": False,
     "sinks": 0,

@@ -20,6 +20,7 @@ from posbench.encodings.base import (
     Layer,
     check_length,
     exact,
+    narrower,
     part_of,
 )
 from posbench.model import flex
@@ -69,6 +70,7 @@ def attention(
         rows = slice(length - (last or length), length)
         window = narrower(window, encoding.window) if layer.causal else None
         window = None if window is not None and window >= length else window
+        layer = layer.replace(window=window, sinks=sinks)
         is_full = layer.causal and rows.start == 0
         output = None
         if (
@@ -81,13 +83,13 @@ def attention(
                 q, k, v, is_causal=True, scale=encoding.logit_scale
             )
         elif is_full and flex.serves(q, v):
-            output = flex.attention(encoding, q, k, v, layer, window, sinks)
+            output = flex.attention(encoding, q, k, v, layer)
         elif (
             is_full and window is None and length >= FUSED_FROM and fused_is_fast(q, v)
         ):
             output = _by_channels(encoding, q, k, v, layer)
         if output is None:
-            output = by_rows(encoding, q, k, v, layer, window, sinks, rows)
+            output = by_rows(encoding, q, k, v, layer, rows)
         if "map_outputs" in encoding.hooks:
             output = encoding.map_outputs(exact(output), layer.replace(rows=rows))
     return output.to(dtype)
@@ -134,7 +136,7 @@ def make_layer(
 
 
 # -- the definition
-# ----------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------
 
 
 def by_rows(
@@ -143,8 +145,6 @@ def by_rows(
     k: Tensor,
     v: Tensor,
     layer: Layer,
-    window: int | None,
-    sinks: int,
     rows: slice,
 ) -> Tensor:
     """Return attention of what `prepared` returns, in blocks of query rows, each with
@@ -154,6 +154,7 @@ def by_rows(
     block again.
     """
     batch, heads, length, _ = q.shape
+    window, sinks = layer.window, layer.sinks
     n_rows = rows.stop - rows.start
     recompute = (
         torch.is_grad_enabled()
@@ -179,7 +180,7 @@ def by_rows(
             keys = torch.cat((torch.arange(sinks), torch.arange(first, stop)))
         queries = slice(start, stop)
         parts = part_of(q, queries), part_of(k, keys), part_of(v, keys)
-        block = encoding, *parts, layer.replace(rows=queries, keys=keys), window, sinks
+        block = encoding, *parts, layer.replace(rows=queries, keys=keys)
         outputs.append(
             checkpoint(_block, *block, use_reentrant=False)
             if recompute
@@ -193,13 +194,11 @@ def logits_by_rows(
     q: Tensor,
     k: Tensor,
     layer: Layer,
-    window: int | None = None,
-    sinks: int = 0,
 ) -> Tensor:
     """Return a block's logits (B, H, Tq, Tk): scaled, biased, -inf where hidden; all
     but the product q·k is in fp32.
     """
-    return _logits(encoding, q, k, layer, _biases(encoding, q, k, layer), window, sinks)
+    return _logits(encoding, q, k, layer, _biases(encoding, q, k, layer))
 
 
 def _logits(
@@ -208,10 +207,8 @@ def _logits(
     k: Tensor,
     layer: Layer,
     biases: Tensor | None,
-    window: int | None,
-    sinks: int,
 ) -> Tensor:
-    mask = mask_of(layer, window, sinks, exact(q).dtype)
+    mask = mask_of(layer, exact(q).dtype)
     scores = q @ k.mT
     if "scores" in encoding.hooks:
         layer = layer.replace(visible=mask == 0)
@@ -240,8 +237,6 @@ def _block(
     k: Tensor,
     v: Tensor,
     layer: Layer,
-    window: int | None,
-    sinks: int,
 ) -> Tensor:
     """Return the outputs (B, H, Tq, Dh) of a block of query rows."""
     biases = _biases(encoding, q, k, layer)
@@ -253,7 +248,7 @@ def _block(
         and fused_is_fast(q, v)
     )
     if fused and (biases is None or not biases.requires_grad):
-        mask = mask_of(layer, window, sinks, exact(q).dtype)
+        mask = mask_of(layer, exact(q).dtype)
         mask = (
             (mask if biases is None else biases + mask)
             .to(q.dtype)
@@ -262,9 +257,9 @@ def _block(
         return F.scaled_dot_product_attention(
             q, k, v, attn_mask=mask, scale=encoding.logit_scale
         )
-    logits = _logits(encoding, q, k, layer, biases, window, sinks)
+    logits = _logits(encoding, q, k, layer, biases)
     if "attend" in encoding.hooks:
-        layer = layer.replace(visible=mask_of(layer, window, sinks, logits.dtype) == 0)
+        layer = layer.replace(visible=mask_of(layer, logits.dtype) == 0)
     return encoding.attend(logits, v, layer)
 
 
@@ -313,15 +308,12 @@ def _by_pairs(by_distance: Tensor, rows: int) -> Tensor:
     return copies.view(heads, rows, keys + rows - 1)[..., rows - 1 :]
 
 
-def mask_of(layer: Layer, window: int | None, sinks: int, dtype: torch.dtype) -> Tensor:
+def mask_of(layer: Layer, dtype: torch.dtype) -> Tensor:
     """Return the mask (Tq, Tk) of a block: 0 where a key is visible, -inf where it is
     hidden.
     """
-    rows, keys, settings = (
-        layer.rows,
-        layer.keys,
-        (window, sinks, layer.causal, dtype, layer.positions.device),
-    )
+    rows, keys, sinks = layer.rows, layer.keys, layer.sinks
+    settings = layer.window, sinks, layer.causal, dtype, layer.positions.device
     if isinstance(keys, Tensor):
         return _mask(rows.start, rows.stop, keys, *settings)
     shift = 0 if sinks else keys.start  # blocks of equal shape share one mask
@@ -359,7 +351,7 @@ _kept_mask = functools.lru_cache(64)(torch.inference_mode(False)(_mask))
 
 
 # -- the choice of a kernel
-# --------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------
 
 
 def fused_is_fast(q: Tensor, v: Tensor) -> bool:
@@ -424,8 +416,3 @@ def _kept_bytes(device: torch.device) -> int:
         else machine.device_memory(device) * KEPT_SHARE_ACCELERATOR
     )
     return max(KEPT_BYTES, int(share))
-
-
-def narrower(first: int | None, second: int | None) -> int | None:
-    """Return the smaller of two windows; None means no limit."""
-    return (first or second) if first is None or second is None else min(first, second)

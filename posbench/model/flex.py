@@ -53,8 +53,6 @@ def attention(
     k: Tensor,
     v: Tensor,
     layer: Layer,
-    window: int | None,
-    sinks: int,
 ) -> Tensor | None:
     """Return attention of q, k and v after the hooks on the whole sequence, or None if
     the kernel cannot compute it.
@@ -78,7 +76,7 @@ def attention(
         ):
             return None
         modifier = _bias_modifier(biases.float().contiguous())
-    mask = block_mask(q.shape[2], window, sinks, q.device)
+    mask = block_mask(q.shape[2], layer.window, layer.sinks, q.device)
     kernel = _compiled(torch.is_grad_enabled())
     return kernel(
         q,

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from posbench.config.schema import Config, ModelConfig
-from posbench.encodings.base import Encoding, Layer
-from posbench.model.attention import attention, make_layer, narrower
+from posbench.encodings.base import Encoding, Layer, narrower
+from posbench.model.attention import attention, make_layer
 from posbench.model.compiled import compiled
 from posbench.model.loss import IGNORED, linear_cross_entropy
 from posbench.randomness import derive, generator
@@ -28,9 +28,7 @@ RMS_EPS = 1e-6
 
 @dataclasses.dataclass(frozen=True)
 class Reading:
-    """Changes to how a model reads: for baselines and extensions in evaluation, for
-    windows of stages of training.
-    """
+    """Changes to how a model reads, for baselines and extensions in evaluation."""
 
     # used in place of the model's own; it has the same shape
     encoding: Encoding | None = None
@@ -75,7 +73,6 @@ class GPT(nn.Module):
         n_scored: int | None = None,
         positions: Tensor | None = None,
         generator: torch.Generator | None = None,
-        reading: Reading = _AS_TRAINED,
     ) -> Tensor:
         """Return logits (B, T, vocab_size), or the mean negative log-likelihood of
         labels in nats, 0 if none is scored.
@@ -86,9 +83,9 @@ class GPT(nn.Module):
                 it is not scored.
             n_scored: how many labels are scored. None: they are counted, and the host
                 waits for the device.
-            positions, generator, reading: as for `hidden`.
+            positions, generator: as for `hidden`.
         """
-        hidden = self.hidden(ids, positions, generator, reading=reading)
+        hidden = self.hidden(ids, positions, generator)
         return (
             self.logits(hidden)
             if labels is None

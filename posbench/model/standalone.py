@@ -5,14 +5,13 @@
 import torch
 from torch import Tensor
 
-from posbench.encodings.base import Encoding, Layer, check_length, exact
+from posbench.encodings.base import Encoding, Layer, check_length, exact, narrower
 from posbench.errors import UserError
 from posbench.model.attention import attention as attention_of_layer
 from posbench.model.attention import (
     logits_by_rows,
     make_layer,
     mask_of,
-    narrower,
     prepared,
 )
 
@@ -106,9 +105,7 @@ def attention_logits(
         encoding, q, k, _, block = whole_block(
             encoding, exact(q), exact(k), exact(k), checked_layer, last=last
         )
-        return logits_by_rows(
-            encoding, q, k, block, encoding.window if causal else None
-        )
+        return logits_by_rows(encoding, q, k, block)
 
 
 def attention_output(
@@ -130,9 +127,7 @@ def attention_output(
         encoding, q, k, v, block = whole_block(
             encoding, exact(q), exact(k), exact(v), checked_layer, last=last
         )
-        logits = logits_by_rows(
-            encoding, q, k, block, encoding.window if causal else None
-        )
+        logits = logits_by_rows(encoding, q, k, block)
         return encoding.map_outputs(encoding.attend(logits, v, block), block)
 
 
@@ -152,9 +147,10 @@ def whole_block(
     encoding, q, k, v, layer = prepared(encoding, q, k, v, layer)
     length = q.shape[2]
     rows = slice(length - (last or length), length)
-    layer = layer.replace(rows=rows, keys=slice(0, length), consecutive=False)
     window = narrower(window, encoding.window) if layer.causal else None
-    visible = mask_of(layer, window, sinks, exact(q).dtype) == 0
+    layer = layer.replace(window=window, sinks=sinks)
+    layer = layer.replace(rows=rows, keys=slice(0, length), consecutive=False)
+    visible = mask_of(layer, exact(q).dtype) == 0
     return encoding, q[:, :, rows], k, v, layer.replace(visible=visible)
 
 

@@ -25,11 +25,9 @@ import pandas as pd
 from posbench.config import shipped
 from posbench.config.identity import (
     NOT_IDENTITY,
-    add_later_keys,
-    drop_later_keys,
     one_number,
 )
-from posbench.config.schema import flat, nested
+from posbench.config.schema import flat
 from posbench.errors import UserError
 from posbench.run import CONFIG
 from posbench.run import rows as run_rows
@@ -96,7 +94,7 @@ _TYPES |= {
 _RATE, _START = "training.learning_rate", "start"
 # of the run that one began from
 _STARTS = ("start.encoding", "start.tokens", "start.options", "start.text_sha256")
-_SCHEME = ("encoding.", "model.attention.", "lora", _RATE)
+_SCHEME = ("encoding.", "model.attention.", _RATE)
 _NOT_COMPARED = (
     "study",
     "seed",
@@ -235,22 +233,23 @@ def _rows(
 def _facts(folder: Path) -> dict[str, Any]:
     """Return the facts of a run, without importing its encoding."""
     record, container = load_record(folder), shipped.load(folder / CONFIG)
-    # a model that was only evaluated here
-    elsewhere = "reading" in container and _START not in container
+    elsewhere = "reading" in container  # a model that was only evaluated here
     settings = {
         key: value
         for key, value in one_number(flat(container)).items()
         if value is not None
     }
     if "start.run" in settings:
-        settings["start.encoding"] = (
-            match[1]
-            if (match := _RUN_NAME.match(Path(settings["start.run"]).name))
-            else None
-        )
-    status, task = record["status"], settings.get("data.task.name")
-    status = record.get("reason") or status if status == "failed" else status
-    status = "died" if status == "running" and not in_use(folder) else status
+        match = _RUN_NAME.match(Path(settings["start.run"]).name)
+        settings["start.encoding"] = match[1] if match else None
+
+    status = record["status"]
+    if status == "failed":
+        status = record.get("reason") or status
+    if status == "running" and not in_use(folder):
+        status = "died"
+
+    task = settings.get("data.task.name")
     training = run_rows.training_rows(folder) if task else []
     at_gate = [
         row["step"]
@@ -385,10 +384,9 @@ def _comparable(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings that must be equal in runs that are compared: model,
     initialisation, budget, kind of text.
     """
-    flat_settings = flat(drop_later_keys(nested(settings)))
     compared = {
         k: v
-        for k, v in flat_settings.items()
+        for k, v in settings.items()
         if k.startswith(_TEXT) or not k.startswith(_NOT_COMPARED)
     }
     if "start.tokens" in settings:  # compared with runs that train as long from 0
@@ -403,11 +401,10 @@ def _scheme(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings of a run's scheme: the encoding's options, the learning rate,
     and where the run began.
     """
-    complete = one_number(flat(add_later_keys(nested(settings))))
     options = {
         k: v
-        for k, v in complete.items()
-        if k.startswith(_SCHEME) and v is not None and k != "encoding.file"
+        for k, v in settings.items()
+        if k.startswith(_SCHEME) and k != "encoding.file" and v is not None
     }
     if "start.tokens" in settings:
         options |= {k: v for k, v in settings.items() if k.startswith(_STARTS)}
@@ -481,10 +478,11 @@ def _patterns() -> dict[str, str]:
     options.
     """
     paths = shipped.choices("encoding", pattern=shipped.NESTED)
-    return {
-        _json(_scheme(flat({"encoding": shipped.load(path)}))): name
-        for name, path in paths.items()
-    }
+    names = {}
+    for name, path in paths.items():
+        settings = one_number(flat({"encoding": shipped.load(path)}))
+        names[_json(_scheme(settings))] = name
+    return names
 
 
 def differing_settings(frame: pd.DataFrame) -> dict[str, dict[str, str]]:

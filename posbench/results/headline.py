@@ -8,7 +8,7 @@ from posbench.results import compare
 from posbench.results.compare import READERS, Losses
 from posbench.results.tasks import task_rows
 
-Headline = dict[str, float | str | None]
+Headline = dict[str, Any]  # numbers, texts or None
 TEXTS = ("learned", "uses_context")  # yes, no or not resolved; all others are numbers
 # the most important values of a run on text
 MAIN = ("learned", "nll_1x", "rise_4x", "rise_16x", "reach", "uses")

@@ -5,5 +5,3 @@ mirrored.
 from posbench.config.schema import SAVED
 
 CONFIG, RECORD, ROWS, TOKENIZER = SAVED, "run.json", "rows.jsonl", "tokenizer.json"
-# folders: a trained HuggingFace model; a checkpoint from before the rate falls
-MODEL, STABLE = "model", "stable"

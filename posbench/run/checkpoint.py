@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from posbench import files
 from posbench.errors import UserError
-from posbench.run import STABLE
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -160,20 +159,6 @@ def trained(folder: Path) -> Checkpoint:
             f"{folder} has no checkpoint: expected the folder of a trained run"
         )
     return checkpoint
-
-
-def keep_weights(folder: Path, steps: int) -> None:
-    """Delete a finished run's checkpoints except the newest weights, if these verify.
-    Nothing else is read later.
-    """
-    if final := at(folder, steps):
-        _remove(
-            [
-                *(saved.path for saved in every(folder) if saved != final),
-                *folder.glob(STABLE),
-            ]
-        )
-        (final.path / OPTIMIZER).unlink(missing_ok=True)
 
 
 def _remove(paths: Iterable[Path]) -> None:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from posbench.config.schema import Config, StartConfig
-from posbench.data.tokens import Tokenizer, from_file
+from posbench.data.tokenizer import Tokenizer, from_file
 from posbench.errors import UserError
 from posbench.files import sha256
 from posbench.model.gpt import GPT, build

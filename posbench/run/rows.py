@@ -13,14 +13,12 @@ from typing import Any
 from posbench.errors import UserError
 from posbench.run import ROWS
 
-# the last is a protocol: a benchmark without a loss
-PLAIN, WINDOWED, RULER = "plain", "windowed", "ruler"
+PLAIN, WINDOWED = "plain", "windowed"
 # protocols that score the same targets at every length
-PAIRED = ("fixed_target", "nonoverlap", "sliding")
+PAIRED = ("fixed_target", "nonoverlap")
 EVALUATION_KEY = (
     "protocol",
     "length",
-    "stride",
     "window",
     "extension",
     "task",
@@ -38,13 +36,11 @@ class EvaluationRow:
     What is undefined is None.
     """
 
-    # fixed_target, nonoverlap, task, problems, ruler; in earlier versions sliding
+    # fixed_target, nonoverlap, task, problems
     protocol: str
     length: int  # tokens of context; for problems, tokens read
     # length / training length; for problems, problem_length / longest trained one
     length_ratio: float
-    # for `sliding` of earlier versions: tokens between its windows
-    stride: int | None = None
     window: int | None = None  # keys that each query saw, if attention was narrowed
     extension: str | None = None  # as it was typed, such as yarn:factor=4; or sinks
     extension_options: dict[str, Any] | None = None  # what was done to the model
@@ -57,7 +53,7 @@ class EvaluationRow:
     split: str
     documents: str | None = None  # doc, concat
     checkpoint_step: int
-    # tokens of training; None: unknown (in earlier versions, for models from elsewhere)
+    # tokens of training; None: unknown
     tokens: int | None = None
     status: str  # ok, undefined, too_short, failed
     # why a status is not ok; for a selection of tokens, who made it
@@ -66,7 +62,7 @@ class EvaluationRow:
     n_tokens: int | None = None  # scored tokens
     n_bytes: int | None = None  # of the original text of the scored tokens
     n_blocks: int | None = None
-    # for problems: how many of the blocks differ; None in earlier versions
+    # for problems: how many of the blocks differ
     n_distinct: int | None = None
     n_documents: int | None = None  # documents that the blocks are from
     mean_context: float | None = None  # tokens
@@ -84,11 +80,11 @@ class EvaluationRow:
     exact_match: float | None = None
     ci_low: float | None = None  # 95 % interval of nll, for this checkpoint
     ci_high: float | None = None
-    # its units: documents, segments, problems; None in earlier versions: blocks
+    # its units: documents, segments, problems
     ci_over: str | None = None
     # nats per token of the training tokens' best n-gram model, on the same targets
     ngram_nll: float | None = None
-    # that model's order; in earlier versions 2, counted on all of the training text
+    # that model's order
     ngram_order: int | None = None
     # rows that share it scored the same tokens in the same blocks: they pair
     targets_sha256: str | None = None
@@ -119,10 +115,7 @@ class EvaluationRow:
     @property
     def measured(self) -> bool:
         """Whether the row has a number. Numbers that were not finite are null."""
-        return (
-            self.status == "ok"
-            and (self.accuracy if self.protocol == RULER else self.nll) is not None
-        )
+        return self.status == "ok" and self.nll is not None
 
     @property
     def kind(self) -> str:

@@ -29,13 +29,11 @@ from posbench import encodings, files
 from posbench.config.schema import (
     AnyConfig,
     Config,
-    TrainedElsewhere,
-    Trains,
     load_saved,
     to_container,
 )
 from posbench.errors import InUse, RunFailed, Stopped, UserError
-from posbench.run import CONFIG, RECORD, ROWS, STABLE, checkpoint
+from posbench.run import CONFIG, RECORD, ROWS, checkpoint
 from posbench.run.rows import plain, read_rows
 
 logger = logging.getLogger(__name__)
@@ -67,13 +65,11 @@ class Run:
         command: str | None,
         stack: contextlib.ExitStack,
     ) -> None:
-        self.folder, self.id, self.config, self._command, self._stack = (
-            folder,
-            config.id,
-            config,
-            command,
-            stack,
-        )
+        self.folder = folder
+        self.id = config.id
+        self.config = config
+        self._command = command
+        self._stack = stack
         self.tracker: Any = None  # a tracking.Tracker, which shows the rows elsewhere
         if not (folder / CONFIG).exists():
             self.write_config(config)
@@ -114,7 +110,7 @@ class Run:
                 if (
                     not restart
                     and command is not None
-                    and isinstance(config, Config)
+                    and config.is_trained_here
                     and (folder / RECORD).exists()
                 ):
                     restart = load_record(folder)[
@@ -130,11 +126,7 @@ class Run:
                     )
                     logger.info("the old run is now in %s", moved)
                 folder.mkdir(exist_ok=True)
-                for path in (
-                    folder,
-                    folder / "checkpoint",
-                    folder / STABLE / "checkpoint",
-                ):
+                for path in (folder, folder / "checkpoint"):
                     files.remove_stale(path)
                 existing = (
                     load_saved(folder / CONFIG)
@@ -182,13 +174,11 @@ class Run:
         """Force the rows to the disk."""
         os.fsync(self._file.fileno())
 
-    def cut(self, step: int, rows: list[dict[str, Any]] | None = None) -> None:
-        """Drop the rows after a step: training makes them again. `rows`, if given,
-        first replace the run's rows.
-        """
+    def cut(self, step: int) -> None:
+        """Drop the rows after a step: training makes them again."""
         rows = [
             row
-            for row in rows or self.rows
+            for row in self.rows
             if row["checkpoint_step" if "protocol" in row else "step"] <= step
         ]
         if rows != self.rows:
@@ -219,7 +209,7 @@ class Run:
         """Record that this process starts, and its resources. A run that is done stays
         done while rows are added.
         """
-        if isinstance(self.config, Config) and not checkpoint.every(self.folder):
+        if self.config.is_trained_here and not checkpoint.every(self.folder):
             encoding = self.config.encoding
             used = (
                 {}
@@ -277,11 +267,12 @@ class Run:
                 str(error) or type(error).__name__,
             )
 
-    def as_begun(self, config: Trains) -> Trains:
+    def as_begun(self, config: Config) -> Config:
         """Record and return a configuration. A begun run keeps cadence and evaluation,
         and so the order of its rows.
         """
-        if self.rows and not isinstance(original := self.config, TrainedElsewhere):
+        if self.rows:
+            original = load_config(self.folder)
             cadence = {
                 name: getattr(original.runtime, name)
                 for name in ("log_every_steps", "validate_every_steps")
@@ -322,11 +313,7 @@ class Run:
                     f"{self.folder} was trained on another {noun} than its"
                     f" configuration gives now: {hint}"
                 )
-        for warning in (
-            other_code(self.config, self.record)
-            if isinstance(self.config, Config)
-            else ()
-        ):
+        for warning in other_code(self.config, self.record):
             logger.warning("%s", warning)
 
 
@@ -387,7 +374,7 @@ def load_record(folder: Path) -> dict[str, Any]:
     return record
 
 
-def other_code(config: Config, record: Mapping[str, Any]) -> list[str]:
+def other_code(config: AnyConfig, record: Mapping[str, Any]) -> list[str]:
     """Return a line for each encoding from outside of posbench whose source file has
     changed since training began.
     """
@@ -413,7 +400,7 @@ def load_config(folder: Path) -> Config:
     is a HuggingFace model's.
     """
     config = load_saved(folder / CONFIG)
-    if not isinstance(config, Config):
+    if not config.is_trained_here:
         raise UserError(
             f"{folder} holds results of a HuggingFace model, not a run: name the model"
         )

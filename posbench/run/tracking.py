@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from posbench.config.schema import TrainedElsewhere, Trains, load_saved, to_container
+from posbench.config.schema import Config, load_saved, to_container
 from posbench.errors import PosbenchError, UserError
 from posbench.run import CONFIG
 from posbench.run.rows import PAIRED, EvaluationRow, number
@@ -39,7 +39,7 @@ class Tracker:
     later session sends them.
     """
 
-    def __init__(self, config: Trains, run: Run, results_of: ResultsOf) -> None:
+    def __init__(self, config: Config, run: Run, results_of: ResultsOf) -> None:
         self._config, self._run, self._results_of = config, run, results_of
         self._targets: dict[Any, str | None] = {}
         self._defined, self._seen = set[str](), 0
@@ -135,7 +135,7 @@ class Tracker:
             self.session = self._run.tracker = None
 
 
-def mirror(config: Trains, run: Run, results_of: ResultsOf) -> None:
+def mirror(config: Config, run: Run, results_of: ResultsOf) -> None:
     """Give a run its tracker, if its configuration and the environment ask for one."""
     at_wandb = (
         config.tracking.backend == "wandb"
@@ -146,7 +146,7 @@ def mirror(config: Trains, run: Run, results_of: ResultsOf) -> None:
 
 
 def row_values(
-    line: Mapping[str, Any], config: Trains, targets: dict[Any, str | None]
+    line: Mapping[str, Any], config: Config, targets: dict[Any, str | None]
 ) -> dict[str, Any]:
     """Return a row's numbers by name. Rows on a curve's first targets, which `targets`
     keeps, have its plain name.
@@ -202,7 +202,7 @@ class EventFiles:
 
     starting_step = 0
 
-    def __init__(self, config: Trains, run: Run) -> None:
+    def __init__(self, config: Config, run: Run) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
         shutil.rmtree(run.folder / "tensorboard", ignore_errors=True)
@@ -225,7 +225,7 @@ class EventFiles:
         self._writer.close()
 
 
-def wandb_session(config: Trains, run: Run) -> Any:
+def wandb_session(config: Config, run: Run) -> Any:
     """Open a run's session at W&B, in the place that the environment names, else where
     it was before.
     """
@@ -306,8 +306,9 @@ def sync(folders: list[Path], results_of: ResultsOf) -> None:
             "no W&B API key found: 'wandb login' stores one, WANDB_API_KEY gives one"
         )
     for folder in folders:
-        if isinstance(config := load_saved(folder / CONFIG), TrainedElsewhere):
-            continue  # it was not trained here and has no rows to overlay
+        config = load_saved(folder / CONFIG)
+        if not config.is_trained_here:
+            continue  # it has no rows to overlay
         tracking = dataclasses.replace(config.tracking, backend="wandb", mode="auto")
         with Run.open(folder, config, command=None) as run:
             run.tracker = tracker = Tracker(

@@ -21,7 +21,7 @@ from posbench.config.schema import Config
 from posbench.data import tokens as data
 from posbench.encodings.base import PAIRWISE, Encoding, Layer, Shape
 from posbench.errors import UserError
-from posbench.model.attention import attention, logits_by_rows, make_layer, narrower
+from posbench.model.attention import attention, logits_by_rows, make_layer
 from posbench.model.gpt import GPT
 from posbench.model.standalone import whole_block
 from posbench.run import TOKENIZER
@@ -40,7 +40,8 @@ MARGIN = 8
 # inputs of mean attention, and their last queries, which see the most keys
 SAMPLES, QUERIES = 64, 16
 STAYS = 1e-5  # largest change that counts as rounding
-DISTANCE = "distance in tokens"
+TINIEST = np.log(np.finfo(np.float32).tiny) / 2  # a weight with a smaller logit is 0
+DISTANCE, ADDED = "distance in tokens", "added to the logit"
 # measured lengths, as multiples of the training length; the longest, in tokens
 RATIOS, LONGEST = (1, 2, 4), 2048
 WINDOWS, LAYERS = 16, 4  # the most windows of text, and the most layers with a panel
@@ -52,26 +53,28 @@ def build(
     """Build an encoding, the same at every call, with codes at scale 1; `draw`: with
     learned tables from N(0,1).
     """
-    options = ({"scale": 1.0} if "scale" in encodings.options_of(name) else {}) | dict(
-        options
-    )
+    options = dict(options)
+    if "scale" in encodings.options_of(name):
+        options.setdefault("scale", 1.0)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         encoding = encodings.build(name, shape, options)
-        for key, parameter in encoding.named_parameters(recurse=False) if draw else ():
-            # not maps of contents
-            if parameter.dim() > 1 and (
-                key == "table" or "prepare" not in encoding.hooks
-            ):
-                torch.nn.init.normal_(parameter)
+        if draw:
+            _draw_tables(encoding)
     return encoding
+
+
+def _draw_tables(encoding: Encoding) -> None:
+    has_maps = "prepare" in encoding.hooks  # of contents
+    for name, parameter in encoding.named_parameters(recurse=False):
+        if parameter.dim() > 1 and (name == "table" or not has_maps):
+            torch.nn.init.normal_(parameter)
 
 
 def layer_encoding(encoding: Encoding, layer: int = 0) -> Encoding:
     """Return the encoding that a layer uses."""
-    return encoding.at(
-        make_layer(encoding, torch.zeros(1, 1, dtype=torch.long), layer)
-    )[0]
+    one_token = torch.zeros(1, 1, dtype=torch.long)
+    return encoding.at(make_layer(encoding, one_token, layer))[0]
 
 
 def hooks_of(encoding: Encoding) -> frozenset[str]:
@@ -83,20 +86,17 @@ def positions_of(encoding: Encoding, length: int) -> Tensor:
     """Return the encoding's positions (1, T) for an input of this length, or of its
     maximum if that is shorter.
     """
-    return encoding.positions(
-        torch.zeros(1, min(length, encoding.max_length or length), dtype=torch.long),
-        None,
-    )
+    ids = torch.zeros(1, length, dtype=torch.long)
+    return encoding.positions(ids[:, : encoding.max_length], None)
 
 
 def input_code(encoding: Encoding, positions: Tensor) -> Tensor:
     """Return the code added to or concatenated with the token embeddings: (1, T) to (T,
     D).
     """
-    tokens = torch.zeros(1, positions.shape[-1], encoding.token_dim())
-    return encoding.embed(
-        tokens, positions, torch.zeros_like(positions, dtype=torch.long)
-    )[0]
+    ids = torch.zeros_like(positions, dtype=torch.long)
+    tokens = torch.zeros(*positions.shape, encoding.token_dim())
+    return encoding.embed(tokens, positions, ids)[0]
 
 
 def rotated_ones(encoding: Encoding, positions: Tensor) -> tuple[Tensor, Tensor]:
@@ -115,19 +115,19 @@ def code(encoding: Encoding, positions: Tensor) -> Tensor:
     """Return the code of positions, or of distances if the encoding acts on pairs: (1,
     T) to (T, anything).
     """
-    hooks, parts = hooks_of(encoding), [torch.zeros(positions.shape[-1], 1)]
-    parts += [input_code(encoding, positions)] if "embed" in hooks else []
-    parts += rotated_ones(encoding, positions) if "rotate" in hooks else []
-    # the query is the last token, and the keys lie at the given distances before it
+    hooks = hooks_of(encoding)
+    parts = [torch.zeros(positions.shape[-1], 1)]
+    if "embed" in hooks:
+        parts.append(input_code(encoding, positions))
+    if "rotate" in hooks:
+        parts += rotated_ones(encoding, positions)
     if hooks & PAIRWISE:
-        distances = torch.cat(
-            [positions[0], positions.max() + 1 + torch.arange(MARGIN)]
-        )
-        parts.append(
-            contribution(encoding, (distances.max() - distances).flip(0)[None])
-            .flatten(0, 1)
-            .mT.flip(0)
-        )
+        # the query is the last token, and the keys lie at the given distances before it
+        margin = positions.max() + 1 + torch.arange(MARGIN)
+        distances = torch.cat([positions[0], margin])
+        places = (distances.max() - distances).flip(0)
+        added = contribution(encoding, places[None])
+        parts.append(added.flatten(0, 1).mT.flip(0))
     return torch.cat(parts, dim=-1)
 
 
@@ -136,21 +136,26 @@ def contribution(encoding: Encoding, positions: Tensor) -> Tensor:
     equal: (contents, H, T - MARGIN).
     """
     length, shape = positions.shape[-1], encoding.shape
-    q, k = (
-        random(2 * CONTENTS, 1, shape.head_dim, seed=1)[:, None]
-        .expand(-1, shape.n_heads, length, -1)
-        .chunk(2)
-    )
+    vectors = random(2 * CONTENTS, 1, 1, shape.head_dim, seed=1)
+    q, k = vectors.expand(-1, shape.n_heads, length, -1).chunk(2)
     x = random(CONTENTS, 1, shape.d_model, seed=1).expand(-1, length, -1)
-    logits = pairs_of(encoding, q, k, x, positions, last=1)[1]
-    return (logits - q[..., -1:, :] @ k.mT * layer_encoding(encoding).logit_scale)[
-        ..., 0, MARGIN:
-    ]
+    logits = pairs_of(encoding, q, k, x, positions, last=1).logits
+    plain = q[..., -1:, :] @ k.mT * layer_encoding(encoding).logit_scale
+    return (logits - plain)[..., 0, MARGIN:]
 
 
 def random(*shape: int, seed: int = 0) -> Tensor:
     """Return normal numbers, the same at every call."""
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+class Pairs(NamedTuple):
+    """Queries and keys of a layer, each tensor (B, H, queries, keys)."""
+
+    layer: Layer
+    logits: Tensor
+    weights: Tensor
+    added: Tensor  # to the product of query and key
 
 
 def pairs_of(
@@ -163,9 +168,8 @@ def pairs_of(
     last: int | None = None,
     window: int | None = None,
     sinks: int = 0,
-) -> tuple[Layer, Tensor, Tensor, Tensor]:
-    """Return a layer with its rows, and logits, weights, and what is added to logits,
-    each (B, H, last or T, keys).
+) -> Pairs:
+    """Return the pairs of all keys with all queries, or with the last ones.
 
     If an encoding normalises weights itself, they are its outputs for one-hot values,
     and logits are their logarithms.
@@ -174,47 +178,56 @@ def pairs_of(
     scheme, q, k, v, block = whole_block(
         encoding, q, k, torch.zeros_like(k), described, window, sinks, last
     )
-    logits = logits_by_rows(scheme, q, k, block, narrower(window, scheme.window), sinks)
+    logits = logits_by_rows(scheme, q, k, block)
+    weights = logits.softmax(-1)
     plain = q @ k.mT * scheme.logit_scale
-    if "attend" not in scheme.hooks:
-        return block, logits, logits.softmax(-1), logits - plain
-    (keys, width), parts = v.shape[-2:], []
-    zero_output = scheme.attend(logits, torch.zeros_like(v), block)
+    if "attend" in scheme.hooks:
+        usual = weights
+        weights = _weights_of(scheme, logits, v, block)
+        # with a sink, weights sum to less than 1
+        shares = weights / weights.sum(-1, keepdim=True)
+        if not torch.allclose(shares, usual, atol=1e-5):
+            logits = weights.clamp(min=torch.finfo(weights.dtype).tiny).log()
+    return Pairs(block, logits, weights, logits - plain)
+
+
+def _weights_of(
+    scheme: Encoding, logits: Tensor, zeros: Tensor, block: Layer
+) -> Tensor:
+    """Return the weights behind `attend`; `zeros`: values (B, H, keys, width)."""
+    keys, width = zeros.shape[-2:]
+    zero_output = scheme.attend(logits, zeros, block)
+    parts = []
     for start in range(0, keys, width):
-        values = torch.eye(keys, start + width)[:, start:].expand_as(v)
-        parts.append(scheme.attend(logits, values, block) - zero_output)
-    weights = torch.cat(parts, dim=-1)[..., :keys]
-    # with a sink, weights sum to less than 1
-    shares = weights / weights.sum(-1, keepdim=True)
-    if not torch.allclose(shares, logits.softmax(-1), atol=1e-5):
-        logits = weights.clamp(min=torch.finfo(weights.dtype).tiny).log()
-    return block, logits, weights, logits - plain
+        one_hot = torch.eye(keys, start + width)[:, start:]
+        output = scheme.attend(logits, one_hot.expand_as(zeros), block)
+        parts.append(output - zero_output)
+    return torch.cat(parts, dim=-1)[..., :keys]
 
 
 def by_distance(pairs: Tensor, layer: Layer, length: int) -> Tensor:
     """Return means of pairs (B, H, Tq, Tk) by distance in tokens, over the queries with
     a key there: (B, H, T).
     """
-    gap = torch.arange(length)[layer.rows, None] - torch.arange(length)[layer.keys]
-    sums = torch.zeros(*pairs.shape[:2], length).index_add(
-        2, gap[gap >= 0], pairs[:, :, gap >= 0]
-    )
-    return sums / torch.bincount(gap[gap >= 0], minlength=length)
+    places = torch.arange(length)
+    gap = places[layer.rows, None] - places[layer.keys]
+    is_past = gap >= 0
+    distances = gap[is_past]
+    sums = torch.zeros(*pairs.shape[:2], length)
+    sums.index_add_(2, distances, pairs[:, :, is_past])
+    return sums / torch.bincount(distances, minlength=length)
 
 
 def read(encoding: Encoding, tokens: Tensor, bare: bool = False) -> tuple[Tensor, ...]:
     """Return q, k, v (by fixed projections), x and positions of tokens (B, T, D);
     `bare`: without code at the input.
     """
-    shape, positions = encoding.shape, positions_of(encoding, tokens.shape[1])
-    x = encoding.embed(
-        tokens, positions, torch.zeros(tokens.shape[:2], dtype=torch.long)
-    )
-    x = (
-        x - input_code(encoding, positions)
-        if bare and "embed" in hooks_of(encoding)
-        else x
-    )
+    shape = encoding.shape
+    positions = positions_of(encoding, tokens.shape[1])
+    ids = torch.zeros(tokens.shape[:2], dtype=torch.long)
+    x = encoding.embed(tokens, positions, ids)
+    if bare:
+        x = x - input_code(encoding, positions)
     weights = random(3, 1, shape.d_model, shape.d_model) / shape.d_model**0.5
     q, k, v = (x @ weights).unflatten(-1, (shape.n_heads, -1)).transpose(2, 3)
     return q, k, v, x, positions
@@ -224,11 +237,11 @@ def logit_change(encoding: Encoding, tokens: Tensor) -> tuple[Tensor, Tensor]:
     """Return how much the encoding changes the logits of tokens, and the attention
     weights, each (B, H, T, T).
     """
-    (q, k, _, x, positions), (bare_q, bare_k, *_) = (
-        read(encoding, tokens, bare) for bare in (False, True)
-    )
-    _, logits, weights, _ = pairs_of(encoding, q, k, x, positions)
-    return logits - bare_q @ bare_k.mT * layer_encoding(encoding).logit_scale, weights
+    q, k, _, x, positions = read(encoding, tokens)
+    pairs = pairs_of(encoding, q, k, x, positions)
+    bare_q, bare_k, *_ = read(encoding, tokens, bare=True)
+    plain = bare_q @ bare_k.mT * layer_encoding(encoding).logit_scale
+    return pairs.logits - plain, pairs.weights
 
 
 class Panel(NamedTuple):
@@ -258,45 +271,43 @@ class Picture(NamedTuple):
 def picture(label: str, build: Build) -> Picture:
     """Return the panels of an encoding; UserError if `SHAPE` does not fit it."""
     encoding = build(SHAPE)
-    added = [_added_panel(encoding)] if hooks_of(encoding) & PAIRWISE else []
-    untrained = ", untrained: random parameters" if [*encoding.parameters()] else ""
-    return Picture(
-        label + untrained,
-        [*position_panels(encoding), *added, _attention_panel(encoding)],
-    )
+    if [*encoding.parameters()]:
+        label += ", untrained: random parameters"
+    return Picture(label, encoding_panels(encoding))
+
+
+def encoding_panels(encoding: Encoding) -> list[Panel]:
+    """Return the panels of an encoding without a model."""
+    panels = position_panels(encoding)
+    if hooks_of(encoding) & PAIRWISE:
+        panels.append(_added_panel(encoding))
+    return [*panels, _attention_panel(encoding)]
 
 
 def position_panels(encoding: Encoding) -> list[Panel]:
     """Return panels of the code by position and of products of two codes: at the input,
     and of rotated q and k.
     """
-    panels, positions = [], positions_of(encoding, 2 * encoding.shape.train_length)
+    panels = []
+    positions = positions_of(encoding, 2 * encoding.shape.train_length)
     if "embed" in hooks_of(encoding):
         code = input_code(encoding, positions)
-        panels += [
-            _image("Code of each position", code, encoding),
-            _products("Dot product of two codes", code, code),
-        ]
+        panels.append(_image("Code of each position", code, encoding))
+        panels.append(_products("Dot product of two codes", code, code))
     if "rotate" in hooks_of(encoding):
         q, k = rotated_ones(encoding, positions)
         # else only the first tokens differ, which lack neighbours
         if (k[MARGIN:] - k[-1]).abs().max() > STAYS:
-            panels += [
-                _image("A key of ones, by position", k, encoding),
-                _products("q·k of ones", q, k),
-            ]
+            panels.append(_image("A key of ones, by position", k, encoding))
+            panels.append(_products("q·k of ones", q, k))
     return panels
 
 
 def _image(title: str, code: Tensor, encoding: Encoding) -> Panel:
-    used, lacking = (
-        len(np.trim_zeros(code.any(0).numpy(), "b")),
-        2 * encoding.shape.train_length - len(code),
-    )
-    image = np.pad(
-        code[:, :used].mT.numpy(), [(0, 0), (0, lacking)], constant_values=np.nan
-    )
-    # the channels left out are 0
+    n_used = len(np.trim_zeros(code.any(0).numpy(), "b"))  # the other channels are 0
+    n_positions = 2 * encoding.shape.train_length
+    image = np.full((n_used, n_positions), np.nan)
+    image[:, : len(code)] = code[:, :n_used].mT.numpy()
     return Panel(title, "position", "channel", image=image)
 
 
@@ -304,41 +315,34 @@ def _products(title: str, q: Tensor, k: Tensor) -> Panel:
     """Draw q_i · k_{i-r} by distance r: one curve if it depends on distance alone, else
     the range over positions i.
     """
-    diagonals = [(q @ k.mT).diagonal(-distance) for distance in range(len(q))]
-    mean, low, high = (
-        np.array([float(of(d)) for d in diagonals])
-        for of in (torch.mean, torch.min, torch.max)
-    )
-    same = (high - low).max() <= STAYS * np.abs(high).max()
-    curves = (
-        {"at every place": mean}
-        if same
-        else {"mean over places": mean, "lowest": low, "highest": high}
-    )
+    products = q @ k.mT
+    diagonals = [products.diagonal(-distance) for distance in range(len(q))]
+    mean = np.array([float(diagonal.mean()) for diagonal in diagonals])
+    low = np.array([float(diagonal.min()) for diagonal in diagonals])
+    high = np.array([float(diagonal.max()) for diagonal in diagonals])
+    curves = {"mean over places": mean, "lowest": low, "highest": high}
+    if (high - low).max() <= STAYS * np.abs(high).max():
+        curves = {"at every place": mean}
     return Panel(title, DISTANCE, "product", curves)
+
+
+def _heads(values: Numbers) -> dict[str, Numbers]:
+    """Return a curve per head of (H, T)."""
+    return {f"head {head}": curve for head, curve in enumerate(values, start=1)}
 
 
 def _added_panel(encoding: Encoding) -> Panel:
     """Draw the contribution of position to the last query's logits if all tokens are
     equal.
     """
-    added = (
-        contribution(
-            encoding, positions_of(encoding, 2 * encoding.shape.train_length + MARGIN)
-        )[0]
-        .flip(-1)
-        .numpy()
-    )
-    # such a weight is 0
-    added = np.where(added < np.log(np.finfo(np.float32).tiny) / 2, np.nan, added)
-    alike = np.allclose(added, added[:1], equal_nan=True)
-    curves = {
-        "all heads" if alike else f"head {head}": values
-        for head, values in enumerate(added, start=1)
-    }
-    return Panel(
-        "Added to the logit, equal tokens", DISTANCE, "added to the logit", curves
-    )
+    length = 2 * encoding.shape.train_length + MARGIN
+    positions = positions_of(encoding, length)
+    added = contribution(encoding, positions)[0].flip(-1).numpy()
+    added = np.where(added < TINIEST, np.nan, added)
+    curves = _heads(added)
+    if np.allclose(added, added[:1], equal_nan=True):
+        curves = {"all heads": added[0]}
+    return Panel("Added to the logit, equal tokens", DISTANCE, ADDED, curves)
 
 
 def _attention_panel(encoding: Encoding) -> Panel:
@@ -346,19 +350,17 @@ def _attention_panel(encoding: Encoding) -> Panel:
     an even share.
     """
     length = positions_of(encoding, 2 * encoding.shape.train_length).shape[1]
-    q, k, _, x, positions = read(
-        encoding, random(SAMPLES, length, encoding.token_dim())
-    )
-    rows, _, weights, _ = pairs_of(encoding, q, k, x, positions, last=QUERIES)
-    shares = by_distance(
-        weights * torch.arange(1, length + 1)[rows.rows, None], rows, length
-    )
-    curves = {"mean over heads": shares.mean((0, 1))[: length - QUERIES + 1].numpy()}
+    tokens = random(SAMPLES, length, encoding.token_dim())
+    q, k, _, x, positions = read(encoding, tokens)
+    pairs = pairs_of(encoding, q, k, x, positions, last=QUERIES)
+    n_seen = torch.arange(1, length + 1)[pairs.layer.rows, None]
+    shares = by_distance(pairs.weights * n_seen, pairs.layer, length)
+    mean = shares.mean((0, 1))[: length - QUERIES + 1].numpy()
     return Panel(
         "Mean attention, random tokens",
         DISTANCE,
         "times an even share",
-        curves,
+        {"mean over heads": mean},
         log=True,
     )
 
@@ -370,22 +372,20 @@ def phrase_picture(
     """Return what position adds to the logit of two words, `daughter,called`, as their
     phrase moves.
     """
-    words, pair_words, panels = phrase.lower().split(), pair.lower().split(","), []
-    if (
-        len({*pair_words}) != 2
-        or not {*pair_words} <= {*words}
-        or len(words) >= SHAPE.train_length
-    ):
+    words = phrase.lower().split()
+    places = sorted(
+        {words.index(word) for word in pair.lower().split(",") if word in words}
+    )
+    if len(places) != 2 or len(words) >= SHAPE.train_length:
         raise UserError(
             f"--words is '{pair}': expected two different words of a phrase below"
             f" {SHAPE.train_length}"
         )
+    key, query = places
+    panels = []
     for label, build in builds:
-        key, query = sorted(map(words.index, pair_words))
         added = moved_logits(build(SHAPE), words, key, query, 2 * SHAPE.train_length)
-        panels.append(
-            Panel(label, "place of the later word", "added to the logit", {"": added})
-        )
+        panels.append(Panel(label, "place of the later word", ADDED, {"": added}))
     return Picture(f"{pair} in '{phrase}'", panels)
 
 
@@ -395,24 +395,21 @@ def moved_logits(
     """Return the encoding's change of two words' logit by the later word's place:
     (length,), NaN where it was not.
     """
-    width, added = encoding.token_dim(), np.full(length, np.nan)
-    vectors, sentence = (
-        [random(width, seed=zlib.crc32(word.encode())) for word in words],
-        random(1, length, width),
-    )
-    for start in range(
-        0, min(length, encoding.max_length or length) - len(words) + 1, 4
-    ):
-        tokens = sentence[:, : encoding.max_length].clone()
+    width = encoding.token_dim()
+    vectors = [random(width, seed=zlib.crc32(word.encode())) for word in words]
+    sentence = random(1, length, width)[:, : encoding.max_length]
+
+    added = np.full(length, np.nan)
+    for start in range(0, sentence.shape[1] - len(words) + 1, 4):
+        tokens = sentence.clone()
         tokens[0, start : start + len(words)] = torch.stack(vectors)
-        added[start + query] = logit_change(encoding, tokens)[0][
-            0, 0, start + query, start + key
-        ]
+        change, _ = logit_change(encoding, tokens)
+        added[start + query] = change[0, 0, start + query, start + key]
     return added
 
 
 # -- of a run, on its own text
-# -----------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------
 
 
 @torch.no_grad()
@@ -422,77 +419,71 @@ def run_picture(folder: Path) -> Picture:
     """
     config = load_config(folder)
     model = model_of(folder, config, tokenizer_of(folder))
-    panels = (
-        position_panels(model.encoding)
-        if not config.data.task
-        else picture("", lambda _: model.encoding).panels
-    )
-    if not config.data.task:
-        tokens: Any = data.data_of(
-            config.data, config.runtime.cache, folder / TOKENIZER
+    if config.data.task:
+        panels = encoding_panels(model.encoding)
+    else:
+        panels = position_panels(model.encoding)
+        panels += text_panels(model, config, _text_of(folder, config))
+    title = f"{folder.resolve().name}, trained"
+    return Picture(title, panels, config.training.train_length)
+
+
+def _text_of(folder: Path, config: Config) -> Tensor:
+    """Return the beginning of the text that a run was evaluated on, as ids."""
+    tokens: Any = data.data_of(config.data, config.runtime.cache, folder / TOKENIZER)
+    trained_on = (load_record(folder).get("data") or {}).get("sha256")
+    if trained_on not in (None, tokens.record["sha256"]):
+        raise UserError(
+            f"the text of {folder} is no longer the one that it was trained on"
         )
-        if (load_record(folder).get("data") or {}).get("sha256") not in (
-            None,
-            tokens.record["sha256"],
-        ):
-            raise UserError(
-                f"the text of {folder} is no longer the one that it was trained on"
-            )
-        ids = (
-            getattr(tokens, config.evaluation.split)
-            .ids[: WINDOWS * LONGEST]
-            .astype(np.int64)
-        )
-        panels += text_panels(model, config, torch.from_numpy(ids))
-    return Picture(
-        f"{folder.resolve().name}, trained", panels, config.training.train_length
-    )
+    ids = getattr(tokens, config.evaluation.split).ids[: WINDOWS * LONGEST]
+    return torch.from_numpy(ids.astype(np.int64))
 
 
 def text_panels(model: GPT, config: Config, ids: Tensor) -> list[Panel]:
     """Return panels by distance: what is added to logits, if the encoding adds
     anything, and mean attention.
     """
-    trained, encoding, panels, curves = (
-        config.training.train_length,
-        model.encoding,
-        [],
-        {},
-    )
-    for length in (
-        trained * ratio for ratio in RATIOS if ratio == 1 or trained * ratio <= LONGEST
-    ):
+    train_length = config.training.train_length
+    lengths = [train_length * ratio for ratio in RATIOS]
+    longest = max(train_length, LONGEST)
+    if model.encoding.max_length:
+        longest = min(longest, model.encoding.max_length)
+
+    curves = {}
+    for length in lengths:
         windows = ids[: len(ids) // length * length].view(-1, length)[:WINDOWS]
-        if len(windows) and length <= (encoding.max_length or length):
-            added, weights = (
-                torch.stack([_by_distance(model, window[None]) for window in windows])
-                .mean(0)
-                .numpy()
-            )
+        if len(windows) and length <= longest:
+            measured = [_by_distance(model, window[None]) for window in windows]
+            added, weights = torch.stack(measured).mean(0).numpy()
             curves[f"at {length}"] = weights.mean((0, 1))
     if not curves:
         raise UserError("the run's text is shorter than its training length")
-    if any(
-        layer_encoding(encoding, layer).hooks & {"distance_bias", "bias", "scores"}
-        for layer in range(len(added))
-    ):
-        alike = np.allclose(added, added[:1], atol=1e-4, equal_nan=True)
-        for layer in (
-            [0]
-            if alike
-            else np.unique(np.linspace(0, len(added) - 1, LAYERS).astype(int))
-        ):
-            title = "Added to the logit" + (
-                "" if alike else f", layer {layer + 1} of {len(added)}"
-            )
-            heads = {
-                f"head {head}": values
-                for head, values in enumerate(added[layer], start=1)
-            }
-            panels.append(Panel(title, DISTANCE, "mean on its own text", heads))
+    attention = Panel(
+        "Mean attention, its own text", DISTANCE, "weight", curves, log=True
+    )
+    return [*_layer_panels(model.encoding, added), attention]
+
+
+def _layer_panels(encoding: Encoding, added: Numbers) -> list[Panel]:
+    """Draw what some layers add to logits (layers, H, T), or one if all are alike."""
+    n_layers = len(added)
+    hooks = set[str]()
+    for layer in range(n_layers):
+        hooks |= layer_encoding(encoding, layer).hooks
+    if not hooks & {"distance_bias", "bias", "scores"}:
+        return []
+    if np.allclose(added, added[:1], atol=1e-4, equal_nan=True):
+        titles = {0: "Added to the logit"}
+    else:
+        drawn = np.unique(np.linspace(0, n_layers - 1, LAYERS).astype(int))
+        titles = {
+            layer: f"Added to the logit, layer {layer + 1} of {n_layers}"
+            for layer in drawn
+        }
     return [
-        *panels,
-        Panel("Mean attention, its own text", DISTANCE, "weight", curves, log=True),
+        Panel(title, DISTANCE, "mean on its own text", _heads(added[layer]))
+        for layer, title in titles.items()
     ]
 
 
@@ -500,33 +491,22 @@ def _by_distance(model: GPT, ids: Tensor) -> Tensor:
     """Return by distance, for a window, what the model adds to logits, and its weights:
     (2, layers, heads, T).
     """
-    encoding, length, means = model.encoding, ids.shape[1], []
+    encoding, window, sinks = model.encoding, model.window, model.sinks
+    length = ids.shape[1]
+    n_queries = max(1, min(QUERIES, length // 8))
     positions = encoding.positions(ids, None)
-    x, window, sinks = (
-        encoding.embed(model.tokens(ids), positions, ids),
-        model.window,
-        model.sinks,
-    )
+    x = encoding.embed(model.tokens(ids), positions, ids)
     described = make_layer(encoding, positions)
-    for layer, block in enumerate(model.layers):
+    means: list[Tensor] = []
 
-        def attend(
-            q: Tensor, k: Tensor, v: Tensor, inputs: Tensor, layer: int = layer
-        ) -> Tensor:
-            last = max(1, min(QUERIES, length // 8))
-            rows, _, weights, added = pairs_of(
-                encoding, q, k, inputs, positions, layer, last, window, sinks
-            )
-            means.append(by_distance(torch.cat([added, weights]), rows, length))
-            return attention(
-                encoding,
-                q,
-                k,
-                v,
-                described.replace(index=layer, x=inputs),
-                window,
-                sinks,
-            )
+    def attend(q: Tensor, k: Tensor, v: Tensor, x: Tensor) -> Tensor:
+        index = len(means)
+        pairs = pairs_of(encoding, q, k, x, positions, index, n_queries, window, sinks)
+        both = torch.cat([pairs.added, pairs.weights])
+        means.append(by_distance(both, pairs.layer, length))
+        layer = described.replace(index=index, x=x)
+        return attention(encoding, q, k, v, layer, window, sinks)
 
+    for block in model.layers:
         x = block(x, attend)
     return torch.stack(means, dim=1)

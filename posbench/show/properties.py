@@ -6,8 +6,6 @@ ai course, slides) for mean, spread and relative logits.
 """
 
 import math
-from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -18,7 +16,7 @@ from posbench import encodings
 from posbench.encodings.base import Encoding, Shape
 from posbench.errors import UserError
 from posbench.model.standalone import attention_output
-from posbench.report.render import Column, Row, Table
+from posbench.reports.render import Column, Row, Table
 from posbench.show import command, panels
 from posbench.terminal import console
 
@@ -28,18 +26,15 @@ SHAPE = Shape(d_model=32, n_heads=1, n_layers=2, train_length=160, token_rms=0.0
 LENGTH, LONGEST = 48, 256  # tokens of an input; LONGEST is beyond the training length
 FINE = 256  # steps between two positions
 
-# The properties, and what their numbers say.
-SAYS: dict[str, Callable[[Any], bool | str]] = {
-    "order": lambda share: "partial" if 0.01 < share < 0.99 else share >= 0.99,
-    "unique": lambda gap: gap > 1e-6,
-    "relative_logit": lambda change: change < 1e-4,
-    "relative_code": lambda unevenness: unevenness < 1e-3,
-    "continuous": lambda share: share < 1 / 16,
-    "invariant": lambda change: change < 1e-5,
-    "purpose": str,
-    "mean": "{:.3g}".format,
-    "spread": "{:.3g}".format,
+# What the number of a property has to be above, or below.
+ABOVE = {"order": 0.99, "unique": 1e-6}
+BELOW = {
+    "relative_logit": 1e-4,
+    "relative_code": 1e-3,
+    "continuous": 1 / 16,
+    "invariant": 1e-5,
 }
+PROPERTIES = (*ABOVE, *BELOW, "purpose", "mean", "spread")
 
 
 def main(words: list[str] | None = None, as_json: bool = False) -> None:
@@ -50,21 +45,31 @@ def main(words: list[str] | None = None, as_json: bool = False) -> None:
         print(frame.to_json(orient="records", indent=2))
         return
     columns = [Column("encoding", "encoding", text=True)]
-    columns += [
-        Column(name, name.replace("relative_", "rel. "), in_words, at, True)
-        for at, name in enumerate(SAYS)
-    ]
-    Table("", frame, columns, "--json has the numbers behind the words").print(
-        console.stdout()
-    )
+    for spare, name in enumerate(PROPERTIES):
+        head = name.replace("relative_", "rel. ")
+        columns.append(Column(name, head, in_words, spare, text=True))
+    table = Table("", frame, columns, "--json has the numbers behind the words")
+    table.print(console.stdout())
 
 
 def in_words(row: Row, name: str) -> str:
     """Return what the number of a property says: yes, no, or a word; n/a where there is
     none.
     """
-    answer = "n/a" if pd.isna(row[name]) else SAYS[name](row[name])
-    return answer if isinstance(answer, str) else "yes" if answer else "no"
+    value = row[name]
+    if pd.isna(value):
+        return "n/a"
+    if name == "purpose":
+        return str(value)
+    if name in ("mean", "spread"):
+        return f"{value:.3g}"
+    if name == "order" and 0.01 < value < ABOVE[name]:
+        return "partial"
+    if name in ABOVE and value < ABOVE[name]:
+        return "no"
+    if name in BELOW and value >= BELOW[name]:
+        return "no"
+    return "yes"
 
 
 @torch.no_grad()
@@ -72,54 +77,69 @@ def measure(words: list[str] | None = None) -> pd.DataFrame:
     """Return a row of numbers per encoding; words are names, each followed by its
     options. None: all encodings.
     """
-    builds = (
-        command.builder(*scheme) for scheme in command.split(words or encodings.names())
-    )
-    rows = [
-        {"encoding": name, **_numbers(build(SHAPE, draw=False), build(SHAPE))}
-        for name, build in builds
-    ]
+    rows = []
+    for scheme in command.split(words or encodings.names()):
+        label, build = command.builder(*scheme)
+        encoding = build(SHAPE)
+        # at scale 1, at the start of training
+        code = _input_code(build(SHAPE, draw=False), SHAPE.train_length)
+        row = {
+            "encoding": label,
+            "order": _order(encoding),
+            "unique": _unique(encoding),
+            "relative_logit": _relative_logit(encoding),
+            "relative_code": _relative_code(encoding),
+            "continuous": _continuous(encoding),
+            "invariant": _invariant(encoding),
+            "purpose": _purpose(encoding),
+            "mean": float(code.mean()),
+            "spread": float(code.square().mean().sqrt()),
+        }
+        rows.append(row)
     return pd.DataFrame(rows)
 
 
-def _numbers(initial: Encoding, encoding: Encoding) -> dict[str, float | str]:
-    # codes at the input; NaN if there are none
-    code, raw = torch.full((2, LENGTH, 1), math.nan)
-    if "embed" in panels.hooks_of(encoding):
-        code = panels.input_code(encoding, panels.positions_of(encoding, LENGTH))
-        raw = panels.input_code(
-            initial, panels.positions_of(initial, SHAPE.train_length)
-        )
+def _input_code(encoding: Encoding, length: int) -> Tensor:
+    """Return the code of positions at the input (T, D); NaN: there is none."""
+    if "embed" not in panels.hooks_of(encoding):
+        return torch.full((length, 1), math.nan)
+    return panels.input_code(encoding, panels.positions_of(encoding, length))
+
+
+def _unique(encoding: Encoding) -> float:
+    """Return the smallest distance of two codes."""
+    codes = panels.code(encoding, torch.arange(2 * LENGTH)[None])
+    distances = (codes[:, None] - codes).norm(dim=-1)
+    return float(distances.fill_diagonal_(math.inf).min())
+
+
+def _relative_logit(encoding: Encoding) -> float:
+    """Return how much the logit of two words changes as their phrase moves, as a share
+    of what is added to it.
+    """
+    phrase = ["a", "phrase", "with", "the", "query", "and", "its", "key"]
+    added = panels.moved_logits(encoding, phrase, 4, 7, LONGEST)
+    largest = max(1.0, np.nanmax(np.abs(added)))
+    return float((np.nanmax(added) - np.nanmin(added)) / largest)
+
+
+def _relative_code(encoding: Encoding) -> float:
+    """Return how unevenly two codes that are equally far apart in tokens differ."""
+    code = _input_code(encoding, LENGTH)
     gaps = torch.cdist(code, code)
-    vectors = panels.code(encoding, torch.arange(2 * LENGTH)[None])
-    differences = (vectors[:, None] - vectors).norm(dim=-1).fill_diagonal_(math.inf)
-    moved = panels.moved_logits(
-        encoding,
-        ["a", "phrase", "with", "the", "query", "and", "its", "key"],
-        4,
-        7,
-        LONGEST,
-    )
+    unevenness = []
+    for distance in range(1, len(gaps)):
+        equally_far = gaps.diagonal(-distance)
+        unevenness.append(float(equally_far.max() - equally_far.min()))
+    return max(unevenness)
+
+
+def _invariant(encoding: Encoding) -> float:
+    """Return the change of the first outputs when as many tokens follow."""
     tokens = panels.random(1, 2 * LENGTH, encoding.token_dim())
-    longer = _output(encoding, tokens)[:, :, :LENGTH] - _output(
-        encoding, tokens[:, :LENGTH]
-    )
-    return {
-        "order": _order(encoding),
-        "unique": float(differences.min()),  # the smallest distance of two codes
-        "relative_logit": float(np.nanmax(moved) - np.nanmin(moved))
-        / max(1.0, np.nanmax(np.abs(moved))),
-        "relative_code": max(
-            float(gaps.diagonal(-r).max() - gaps.diagonal(-r).min())
-            for r in range(1, len(gaps))
-        ),
-        "continuous": _continuous(encoding),
-        # change of the first outputs when as many tokens follow
-        "invariant": float(longer.abs().max()),
-        "purpose": _purpose(encoding),
-        "mean": float(raw.mean()),  # of the code at scale 1 at the start of training
-        "spread": float(raw.square().mean().sqrt()),
-    }
+    alone = _output(encoding, tokens[:, :LENGTH])
+    followed = _output(encoding, tokens)[:, :, :LENGTH]
+    return float((followed - alone).abs().max())
 
 
 def _output(encoding: Encoding, tokens: Tensor, last: int | None = None) -> Tensor:
@@ -133,38 +153,35 @@ def _order(encoding: Encoding) -> float:
     output.
     """
     first, second = torch.triu_indices(LENGTH - 1, LENGTH - 1, offset=1)
-    index, rows = (
-        torch.arange(LENGTH).repeat(len(first) + 1, 1),
-        torch.arange(len(first)),
-    )
-    index[rows, first], index[rows, second] = second, first
+    swaps = torch.arange(len(first))
+    places = torch.arange(LENGTH).repeat(len(first) + 1, 1)  # the last row: no swap
+    places[swaps, first] = second
+    places[swaps, second] = first
+
     tokens = panels.random(LENGTH, encoding.token_dim())
-    outputs = torch.cat(
-        [_output(encoding, tokens[batch], last=1) for batch in torch.split(index, 32)]
-    )
+    batches = torch.split(places, 32)
+    outputs = torch.cat([_output(encoding, tokens[batch], last=1) for batch in batches])
     changes = (outputs[:-1] - outputs[-1]).abs().flatten(1).amax(-1)
-    return float((changes > 1e-6 * outputs[-1].abs().max()).double().mean())
+    has_changed = changes > 1e-6 * outputs[-1].abs().max()
+    return float(has_changed.double().mean())
 
 
 def _continuous(encoding: Encoding) -> float:
     """Return the code's largest change in a small step as a share of that in a whole
     one: 1 at a jump, NaN: no code.
     """
-    codes, far_codes = (
-        panels.code(encoding, positions[None])
-        for positions in (torch.arange(8), torch.arange(8) ** 2)
-    )
+    positions = torch.arange(8)
+    codes = panels.code(encoding, positions[None])
+    far_codes = panels.code(encoding, positions[None] ** 2)
     if torch.allclose(codes, far_codes, atol=1e-6):
         return math.nan  # independent of positions
     try:
-        vectors = panels.code(encoding, torch.arange(8 * FINE + 1)[None] / FINE)
+        codes = panels.code(encoding, torch.arange(8 * FINE + 1)[None] / FINE)
     except UserError:
         return 1.0  # defined for whole positions only
-    small_step, whole_step = (
-        float((vectors[step:] - vectors[:-step]).norm(dim=-1).max())
-        for step in (1, FINE)
-    )
-    return small_step / whole_step
+    small_steps = (codes[1:] - codes[:-1]).norm(dim=-1)
+    whole_steps = (codes[FINE:] - codes[:-FINE]).norm(dim=-1)
+    return float(small_steps.max()) / float(whole_steps.max())
 
 
 def _purpose(encoding: Encoding) -> str:
@@ -174,12 +191,15 @@ def _purpose(encoding: Encoding) -> str:
     tokens = panels.random(1, LENGTH, encoding.token_dim())
     change, weights = panels.logit_change(encoding, tokens)
     change = torch.where(torch.isfinite(change), change, math.nan)
-    values = (
-        _output(encoding, tokens)
-        - weights @ panels.read(encoding, tokens, bare=True)[2]
-    )
-    acts = {"scores": change - change.nanmean(-1, keepdim=True), "values": values}
-    acting = [
-        name for name, change in acts.items() if change.abs().nan_to_num().max() > 1e-5
-    ]
-    return "both" if len(acting) == 2 else "".join(acting) or "neither"
+    bare_values = panels.read(encoding, tokens, bare=True)[2]
+    has_scores = _acts(change - change.nanmean(-1, keepdim=True))
+    has_values = _acts(_output(encoding, tokens) - weights @ bare_values)
+    if has_scores and has_values:
+        return "both"
+    if has_scores:
+        return "scores"
+    return "values" if has_values else "neither"
+
+
+def _acts(change: Tensor) -> bool:
+    return bool(change.abs().nan_to_num().max() > 1e-5)

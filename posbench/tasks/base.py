@@ -47,11 +47,12 @@ class Problems:
         """Return questions (count, Q), `=` and scored answers (count, A) as problems;
         `end` adds a scored separator.
         """
-        mark = np.ones((len(question), 1), np.int64)
-        ids = np.concatenate(
-            [mark * 0, question, mark, answer, *([mark * 0] if end else [])], axis=1
-        )
-        return cls.ending(ids, answer.shape[1] + end)
+        separator = np.zeros((len(question), 1), np.int64)
+        if end:
+            answer = np.concatenate([answer, separator], axis=1)
+        mark = separator + 1
+        ids = np.concatenate([separator, question, mark, answer], axis=1)
+        return cls.ending(ids, answer.shape[1])
 
     def before(self, back: int) -> Integers:
         """Return for each input the token that stands `back` places before it, 0 before
@@ -63,7 +64,8 @@ class Problems:
         """Return, per label, the commonest token of a bag (count, n) that the answer
         has left, or 0: (count, size).
         """
-        labels, rows = self.ids[:, 1:], np.arange(len(bag))
+        labels = self.ids[:, 1:]
+        rows = np.arange(len(bag))
         counts = np.zeros((len(bag), int(self.ids.max()) + 1), np.int64)
         np.add.at(counts, (rows[:, None], bag), 1)
         guesses = np.zeros_like(labels)
@@ -88,6 +90,8 @@ class Task:
     name: ClassVar[str]  # the name in the registry: selective_copy for SelectiveCopy
     least: ClassVar[int] = 1  # the shortest possible problem
     words: ClassVar[str] = ANSWER  # symbols of the vocabulary that no option changes
+    # every task by its name: a class is a task without being listed
+    registry: ClassVar[dict[str, type["Task"]]] = {}
     # numbered symbols, `s0`, `s1`, ..., and the option that counts them
     kinds: ClassVar[dict[str, str]] = {}
     # Values of options that evaluation tests in addition. The task of such a row is
@@ -96,13 +100,14 @@ class Task:
 
     def __init_subclass__(cls) -> None:
         cls.name = re.sub(r"(?<!^)(?=[A-Z])", "_", cls.__name__).lower()
+        cls.registry[cls.name] = cls
 
     def __post_init__(self) -> None:
         if not self.least <= self.shortest <= self.longest:
-            expected = f"a length from {self.least} to longest, {self.longest}"
             raise OptionError(
                 "data.task.shortest",
-                f"is {self.shortest} for '{self.name}': expected {expected}",
+                f"is {self.shortest} for '{self.name}': expected a length from"
+                f" {self.least} to longest, {self.longest}",
             )
         if self.limit is not None and self.longest > self.limit:
             raise OptionError(
@@ -111,8 +116,8 @@ class Task:
             )
 
     @property
-    # the longest problem that the vocabulary allows; None = any
     def limit(self) -> int | None:
+        """The longest problem that the vocabulary allows; None = any."""
         return None
 
     @property
@@ -120,12 +125,11 @@ class Task:
         """The vocabulary by id: the separator, which begins every problem, then `words`
         and `kinds`.
         """
-        kinds = (
-            f"{kind}{number}"
-            for kind, option in self.kinds.items()
-            for number in range(getattr(self, option))
-        )
-        return (SEPARATOR, *self.words.split(), *kinds)
+        symbols = [SEPARATOR, *self.words.split()]
+        for kind, option in self.kinds.items():
+            count = getattr(self, option)
+            symbols += [f"{kind}{number}" for number in range(count)]
+        return tuple(symbols)
 
     def size(self, length: int) -> int:
         """Return the number of input tokens of a problem of this length."""
@@ -143,16 +147,17 @@ class Task:
         return self.drawn(rng, length, count)
 
     def drawn(self, rng: np.random.Generator, length: int, count: int) -> Problems:
-        # each task draws its problems of a length that `problems` has checked
+        """Return problems of a length that `problems` has checked; each task draws its
+        own.
+        """
         raise NotImplementedError
 
     def trivial(self, problems: Problems) -> Integers:
         """Return a simple guess of each label, (count, size): by default the commonest
         token left of the answer.
         """
-        return problems.commonest_left(
-            np.where(problems.scored, problems.ids[:, 1:], 0)
-        )
+        answer = np.where(problems.scored, problems.ids[:, 1:], 0)
+        return problems.commonest_left(answer)
 
     def varied(self, **options: Any) -> Self:
         """Return a copy of this task with some options replaced. Raise UserError for a
@@ -160,9 +165,8 @@ class Task:
         """
         defaults = {field.name: field.default for field in dataclasses.fields(self)}
         hints = typing.get_type_hints(type(self), include_extras=True)
-        return dataclasses.replace(
-            self, **checked(options, hints, defaults, self.name, "data.task.")
-        )
+        values = checked(options, hints, defaults, self.name, "data.task.")
+        return dataclasses.replace(self, **values)
 
 
 def distinct(

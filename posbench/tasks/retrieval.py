@@ -32,11 +32,13 @@ class Induction(Task):
     kinds: ClassVar[dict[str, str]] = {"s": "vocabulary"}
 
     def drawn(self, rng: np.random.Generator, length: int, count: int) -> Problems:
-        row = np.arange(count)
-        ids = rng.integers(2, 2 + self.vocabulary, (count, length + 3))
+        trigger, symbol = 1, 2  # ids
+        ids = rng.integers(symbol, symbol + self.vocabulary, (count, length + 3))
         place = 1 + rng.integers(0, length - 1, count)
+        row = np.arange(count)
         ids[:, 0] = 0
-        ids[row, place] = ids[:, -2] = 1
+        ids[row, place] = trigger
+        ids[:, -2] = trigger
         ids[:, -1] = ids[row, place + 1]
         return Problems.ending(ids, 1)
 
@@ -82,14 +84,14 @@ class Passkey(Task):
     def drawn(self, rng: np.random.Generator, length: int, count: int) -> Problems:
         mark, zero, filler = 2, 3, 13  # ids
         key = rng.integers(zero, zero + 10, (count, self.digits))
-        text = rng.integers(
-            filler, filler + self.fillers, (count, length + 1 + self.digits)
-        )
+        size = length + 1 + self.digits
+        text = rng.integers(filler, filler + self.fillers, (count, size))
         start = rng.integers(0, length + 1, (count, 1))
         if self.depth is not None:
             start[:] = round(self.depth * length)
-        marked_key = np.concatenate([np.full((count, 1), mark), key], axis=1)
-        np.put_along_axis(text, start + np.arange(1 + self.digits), marked_key, axis=1)
+        places = start + np.arange(1 + self.digits)
+        np.put_along_axis(text, places[:, :1], mark, axis=1)
+        np.put_along_axis(text, places[:, 1:], key, axis=1)
         return Problems.answered(text, key)
 
 
@@ -131,42 +133,44 @@ class Recall(Task):
         return 2 * length * (1 + self.slots)
 
     def drawn(self, rng: np.random.Generator, length: int, count: int) -> Problems:
-        keys = 1 + distinct(rng, self.keys, length, count)
-        values = 1 + self.keys + distinct(rng, self.values, length, count)
-        filler = 1 + self.keys + self.values
-        ids = rng.integers(
-            filler, filler + self.fillers, (count, 1 + self.size(length))
-        )
-        ids[:, 0], ids[:, 1 : 2 * length + 1 : 2], ids[:, 2 : 2 * length + 2 : 2] = (
-            0,
-            keys,
-            values,
-        )
+        key = 1  # ids
+        value = key + self.keys
+        filler = value + self.values
+        size = self.size(length)
+        keys = key + distinct(rng, self.keys, length, count)
+        values = value + distinct(rng, self.values, length, count)
+        ids = rng.integers(filler, filler + self.fillers, (count, 1 + size))
+
+        # the pairs
+        queries = 1 + 2 * length  # where they begin
+        ids[:, 0] = 0
+        ids[:, 1:queries:2] = keys
+        ids[:, 2:queries:2] = values
+
         # The order of exponential arrival times with these rates is a draw without
         # replacement.
-        rates = np.arange(1, self.slots * length + 1) ** (self.power - 1)
-        arrivals = rng.exponential(size=(count, self.slots * length)) / rates
-        places = 1 + 2 * length + 2 * arrivals.argsort(axis=1)[:, :length]
+        n_slots = self.slots * length
+        rates = np.arange(1, n_slots + 1) ** (self.power - 1)
+        arrivals = rng.exponential(size=(count, n_slots)) / rates
+        slots = arrivals.argsort(axis=1)[:, :length]
+        places = queries + 2 * slots
         np.put_along_axis(ids, places, keys, axis=1)
         np.put_along_axis(ids, places + 1, values, axis=1)
-        scored = np.zeros((count, self.size(length)), np.bool_)
+        scored = np.zeros((count, size), np.bool_)
         np.put_along_axis(scored, places, True, axis=1)
         return Problems(ids, scored)
 
-    # the value of the first pair that has not been queried
     def trivial(self, problems: Problems) -> Integers:
-        labels, pairs = (
-            problems.ids[:, 1:],
-            problems.scored.shape[1] // (2 * (1 + self.slots)),
-        )
-        values = problems.ids[:, 2 : 2 * pairs + 2 : 2]
-        rows, unused, guesses = (
-            np.arange(len(values)),
-            np.ones(values.shape, np.bool_),
-            np.zeros_like(labels),
-        )
-        for t in range(2 * pairs, labels.shape[1]):
-            guesses[:, t] = values[rows, unused.argmax(axis=1)]
+        """Guess the value of the first pair that has not been queried."""
+        labels = problems.ids[:, 1:]
+        n_pairs = labels.shape[1] // (2 * (1 + self.slots))
+        values = problems.ids[:, 2 : 2 * n_pairs + 2 : 2]
+
+        rows = np.arange(len(values))
+        is_unused = np.ones(values.shape, np.bool_)
+        guesses = np.zeros_like(labels)
+        for t in range(2 * n_pairs, labels.shape[1]):
+            guesses[:, t] = values[rows, is_unused.argmax(axis=1)]
             # the other tokens after the pairs are no values
-            unused &= values != labels[:, t, None]
+            is_unused &= values != labels[:, t, None]
         return guesses

@@ -11,7 +11,19 @@ from annotated_types import Ge
 from posbench.options import Count, Fraction
 from posbench.tasks.base import Integers, Problems, Task
 
-_DIGIT = 2  # the id of 0 in addition and parity
+# ids
+_DIGIT = 2  # of 0, in addition and parity
+_PLUS, _HINT = 12, 13  # in addition; _HINT is h0
+
+
+def _drawn_of_three(
+    rng: np.random.Generator, shape: tuple[int, int], share: float
+) -> Integers:
+    """Return numbers from 0 to 2: 2 with probability `share`, else 0 or 1 with equal
+    chances.
+    """
+    borders = [(1 - share) / 2, 1 - share]
+    return np.searchsorted(borders, rng.random(shape), side="right")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,34 +66,34 @@ class Addition(Task):
         return 6 * length + 9 if self.hints else 3 * length + 4
 
     def drawn(self, rng: np.random.Generator, length: int, count: int) -> Problems:
-        # ids
-        terms, plus, hint = (
-            rng.integers(0, 10, (2, count, length)),
-            np.full((count, 1), 12),
-            13,
-        )
+        terms = rng.integers(0, 10, (2, count, length))
         total = np.pad(terms.sum(axis=0), ((0, 0), (1, 0)))
         for place in range(length, 0, -1):
-            total[:, place - 1] += total[:, place] // 10
-        terms = np.pad(terms, ((0, 0), (0, 0), (1, 0))) if self.hints else terms
-        parts = [_DIGIT + digits for digits in (*terms, total % 10)]
+            total[:, place - 1] += total[:, place] // 10  # the carry
         if self.hints:
-            places = (
-                hint
-                + rng.integers(0, self.hints - length, (count, 1))
-                + np.arange(length + 1)
-            )
-            parts = [np.stack([places, digits], axis=2) for digits in parts]
-        parts[2] = parts[2][:, ::-1] if self.answer == "reversed" else parts[2]
-        left, right, answer = (part.reshape(count, -1) for part in parts)
+            # a leading zero, for the answer's first hint
+            terms = np.pad(terms, ((0, 0), (0, 0), (1, 0)))
+
+        numbers = [_DIGIT + digits[:, :, None] for digits in (*terms, total % 10)]
+        if self.hints:
+            first = rng.integers(0, self.hints - length, (count, 1, 1))
+            hints = _HINT + first + np.arange(length + 1)[:, None]
+            numbers = [np.concatenate([hints, digits], axis=2) for digits in numbers]
+        left, right, answer = numbers  # (count, digits, 1), or 2 with hints
+        if self.answer == "reversed":
+            answer = answer[:, ::-1]
+
+        plus = np.full((count, 1), _PLUS)
+        question = [left.reshape(count, -1), plus, right.reshape(count, -1)]
         return Problems.answered(
-            np.concatenate([left, plus, right], axis=1), answer, end=True
+            np.concatenate(question, axis=1), answer.reshape(count, -1), end=True
         )
 
-    # 0 for every digit; it knows hints and where the answer ends
     def trivial(self, problems: Problems) -> Integers:
+        """Guess 0 for every digit; hints and where the answer ends are known."""
         labels = problems.ids[:, 1:]
-        return np.where((labels >= _DIGIT) & (labels < _DIGIT + 10), _DIGIT, labels)
+        is_digit = (labels >= _DIGIT) & (labels < _DIGIT + 10)
+        return np.where(is_digit, _DIGIT, labels)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -116,15 +128,12 @@ class Counting(Task):
         return (*super().symbols, *map(str, range(self.highest + 1)))
 
     def drawn(self, rng: np.random.Generator, length: int, count: int) -> Problems:
-        chance = rng.random((count, length))
-        counted, reset = 2, 4  # ids
-        text = counted + (chance >= (1 - self.reset) / 2) + (chance >= 1 - self.reset)
-        last_reset = np.max(
-            np.where(text == reset, np.arange(length), -1), axis=1, keepdims=True
-        )
-        counts = ((text == counted) & (np.arange(length) > last_reset)).sum(
-            axis=1, keepdims=True
-        )
+        counted, reset = 2, 4  # ids; the dot is between them
+        text = counted + _drawn_of_three(rng, (count, length), self.reset)
+        places = np.arange(length)
+        last_reset = np.where(text == reset, places, -1).max(axis=1, keepdims=True)
+        is_counted = (text == counted) & (places > last_reset)
+        counts = is_counted.sum(axis=1, keepdims=True)
         return Problems.answered(text, self.none + counts)
 
     def trivial(self, problems: Problems) -> Integers:
@@ -159,24 +168,22 @@ class FlipFlop(Task):
         return 2 * length
 
     def drawn(self, rng: np.random.Generator, length: int, count: int) -> Problems:
-        chance, bits = rng.random((count, length)), rng.integers(0, 2, (count, length))
-        write, reading, zero = 1, 2, 4  # ids
-        instructions = (
-            write + (chance >= (1 - self.ignore) / 2) + (chance >= 1 - self.ignore)
-        )
-        instructions[:, 0], instructions[:, -1] = write, reading
-        written = np.maximum.accumulate(
-            np.where(instructions == write, np.arange(length), 0), axis=1
-        )
+        write, reading, zero = 1, 2, 4  # ids; `i` is 3
+        instructions = write + _drawn_of_three(rng, (count, length), self.ignore)
+        instructions[:, 0] = write
+        instructions[:, -1] = reading
+        bits = rng.integers(0, 2, (count, length))
+
+        # A bit that is read is the one of the last write before it.
+        writes = np.where(instructions == write, np.arange(length), 0)
+        last_writes = np.maximum.accumulate(writes, axis=1)
+        written = np.take_along_axis(bits, last_writes, axis=1)
         is_read = instructions == reading
-        ids, scored = (
-            np.zeros((count, 1 + 2 * length), np.int64),
-            np.zeros((count, 2 * length), np.bool_),
-        )
+
+        ids = np.zeros((count, 1 + 2 * length), np.int64)
         ids[:, 1::2] = instructions
-        ids[:, 2::2] = zero + np.where(
-            is_read, np.take_along_axis(bits, written, axis=1), bits
-        )
+        ids[:, 2::2] = zero + np.where(is_read, written, bits)
+        scored = np.zeros((count, 2 * length), np.bool_)
         scored[:, 1::2] = is_read
         return Problems(ids, scored)
 
@@ -204,9 +211,8 @@ class Parity(Task):
 
     def drawn(self, rng: np.random.Generator, length: int, count: int) -> Problems:
         bits = rng.integers(0, 2, (count, length))
-        return Problems.answered(
-            _DIGIT + bits, _DIGIT + bits.sum(axis=1, keepdims=True) % 2
-        )
+        parity = bits.sum(axis=1, keepdims=True) % 2
+        return Problems.answered(_DIGIT + bits, _DIGIT + parity)
 
     def trivial(self, problems: Problems) -> Integers:
         return problems.before(1)

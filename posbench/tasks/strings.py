@@ -103,13 +103,12 @@ class Repeat(Copy):
 
     def drawn(self, rng: np.random.Generator, length: int, count: int) -> Problems:
         first = rng.integers(0, self.vocabulary, (count, 1))
-        others = (
-            first + rng.integers(1, self.vocabulary, (count, length - 1))
-        ) % self.vocabulary
+        steps = rng.integers(1, self.vocabulary, (count, length - 1))
+        others = (first + steps) % self.vocabulary  # none is the first
         string = 1 + np.concatenate([first, others], axis=1)
-        return Problems.ending(
-            np.concatenate([np.zeros_like(first), string, string], axis=1), length - 1
-        )
+        separator = np.zeros_like(first)
+        ids = np.concatenate([separator, string, string], axis=1)
+        return Problems.ending(ids, length - 1)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -141,9 +140,8 @@ class SelectiveCopy(Task):
     def drawn(self, rng: np.random.Generator, length: int, count: int) -> Problems:
         blank, symbol = 2, 3  # ids
         answer = rng.integers(symbol, symbol + self.vocabulary, (count, self.tokens))
-        text = np.full((count, length + self.tokens), blank)
-        places = np.sort(
-            distinct(rng, length + self.tokens, self.tokens, count), axis=1
-        )
+        size = length + self.tokens
+        text = np.full((count, size), blank)
+        places = np.sort(distinct(rng, size, self.tokens, count), axis=1)
         np.put_along_axis(text, places, answer, axis=1)
         return Problems.answered(text, answer)

@@ -28,7 +28,6 @@ from posbench.terminal.exits import Escaped, escape_controls
 logger = logging.getLogger(__name__)
 
 LINE_EVERY_SECONDS = 10.0
-SIGNS = "▇─±≥"  # all non-ASCII signs in tables and their texts
 
 
 class _Console(Console):
@@ -51,21 +50,10 @@ stdout = functools.partial(_Console, markup=False, emoji=False, highlight=False)
 stderr: Console = stdout(stderr=True)
 
 
-def carries_unicode(console: Console) -> bool:
-    """Return whether the terminal behind a console can show posbench's signs; otherwise
-    ASCII is used.
-    """
-    try:
-        return bool(SIGNS.encode(console.encoding))
-    except (UnicodeEncodeError, LookupError):
-        return False
-
-
-def table(console: Console) -> Table:
-    """Return an empty table: a line below its head, ASCII if the console needs it."""
-    style = box.SIMPLE_HEAD if carries_unicode(console) else box.ASCII2
+def table() -> Table:
+    """Return an empty table: a line below its head."""
     return Table(
-        box=style,
+        box=box.SIMPLE_HEAD,
         padding=(0, 1),
         pad_edge=False,
         collapse_padding=True,
@@ -130,13 +118,11 @@ class Updates:
     def __init__(
         self, total: int, start: int, full_speed: float | None, bar: Progress | None
     ) -> None:
-        self._total, self._start, self._step, self._full_speed, self._bar = (
-            total,
-            start,
-            start,
-            full_speed,
-            bar,
-        )
+        self._total = total
+        self._start = start
+        self._step = start
+        self._full_speed = full_speed
+        self._bar = bar
         # time and tokens of the first update seen
         self._first: tuple[float, int] | None = None
         self._next_line = 0.0

@@ -87,7 +87,7 @@ class Escaped(logging.Formatter):
 
 
 def tolerant_output() -> None:
-    """Make a terminal without Unicode show escapes such as `\\u2026`, not fail."""
+    """Make a terminal without Unicode show question marks, not fail."""
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
-            stream.reconfigure(errors="backslashreplace")
+            stream.reconfigure(errors="replace")

@@ -3,7 +3,6 @@ its time and memory.
 """
 
 import contextlib
-import dataclasses
 import inspect
 import math
 import os
@@ -17,13 +16,14 @@ import torch
 from torch import Tensor, nn
 
 from posbench import machine
-from posbench.config.schema import Config, TrainingConfig, Trains
+from posbench.config.schema import Config, TrainingConfig
 from posbench.data.batches import Batch
 from posbench.encodings.base import Encoding
 from posbench.errors import RunFailed
-from posbench.model.gpt import GPT, Reading, train_flops_per_token
+from posbench.model.gpt import GPT, train_flops_per_token
 from posbench.processes import World
 from posbench.randomness import generator
+from posbench.terminal.console import Updates
 
 # Operations in matrix products per CPU thread from which compiling pays: it takes
 # seconds, and these take minutes.
@@ -40,71 +40,14 @@ def learning_rate(step: int, total: int, training: TrainingConfig) -> float:
     warmup, final = training.warmup_steps, training.final_learning_rate
     if step < warmup:
         return training.learning_rate * (step + 1) / warmup
+    share = 1.0
     if training.schedule == "cosine":
-        share = 0.5 * (
-            1
-            + math.cos(math.pi * min(1.0, (step - warmup) / max(1, total - 1 - warmup)))
-        )
-    else:
-        share = (
-            min(1.0, (total - 1 - step) / _fall_steps(total, training))
-            if training.decay_fraction
-            else 1.0
-        )
+        progress = min(1.0, (step - warmup) / max(1, total - 1 - warmup))
+        share = 0.5 * (1 + math.cos(math.pi * progress))
+    elif training.decay_fraction:
+        fall = max(1.0, min(training.decay_fraction * total, total - 1 - warmup))
+        share = min(1.0, (total - 1 - step) / fall)
     return training.learning_rate * (final + (1 - final) * share)
-
-
-def stable_steps(training: TrainingConfig) -> int:
-    """Return the number of updates before a constant rate falls; 0 if it never does or
-    lengths depend on the budget.
-    """
-    falls = (
-        training.schedule == "constant"
-        and training.decay_fraction > 0
-        and not training.lengths
-    )
-    return (
-        training.steps - math.ceil(_fall_steps(training.steps, training))
-        if falls
-        else 0
-    )
-
-
-def stage_at(step: int, training: TrainingConfig) -> tuple[int, int | None]:
-    """Return an update's tokens per sequence (with fewer there are more sequences), and
-    its window, or None.
-    """
-    stages = [
-        stage[1:] for stage in training.lengths if step >= stage[0] * training.steps
-    ]
-    length, *window = stages[-1] if stages else [training.train_length]
-    return length, window[0] if window else None
-
-
-def _fall_steps(total: int, training: TrainingConfig) -> float:
-    """Return over how many updates of `total` the rate of a constant schedule falls."""
-    return max(
-        1.0, min(training.decay_fraction * total, total - 1 - training.warmup_steps)
-    )
-
-
-def begins_from(config: Config, smaller: Config) -> bool:
-    """Return whether a run begins with the updates that a run of a smaller budget makes
-    until its rate falls.
-    """
-    more, less = config.training, smaller.training
-    fits = (
-        less.tokens < more.tokens
-        and less.warmup_steps == more.warmup_steps
-        and stable_steps(less) > 0
-    )
-    return (
-        fits
-        and dataclasses.replace(
-            smaller, training=dataclasses.replace(less, tokens=more.tokens)
-        ).id
-        == config.id
-    )
 
 
 class _AdamW(torch.optim.AdamW):
@@ -126,34 +69,25 @@ def optimizer_for(model: nn.Module, training: TrainingConfig) -> torch.optim.Ada
     Parameters with a learning rate of their own (`Encoding.rates`) have their own
     groups, whose `times` is the factor.
     """
-    encodings = [module for module in model.modules() if isinstance(module, Encoding)]
-    times = {
-        encoding.get_parameter(name): rate
-        for encoding in encodings
-        for name, rate in encoding.rates.items()
-    }
-    matrices = {
-        p: p.dim() >= 2 and not name.startswith("encoding.")
-        for name, p in model.named_parameters()
-    }
+    times: dict[nn.Parameter, float] = {}
+    for module in model.modules():
+        if isinstance(module, Encoding):
+            for name, rate in module.rates.items():
+                times[module.get_parameter(name)] = rate
+
+    matrices, others = [], []
+    for name, parameter in model.named_parameters():
+        if parameter.dim() >= 2 and not name.startswith("encoding."):
+            matrices.append(parameter)
+        elif parameter not in times:
+            others.append(parameter)
     groups: list[dict[str, Any]] = [
-        {
-            "params": [p for p in matrices if matrices[p]],
-            "weight_decay": training.weight_decay,
-        },
-        {
-            "params": [p for p in matrices if not matrices[p] and p not in times],
-            "weight_decay": 0.0,
-        },
+        {"params": matrices, "weight_decay": training.weight_decay},
+        {"params": others, "weight_decay": 0.0},
     ]
     for factor in sorted(set(times.values())):
-        groups.append(
-            {
-                "params": [p for p in times if times[p] == factor],
-                "weight_decay": 0.0,
-                "times": factor,
-            }
-        )
+        parameters = [parameter for parameter in times if times[parameter] == factor]
+        groups.append({"params": parameters, "weight_decay": 0.0, "times": factor})
     groups = [group for group in groups if group["params"]]
     return _AdamW(groups, lr=training.learning_rate, betas=training.betas, fused=True)
 
@@ -164,7 +98,7 @@ class Trainer:
     def __init__(
         self,
         model: nn.Module,
-        config: Trains,
+        config: Config,
         device: torch.device,
         dtype: torch.dtype,
         world: World | None = None,
@@ -179,12 +113,9 @@ class Trainer:
         self.optimizer: torch.optim.Optimizer = optimizer_for(model, config.training)
         # 1 after an update that was not finite; later ones are left out
         self.failed = torch.zeros((), device=device)
-        self.scale = (
-            torch.amp.GradScaler(device.type) if dtype == torch.float16 else None
-        )
 
 
-def is_compiled(config: Trains, device: torch.device, world: World) -> bool:
+def is_compiled(config: Config, device: torch.device, world: World) -> bool:
     """Return whether a run is compiled. This follows from configuration and machine, so
     a continued run does the same.
 
@@ -192,23 +123,20 @@ def is_compiled(config: Trains, device: torch.device, world: World) -> bool:
     (docs/results.md): on CPUs with a C++ compiler, blocks of RMSNorm and SwiGLU, if the
     training takes minutes.
     """
-    if not isinstance(config, Config):
-        return False  # a HuggingFace model runs as it is
     setting, model = config.runtime.compile, config.model
     if setting != "auto":
         return setting
+    if device.type != "cpu" or (model.norm, model.mlp) != ("rmsnorm", "swiglu"):
+        return False
+    if config.data.document_mask:
+        return False  # batches of many shapes
     vocabulary = config.data.vocab_size if config.data.tokenizer == "bpe" else 257
     blocks = model.n_layers * (4 * model.d_model + 3 * model.hidden_width)
     operations = 6 * model.d_model * (blocks + vocabulary) * config.training.tokens
-    is_suited = device.type == "cpu" and (model.norm, model.mlp) == (
-        "rmsnorm",
-        "swiglu",
-    )
-    # batches of many shapes
-    is_suited = is_suited and not (config.data.document_mask or config.training.lengths)
-    pays = operations >= PAYS_FROM * torch.get_num_threads() * world.size
+    if operations < PAYS_FROM * torch.get_num_threads() * world.size:
+        return False
     compiler = os.environ.get("CXX", "clang++" if sys.platform == "darwin" else "g++")
-    return is_suited and pays and shutil.which(compiler) is not None
+    return shutil.which(compiler) is not None
 
 
 class Outcome(NamedTuple):
@@ -217,9 +145,7 @@ class Outcome(NamedTuple):
     """
 
     step: int
-    # loss, gradient norm, whether this or an earlier update failed; then the processes'
-    # signals
-    numbers: Tensor
+    numbers: Tensor  # loss, gradient norm; then the processes' signals
     # when the numbers are on the host; None = nothing to wait for
     arrived: torch.cuda.Event | None
     trainer: Trainer
@@ -233,24 +159,43 @@ class Outcome(NamedTuple):
         """
         if self.arrived is not None:
             self.arrived.synchronize()
-        loss, norm, failed, *signals = self.numbers.tolist()
+        loss, norm, *signals = self.numbers.tolist()
         self.trainer.world.hear(signals)
-        if self.trainer.scale is not None and not math.isfinite(norm):
-            # else a smaller scale may mend it
-            failed = failed or self.trainer.scale.get_scale() < 1
-        hint = (
-            "a lower training.learning_rate usually helps"
-            if self.step
-            else "check the encoding's hooks"
-        )
-        for quantity, number in (
-            (("loss", loss), ("gradient norm", norm)) if failed else ()
-        ):
+        hint = "check the encoding's hooks"
+        if self.step:
+            hint = "a lower training.learning_rate usually helps"
+        for quantity, number in (("loss", loss), ("gradient norm", norm)):
             if not math.isfinite(number):
                 raise RunFailed(
                     f"{quantity} is {number} at step {self.step + 1}: {hint}",
                     reason="diverged",
                 )
+        return loss, norm
+
+
+class Unread:
+    """Updates that were launched and are not read yet: with them the host runs ahead of
+    the device.
+    """
+
+    def __init__(self, progress: Updates | None) -> None:
+        self._outcomes: list[Outcome] = []
+        self._progress = progress
+
+    def add(self, outcome: Outcome) -> None:
+        self._outcomes.append(outcome)
+
+    def read(self, remaining: int = 0) -> tuple[float, float]:
+        """Read updates until so many remain; return the loss and gradient norm of the
+        last one read.
+        """
+        loss = norm = math.nan
+        while len(self._outcomes) > remaining:
+            outcome = self._outcomes.pop(0)
+            loss, norm = outcome.read()
+            if self._progress:
+                per_step = outcome.trainer.training.tokens_per_step
+                self._progress.advance(loss, (outcome.step + 1) * per_step)
         return loss, norm
 
 
@@ -262,37 +207,42 @@ def begin_update(trainer: Trainer, batch: Batch, step: int, rate: float) -> Outc
     (`Batch.share`). `step`, which begins at 0, seeds random positions.
     """
     tell_progress(trainer.model, step / trainer.training.steps)
-    loss, reading = (
-        torch.zeros((), device=trainer.device),
-        Reading(window=stage_at(step, trainer.training)[1]),
-    )
     trainer.optimizer.zero_grad(set_to_none=True)
-    for part in [
-        part.to(trainer.device) for part in batch.parts(trainer.training.accumulation)
-    ]:
-        # The number of such parts in the batch. Dividing by it is exact when parts are
-        # equal.
-        times = batch.n_scored / part.n_scored if part.n_scored else math.inf
-        with machine.autocast(trainer.device, trainer.dtype):
-            # the same for all parts
-            draw = generator(trainer.seed, "positions", step, device=trainer.device)
-            arguments = {
-                "n_scored": part.n_scored,
-                "positions": part.positions,
-                "generator": draw,
-                "reading": reading,
-            }
-            of_part: Tensor = trainer.model(part.ids, part.labels, **arguments) / times
-        (of_part if trainer.scale is None else trainer.scale.scale(of_part)).backward()  # type: ignore[no-untyped-call]
-        loss += of_part.detach()
+    loss = _add_gradients(trainer, batch, step)
     loss, signals = trainer.world.sum_gradients(list(trainer.model.parameters()), loss)
     for group in trainer.optimizer.param_groups:
         group["lr"] = rate * group.get("times", 1.0)
-    numbers, arrived = torch.cat((_step(trainer, loss), signals)), None
+    numbers = torch.cat((_step(trainer, loss), signals))
+    arrived = None
     if numbers.device.type == "cuda":
-        numbers, arrived = numbers.to("cpu", non_blocking=True), torch.cuda.Event()  # type: ignore[no-untyped-call]
+        numbers = numbers.to("cpu", non_blocking=True)
+        arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
         arrived.record()
     return Outcome(step, numbers, arrived, trainer)
+
+
+def _add_gradients(trainer: Trainer, batch: Batch, step: int) -> Tensor:
+    """Add the gradients of a batch part by part, and return the loss."""
+    loss = torch.zeros((), device=trainer.device)
+    parts = batch.parts(trainer.training.accumulation)
+    for part in [part.to(trainer.device) for part in parts]:
+        # The number of such parts in the batch. Dividing by it is exact when parts are
+        # equal.
+        times = batch.n_scored / part.n_scored if part.n_scored else math.inf
+        # the same for all parts
+        draw = generator(trainer.seed, "positions", step, device=trainer.device)
+        with machine.autocast(trainer.device, trainer.dtype):
+            mean: Tensor = trainer.model(
+                part.ids,
+                part.labels,
+                n_scored=part.n_scored,
+                positions=part.positions,
+                generator=draw,
+            )
+            share = mean / times
+        share.backward()  # type: ignore[no-untyped-call]
+        loss += share.detach()
+    return loss
 
 
 def tell_progress(model: nn.Module, progress: float) -> None:
@@ -305,28 +255,18 @@ def tell_progress(model: nn.Module, progress: float) -> None:
 
 
 def _step(trainer: Trainer, loss: Tensor) -> Tensor:
-    """Clip the gradients, step if all is finite, and return the first three of
-    `Outcome.numbers`.
+    """Clip the gradients, step if all has been finite so far, and return loss and
+    gradient norm.
     """
-    scale, optimizer = trainer.scale, trainer.optimizer
-    if scale is not None:
-        scale.unscale_(optimizer)
-    norm = torch.nn.utils.clip_grad_norm_(
-        list(trainer.model.parameters()), trainer.training.clip
-    )
-    lost, infinite = (~torch.stack((loss, norm)).isfinite()).float()
-    trainer.failed.copy_(
-        trainer.failed.maximum(lost if scale is not None else lost.maximum(infinite))
-    )
-    left_out = infinite.maximum(trainer.failed)
-    if scale is not None:
-        scale.step(optimizer)  # unless a gradient overflowed
-        scale.update()
-    else:
-        if loss.device.type != "mps":  # MPS's fused optimizer may not look at this
-            optimizer.found_inf = left_out  # type: ignore[attr-defined]
-        optimizer.step()
-    return torch.stack((loss, norm, trainer.failed))
+    parameters = list(trainer.model.parameters())
+    norm = torch.nn.utils.clip_grad_norm_(parameters, trainer.training.clip)
+    numbers = torch.stack((loss, norm))
+    fails = ~numbers.isfinite().all()
+    trainer.failed.copy_(trainer.failed.maximum(fails.float()))
+    if loss.device.type != "mps":  # MPS's fused optimizer may not look at this
+        trainer.optimizer.found_inf = trainer.failed  # type: ignore[attr-defined]
+    trainer.optimizer.step()
+    return numbers
 
 
 class Clock:
@@ -336,63 +276,57 @@ class Clock:
     CPU seconds are those of this process times the number of processes.
     """
 
-    NAMES = ("train_seconds", "cpu_seconds", "peak_memory_bytes")
-
     def __init__(self, trainer: Trainer, tokens: int, saved: Mapping[str, Any]) -> None:
-        self._trainer, self._began = trainer, (time.monotonic(), time.process_time())
+        self._trainer = trainer
+        self._start()
         # of earlier attempts
-        self._wall, self._cpu, self._memory = (
-            saved.get(name, 0) for name in self.NAMES
-        )
+        self._wall = saved.get("train_seconds", 0)
+        self._cpu = saved.get("cpu_seconds", 0)
+        self._memory = saved.get("peak_memory_bytes", 0)
         self._last_row = tokens, self._wall
-        peak, model = machine.peak_flops(trainer.device, trainer.dtype), trainer.model
-        lengths = [
-            stage_at(step, trainer.training)[0]
-            for step in range(trainer.training.steps if peak else 1)
-        ]
-        flops = (
-            train_flops_per_token(model, round(sum(lengths) / len(lengths)))
-            if isinstance(model, GPT)
-            else None
-        )
-        # tokens per second
-        self.full_speed = peak * trainer.world.size / flops if peak and flops else None
+        # tokens per second at the devices' peak; None if it is not known
+        self.full_speed: float | None = None
+        peak = machine.peak_flops(trainer.device, trainer.dtype)
+        if peak and isinstance(trainer.model, GPT):
+            length = trainer.training.train_length
+            flops = train_flops_per_token(trainer.model, length)
+            self.full_speed = peak * trainer.world.size / flops
+
+    def _start(self) -> None:
+        self._began, self._cpu_began = time.monotonic(), time.process_time()
 
     def totals(self) -> dict[str, float]:
         """Return wall seconds, CPU seconds and peak bytes so far."""
-        (wall, cpu), self._began = self._began, (time.monotonic(), time.process_time())
-        self._wall += self._began[0] - wall
-        self._cpu += (self._began[1] - cpu) * self._trainer.world.size
+        began, cpu_began = self._began, self._cpu_began
+        self._start()
+        self._wall += self._began - began
+        self._cpu += (self._cpu_began - cpu_began) * self._trainer.world.size
         self._memory = max(self._memory, machine.peak_memory(self._trainer.device))
-        return dict(
-            zip(
-                self.NAMES,
-                (round(self._wall, 3), round(self._cpu, 3), self._memory),
-                strict=True,
-            )
-        )
+        return {
+            "train_seconds": round(self._wall, 3),
+            "cpu_seconds": round(self._cpu, 3),
+            "peak_memory_bytes": self._memory,
+        }
 
     def speed(self, step: int) -> dict[str, float]:
         """Return tokens per second since the last call, the share of the device's peak
         if known, and seconds so far.
         """
         self.totals()
-        last_row, self._last_row = (
-            self._last_row,
-            (step * self._trainer.training.tokens_per_step, self._wall),
-        )
-        speed = (self._last_row[0] - last_row[0]) / (self._wall - last_row[1])
-        share = {"train/mfu": speed / self.full_speed} if self.full_speed else {}
-        return {
-            "train/tokens_per_second": speed,
-            **share,
-            "seconds": round(self._wall, 3),
-        }
+        tokens, seconds = self._last_row
+        new_tokens = step * self._trainer.training.tokens_per_step
+        self._last_row = new_tokens, self._wall
+        speed = (new_tokens - tokens) / (self._wall - seconds)
+        values = {"train/tokens_per_second": speed}
+        if self.full_speed:
+            values["train/mfu"] = speed / self.full_speed
+        values["seconds"] = round(self._wall, 3)
+        return values
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
         """Count no time as training while this lasts."""
         self.totals()
         yield
-        self._began = time.monotonic(), time.process_time()
+        self._start()
         machine.reset_peak_memory(self._trainer.device)

@@ -15,7 +15,7 @@ import torch
 from support import TINY, posbench, write_text
 from test_data import config, load, numbered, write
 
-from posbench.data import hub, tokens
+from posbench.data import hub, tokenizer, tokens
 from posbench.errors import UserError
 from posbench.run import checkpoint
 
@@ -85,7 +85,7 @@ def test_a_tokenizer_with_code_is_data_and_its_revision_is_recorded(
             )
         },
     )
-    tokens.raw_bytes().save(folder / "tokenizer.json")
+    tokenizer.raw_bytes().save(folder / "tokenizer.json")
 
     def download(name: str, allow_patterns: list[str], **_: Any) -> str:
         assert allow_patterns == ["tokenizer.json"]

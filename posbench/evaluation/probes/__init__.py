@@ -26,9 +26,6 @@ from posbench.randomness import derive
 Ids = NDArray[np.int64]
 # token ids of each text
 Encode = Callable[[Sequence[str]], Sequence[NDArray[np.integer]]]
-# Benchmarks that are no probes, and their modules: `check` refuses wrong settings, and
-# `planned` returns the rows.
-BENCHMARKS = {"ruler": "posbench.serving.ruler"}
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -90,13 +87,6 @@ def names() -> list[str]:
     return sorted(path.stem for path in Path(__file__).parent.glob("[!_]*.py"))
 
 
-def benchmark(name: str) -> Any:
-    """Return the module of a benchmark. It belongs to a layer above this one, so it is
-    imported only on demand.
-    """
-    return importlib.import_module(BENCHMARKS[name])
-
-
 def options_of(name: str) -> dict[str, Any]:
     """Return a probe's options with their defaults."""
     rows = importlib.import_module(f"{__name__}.{name}").rows
@@ -111,16 +101,13 @@ def of(text: str, lengths: list[int], targets: int, train_length: int) -> list[P
     """Return the rows of a probe, `repeat` or `shuffle:keep=32`. Raises UserError for
     an unknown probe or option.
     """
-    if text in BENCHMARKS:
-        return []
     name, options = parse_choice(text, "shuffle:keep=32")
     if name not in names():
-        choices = [*names(), *BENCHMARKS]
         raise unknown(
             "probe",
             name,
-            choices,
-            f"there are {', '.join(choices)}; to train on a task: data=task/copy",
+            names(),
+            f"there are {', '.join(names())}; to train on a task: data=task/copy",
         )
     rows: Callable[..., list[Probe]] = importlib.import_module(
         f"{__name__}.{name}"

@@ -6,7 +6,7 @@ import textwrap
 from pathlib import Path
 
 from posbench import files
-from posbench.report.render import Column, Table
+from posbench.reports.render import Column, Table
 from posbench.results import frame as frames
 from posbench.results.tasks import as_trained
 from posbench.terminal import console as terminal

@@ -2,13 +2,15 @@
 and what to type next.
 """
 
-import math
 import shlex
 from collections.abc import Iterable
+from pathlib import Path
 
 import pandas as pd
 
-from posbench.report.tables import LONGEST_LABEL, cut
+from posbench.config.overrides import split
+from posbench.reports.sweeps import words_by_run
+from posbench.reports.tables import LONGEST_LABEL, cut
 from posbench.results.compare import (
     ENDPOINT_RATIO,
     ENOUGH_SEEDS,
@@ -104,29 +106,27 @@ def of_text(frame: pd.DataFrame, table: pd.DataFrame) -> list[str]:
             f" {list_names(unused['label'])}."
         )
     seeds, tokens = int(measured["seeds"].min()), frame["trained_tokens"].max()
+    changes: dict[str, str] = {}
     if table.attrs["largest_document"] >= HALF:
         part = f"{table.attrs['largest_document']:.0%}"
         lines.append(
             f"One document has {part} of the targets: nothing is said of other text."
         )
     elif seeds < ENOUGH_SEEDS and len(measured) > 1:
-        more_seeds = command(frame, {"seed": ",".join(map(str, range(ENOUGH_SEEDS)))})
+        changes["seed"] = ",".join(map(str, range(ENOUGH_SEEDS)))
         lines.append(
-            f"How sure: {plural(seeds, 'seed')}; verdicts need"
-            f" {ENOUGH_SEEDS}.{more_seeds}"
+            f"How sure: {plural(seeds, 'seed')}; verdicts need {ENOUGH_SEEDS}."
         )
     if unlearned.any():
         loss = f" ({measured['ngram'].median():.3f})".replace(" (nan)", "")
-        suggestion = (
-            ""
-            if pd.isna(tokens)
-            else command(frame, {"training.tokens": str(int(tokens) * LONGER)})
-        )
+        if not pd.isna(tokens):
+            changes["training.tokens"] = str(int(tokens) * LONGER)
         names = list_names(measured.loc[unlearned, "label"])
         lines.append(
-            f"Not shown to have learned more than an n-gram model{loss}:"
-            f" {names}.{suggestion}"
+            f"Not shown to have learned more than an n-gram model{loss}: {names}."
         )
+    if changes:
+        lines[-1] += command(frame, changes)
     return lines
 
 
@@ -190,45 +190,29 @@ def _words(table: pd.DataFrame, name: str, words: Iterable[str], at: str = "") -
 
 
 def command(
-    frame: pd.DataFrame, values: dict[str, str], invitation: str = "Type"
+    frame: pd.DataFrame, changes: dict[str, str], invitation: str = "Type"
 ) -> str:
-    """Return the command that makes the runs of a frame with other `values`; empty if
-    no command can.
+    """Return the sweeps that made a frame's runs, as they were typed but with these
+    values; empty if no sweep made them.
     """
-    options, points = dict[str, list[str]](), set[frozenset[str]]()
-    for text in (
-        frame[~frame["settings"].str.contains('"reading.', na=True)]["command"]
-        .dropna()
-        .unique()
-    ):
-        words = shlex.split(text)
-        if words[:2] != ["posbench", "train"] or any(
-            word.startswith(("-", "encoding.")) for word in words
-        ):
-            return ""
-        for key, _, value in (word.partition("=") for word in words[2:]):
-            options[key] = [*dict.fromkeys([*options.get(key, []), value])]
-        points.add(
-            frozenset(
-                word
-                for word in words[2:]
-                if word.partition("=")[0] not in ("seed", *values)
-            )
-        )
-    size = math.prod(len(options[key]) for key in options.keys() - {"seed", *values})
-    # else the command would make other runs, too
-    is_grid = size == len(points) and len({*map(len, points)}) == 1
-    if not is_grid or any(
-        "," in value or "[" in value
-        for values_of in options.values()
-        for value in values_of
-    ):
+    commands = []
+    for words in _sweeps(frame):
+        kept = [word for word in words if split(word)[0] not in changes]
+        changed = [f"{key}={value}" for key, value in changes.items()]
+        commands.append(f"posbench sweep {shlex.join(kept + changed)}")
+    if not commands:
         return ""
-    merged = {key: ",".join(values_of) for key, values_of in options.items()} | values
-    return (
-        f" {invitation}:\n  posbench sweep"
-        f" {shlex.join(f'{key}={value}' for key, value in merged.items())}"
-    )
+    return "\n  ".join([f" {invitation}:", *dict.fromkeys(commands)])
+
+
+def _sweeps(frame: pd.DataFrame) -> list[list[str]]:
+    """Return the words of the sweeps that a frame's runs are of, each sweep once."""
+    sweeps = []
+    for run in map(Path, frame["folder"].unique()):
+        words = words_by_run(run.parent).get(run.name)
+        if words and words not in sweeps:
+            sweeps.append(words)
+    return sweeps
 
 
 def list_names(names: Iterable[str], longest: int = LONGEST_LABEL) -> str:

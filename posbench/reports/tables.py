@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pandas as pd
 
-from posbench.report.render import Column, Row, Table, number
+from posbench.reports.render import Column, Row, Table, number
 from posbench.results import compare
 from posbench.results.compare import (
     ENDPOINT_RATIO,

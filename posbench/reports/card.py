@@ -5,10 +5,10 @@ models that have them.
 import pandas as pd
 
 from posbench import encodings
-from posbench.encodings.base import Shape
+from posbench.encodings.base import Encoding, Shape
 from posbench.errors import UserError
-from posbench.report.render import Column, Table
-from posbench.report.tables import interval_cell, main_table
+from posbench.reports.render import Column, Table
+from posbench.reports.tables import interval_cell, main_table
 from posbench.run.rows import PLAIN
 
 # the shape of experiment=demo
@@ -39,17 +39,15 @@ MODELS = {
 }
 
 
-def decision_card(name: str) -> dict[str, str]:
-    """Return what is known of an encoding with default options before any run; empty if
-    it cannot be built.
-    """
-    try:
-        encoding = encodings.build(name, DEMO)
-    except UserError:  # it needs an option, or is not installed here
-        return {}
-    exports = ", ".join(encodings.architectures(encoding)) or "posbench's class"
-    card = {"kernels": encodings.kernels(encoding), "cache": encodings.cache(encoding)}
-    return card | {"architectures": exports, "models": MODELS.get(name, "")}
+def decision_card(encoding: Encoding) -> dict[str, str]:
+    """Return what is known of an encoding before any run."""
+    architectures = encodings.architectures(encoding)
+    return {
+        "kernels": encodings.kernels(encoding),
+        "cache": encodings.cache(encoding),
+        "architectures": ", ".join(architectures) or "posbench's class",
+        "models": MODELS.get(encoding.name, ""),
+    }
 
 
 def card_table(frame: pd.DataFrame, table: pd.DataFrame) -> Table:
@@ -78,9 +76,13 @@ def card_table(frame: pd.DataFrame, table: pd.DataFrame) -> Table:
         .mean()
         .rename("right")
     )
-    facts = pd.DataFrame(
-        [decision_card(name) for name in table["encoding"]], table["label"]
-    )
+    cards = []
+    for name in table["encoding"]:
+        try:
+            cards.append(decision_card(encodings.build(name, DEMO)))
+        except UserError:  # it needs an option, or is not known here
+            cards.append({})
+    facts = pd.DataFrame(cards, table["label"])
     joined = table.join(
         pd.concat([cost / cost.reindex([BESIDE]).iloc[0], accuracy, facts], axis=1),
         on="label",

@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator
 
 from posbench.errors import UserError
-from posbench.report.tables import cut
+from posbench.reports.tables import cut
 from posbench.results import compare, tasks
 from posbench.results.compare import ENDPOINT_RATIO
 from posbench.results.frame import differing_settings

@@ -20,7 +20,7 @@ from posbench.evaluation import printed
 from posbench.evaluation.job import evaluate_run
 from posbench.huggingface.evaluate import evaluate_model, parse_words
 from posbench.huggingface.load import find
-from posbench.report.render import Column, Table
+from posbench.reports.render import Column, Table
 from posbench.results.compare import ALPHA
 from posbench.results.estimate import estimate
 from posbench.run.run import load_config
@@ -33,7 +33,9 @@ _LEAN = ("protocol=fixed_target", "evaluation.windowed=false", "evaluation.sinks
 
 
 def candidates(ratio: float) -> list[str]:
-    """Return the extensions to try; `ratio`: the length divided by the training length."""
+    """Return the extensions to try; `ratio`: the length divided by the training
+    length.
+    """
     factors = [f"{multiple * ratio:g}" for multiple in MULTIPLES]
     return [f"{method}:factor={factor}" for method in METHODS for factor in factors] + [
         "dynamic_ntk"
@@ -118,10 +120,9 @@ def search(subject: str | Path, words: Sequence[str]) -> None:
             f"extension=search needs one length beyond {train_length}, such as"
             f" length={4 * train_length}"
         )
-    measured, lengths = (
-        (length := int(length_text), train_length),
-        f"length={train_length},{length_text}",
-    )
+    length = int(length_text)
+    measured = (length, train_length)
+    lengths = f"length={train_length},{length_text}"
     trials = ",".join(candidates(length / train_length))
     folder = _evaluate(
         subject,
@@ -140,7 +141,9 @@ def search(subject: str | Path, words: Sequence[str]) -> None:
             f"no extension has a number at {length} tokens: its RoPE is not plain, or"
             " the text too short"
         )
-    best, second = [*table["extension"], ""][:2]
+    ranking = [*table["extension"], ""]
+    best = ranking[0]
+    second = ranking[1]
     columns = [
         Column("extension", "extension", "", text=True),
         Column("nll", f"loss at {length:,}", ".4f"),
@@ -181,10 +184,10 @@ def search(subject: str | Path, words: Sequence[str]) -> None:
             )
     command = (
         f"posbench rope {subject} extension={best} length={length}"
-        f" train_length={train_length} --write DIR"
+        f" train_length={train_length}"
     )
     print(
-        f"For engines: {command}"
+        f"Its RoPE: {command}"
         if extension
         else "None of these extensions is better than the model as it is."
     )

@@ -5,20 +5,18 @@ from runs.
 import dataclasses
 import json
 import os
-import sys
-import types
 from collections import ChainMap, Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pandas as pd
 
 import posbench
 from posbench import files
 from posbench.errors import UserError
-from posbench.report import answer, card, tables
-from posbench.report.render import Table, csv_text
+from posbench.reports import answer, card, tables
+from posbench.reports.render import Table, csv_text
 from posbench.results import compare, tasks
 from posbench.results import frame as frames
 from posbench.terminal import console as terminal
@@ -27,7 +25,7 @@ from posbench.terminal.exits import plural
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from posbench.report.charts import FigureKind
+    from posbench.reports.charts import FigureKind
 
 WIDTH = 100  # characters in files and pipes
 MOST_ROWS = 8  # in the terminal; the page and the CSV file have all
@@ -46,8 +44,8 @@ class Section:
 
 
 def main(
-    paths: list[Path],
-    out: Path | None = None,
+    paths: Sequence[str | Path],
+    out: str | Path | None = None,
     least: float | None = None,
     reference: str | None = None,
     figure: "FigureKind" = "panels",
@@ -63,22 +61,20 @@ def main(
         reference: label or encoding that others are compared with. None: `rope`, or
             `none` on tasks without it.
     """
-    from posbench.report import charts
+    from posbench.reports import charts
 
-    frame = frames.read(paths)
+    frame = frames.read(map(Path, paths))
     runs, readable = (
         frame.drop_duplicates("folder"),
         frame[frame["run_status"] != "unreadable"],
     )
     if not len(readable):
         raise UserError(f"none of the runs can be read: {runs['run_reason'].iloc[0]}")
-    folder = (
-        out
-        or Path(
-            os.path.commonpath([Path(run).absolute().parent for run in runs["folder"]])
-        )
-        / "report"
-    )
+    if out is None:
+        studies = [Path(run).absolute().parent for run in runs["folder"]]
+        folder = Path(os.path.commonpath(studies), "report")
+    else:
+        folder = Path(out)
     title, warnings = (
         ", ".join(sorted(set(runs["study"].dropna()))),
         _warnings(frame, runs),
@@ -202,7 +198,7 @@ def _sections(
     """Return a section for each set of runs that may be compared: text before tasks,
     then sets with more runs first.
     """
-    from posbench.report import charts
+    from posbench.reports import charts
 
     sets = [group for _, group in frame.groupby("setting")]
     sets.sort(
@@ -263,7 +259,7 @@ def _page(
     """
     import jinja2
 
-    from posbench.report import charts
+    from posbench.reports import charts
 
     template, style = (
         Path(__file__).with_name(name).read_text("utf-8")
@@ -285,20 +281,3 @@ def _page(
             version=posbench.__version__,
         )
     )
-
-
-class _Callable(types.ModuleType):
-    """This module made callable: `posbench.report(...)` is the command from Python."""
-
-    def __call__(
-        self, *paths: str | Path, out: str | Path | None = None, **options: Any
-    ) -> None:
-        """Report on runs as `main` does."""
-        main(
-            [Path(path) for path in paths],
-            None if out is None else Path(out),
-            **options,
-        )
-
-
-sys.modules[__name__].__class__ = _Callable

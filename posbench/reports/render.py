@@ -13,8 +13,7 @@ from rich.text import Text
 from posbench.terminal import console as terminal
 
 Row = Mapping[str, Any]  # a row of the frame behind a table
-# Characters of a table that are written differently in plain ASCII and in LaTeX.
-_ASCII = str.maketrans({"±": "+/-", "≥": ">="})
+# Characters of a table that are written differently in LaTeX.
 _LATEX = str.maketrans(
     {
         "\\": r"\textbackslash{}",
@@ -131,16 +130,11 @@ class Table:
         """Print as many columns as fit and the first rows, and the lines that explain
         what is there.
         """
-        signs = {} if terminal.carries_unicode(console) else _ASCII
-
-        def text(words: str, style: str = "") -> Text:
-            return Text(words.translate(signs), style=style)
-
         columns = self.columns
         cells = zip(
             (column.head for column in columns), *self.cells[:most_rows], strict=True
         )
-        widths = [max(len(text(cell)) for cell in column) for column in cells]
+        widths = [max(len(Text(cell)) for cell in column) for column in cells]
         spare = sorted(
             (i for i, c in enumerate(columns) if c.spare),
             key=lambda i: -columns[i].spare,
@@ -156,31 +150,29 @@ class Table:
             self.legend,
             self.marks,
         )
-        table, left_out = terminal.table(console), len(self.frame) - len(fitted.frame)
+        table, left_out = terminal.table(), len(self.frame) - len(fitted.frame)
         for column in fitted.columns:
             table.add_column(
-                text(column.head),
+                Text(column.head),
                 justify="left" if column.text else "right",
                 no_wrap=True,
             )
-        for row in fitted.rows(lambda words, best: text(words, "bold" if best else "")):
+        for row in fitted.rows(lambda words, best: Text(words, "bold" if best else "")):
             table.add_row(*row)
         remark = (
             f"{left_out} more are in the page and in table.csv. " if left_out else ""
         )
         remark += f"Left out at this width: {hidden}." if hidden else ""
         # lines end between notes
-        unbroken = (
-            fitted.notes.translate(signs).replace(" ", "\xa0").replace(";\xa0", "; ")
-        )
+        unbroken = fitted.notes.replace(" ", "\xa0").replace(";\xa0", "; ")
         notes = "\n".join(
             textwrap.wrap(unbroken, console.width, break_long_words=False)
         ).replace("\xa0", " ")
         for part, style in (
-            (text(self.title), "bold"),
+            (Text(self.title), "bold"),
             (table, ""),
-            (text(remark), "dim"),
-            (text(notes), "dim"),
+            (Text(remark), "dim"),
+            (Text(notes), "dim"),
         ):
             if part:
                 console.print(part, style=style)

@@ -1,1 +1,0 @@
-"""A positional encoding for posbench. Imported only when the encoding is asked for."""

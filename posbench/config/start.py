@@ -1,0 +1,201 @@
+"""Runs that begin from another: `start=outputs/STUDY/RUN` takes that run's encoding,
+model, data and training settings, and what is typed is set after that.
+"""
+
+import dataclasses
+import glob
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from omegaconf import DictConfig
+
+from posbench import encodings
+from posbench.config.identity import MOVED_ASIDE
+from posbench.config.overrides import value
+from posbench.config.schema import (
+    SAVED,
+    Config,
+    StartConfig,
+    TrainingConfig,
+    load_saved,
+    to_container,
+)
+from posbench.errors import UserError, did_you_mean
+
+if TYPE_CHECKING:
+    from posbench.encodings.base import Encoding
+
+STUDY = "extend"  # the study of runs that begin from another run
+# times that run's peak rate: the best of 1, 1/2, 1/6 and 1/20 for a tenth of the tokens
+# (docs/longer.md)
+RATE = 1 / 6
+
+
+def run_folders(pattern: str) -> list[str]:
+    """Return the run folders that a glob matches, except those that --restart moved
+    aside; if none, the glob itself.
+    """
+    paths = map(Path, sorted(glob.glob(os.path.expanduser(pattern))))
+    folders = [
+        str(path)
+        for path in paths
+        if (path / SAVED).is_file() and not MOVED_ASIDE.fullmatch(path.name)
+    ]
+    return folders or [pattern]
+
+
+def inherit(cfg: DictConfig, run: str, point: Mapping[str, str]) -> None:
+    """Copy into a configuration the settings of the run that it starts from
+    (docs/longer.md); typed ones come later.
+    """
+    for key in point:
+        if key.startswith("model.attention."):
+            continue
+        if key.startswith(("model", "experiment", "start.")):
+            raise UserError(
+                f"{key} cannot be set beside start, which takes it from that run"
+            )
+    source, facts = finished_run(run)
+    container = to_container(source)
+    for name in ("encoding", "model", "data", "training"):
+        if name not in point:
+            cfg[name] = container[name]
+    cfg.seed = source.seed
+    cfg.study = STUDY
+    cfg.start = dataclasses.asdict(facts)
+    if "data" in point:
+        cfg.data.tokenizer = str(Path(run) / "tokenizer.json")
+
+    train_length = source.training.train_length
+    typed = _typed_counts(point)
+    length = typed.get("training.train_length", train_length)
+    cfg.training.update(_short_training(source.training, typed, length))
+    if "encoding" in point:
+        _stretch(cfg, source, run, length / train_length)
+    if "evaluation" not in point:
+        lengths = {round(ratio * train_length) for ratio in source.evaluation.ratios}
+        lengths |= {length, 2 * length, 4 * length}
+        cfg.evaluation.targets = source.evaluation.targets
+        cfg.evaluation.blocks = source.evaluation.blocks
+        cfg.evaluation.ratios = [context / length for context in sorted(lengths)]
+        cfg.evaluation.at_tokens = [0]
+
+
+def _typed_counts(point: Mapping[str, str]) -> dict[str, int]:
+    """Return the typed settings of training that are counts. Others are refused when
+    the whole configuration is checked.
+    """
+    counts = {}
+    for key, text in point.items():
+        if key.startswith("training."):
+            number = value(key, text)
+            if type(number) in (int, float) and 1 <= number < 2**63:
+                counts[key] = int(number)
+    return counts
+
+
+def _short_training(
+    training: TrainingConfig, typed: Mapping[str, int], length: int
+) -> dict[str, Any]:
+    """Return the settings of a training that goes on: a tenth of the tokens, as many in
+    an update, at a sixth of the rate.
+    """
+    batch_size = max(1, training.batch_size * training.train_length // length)
+    batch_size = typed.get("training.batch_size", batch_size)
+    accumulation = typed.get("training.accumulation", training.accumulation)
+    tokens = max(training.tokens // 10, batch_size * accumulation * length)
+    tokens = typed.get("training.tokens", tokens)
+    return {
+        "batch_size": batch_size,
+        "tokens": tokens,
+        "learning_rate": training.learning_rate * RATE,
+        "warmup_tokens": tokens // 20,
+    }
+
+
+def _stretch(cfg: DictConfig, source: Config, run: str, factor: float) -> None:
+    """Give a typed encoding the base and layout of the one that it stretches, and the
+    factor. Raises UserError if it would replace another encoding than plain RoPE.
+    """
+    encoding, options = cfg.encoding, source.encoding.options
+    if encoding.name in encodings.EXTENSIONS and source.encoding.name != "rope":
+        is_plain = False
+    else:
+        is_plain = options.get("frequencies", "geometric") == "geometric"
+    if not is_plain:
+        raise UserError(
+            f"start={run}: {encoding.name} extends plain rope, it would replace this"
+            " encoding"
+        )
+    for name in ("base", "layout"):
+        if name in options and name in encoding:
+            encoding[name] = options[name]
+    if "factor" in encoding:
+        # dynamic_ntk multiplies it with the factor of each length
+        is_dynamic = encoding.name == "dynamic_ntk"
+        encoding.factor = 1.0 if is_dynamic else max(1.0, factor)
+
+
+def finished_run(run: str) -> tuple[Config, StartConfig]:
+    """Return the configuration of a finished run, and the facts that a run which begins
+    from it records.
+    """
+    folder = Path(run)
+    config = load_saved(folder / SAVED) if (folder / SAVED).is_file() else None
+    if not config or not config.is_trained_here or config.start or config.data.task:
+        hint = ""
+        if not folder.exists():
+            neighbours = [path.name for path in folder.parent.glob("*/")]
+            hint = did_you_mean(folder.name, neighbours)
+        raise UserError(
+            f"start={folder}: expected a finished run (a HuggingFace model trains in"
+            f" its own trainer) on text, from random weights{hint}"
+        )
+    training, record = config.training, json.loads((folder / "run.json").read_bytes())
+    # names sort by step
+    manifest = max((folder / "checkpoint").glob("step-*/manifest.json"), default=None)
+    newest = json.loads(manifest.read_bytes()) if manifest else {}
+    if newest.get("step", 0) < training.steps or record["status"] != "done":
+        raise UserError(
+            f"start={folder}: that run is not finished; 'posbench train' with its"
+            " settings continues it"
+        )
+    defaults = {}
+    if not config.encoding.file:
+        defaults = encodings.options_of(config.encoding.name)
+    options = {
+        key: option
+        for key, option in config.encoding.options.items()
+        if option != defaults.get(key, ...)
+    }
+    return config, StartConfig(
+        run=str(folder),
+        weights_sha256=newest["files"]["model.safetensors"]["sha256"],
+        tokenizer_sha256=record["tokenizer_sha256"],
+        text_sha256=record["data"]["sha256"],
+        seed=config.seed,
+        train_length=training.train_length,
+        batch_size=training.batch_size * training.accumulation,
+        steps=training.steps,
+        tokens=training.tokens,
+        warmup_tokens=training.warmup_tokens,
+        options=options,
+    )
+
+
+def refuse_other_parameters(encoding: "Encoding", run: str) -> None:
+    """Refuse an encoding whose learned parameters are not those of the run that it
+    begins from.
+    """
+    old = finished_run(run)[0].build_encoding()
+    if _shapes_of(encoding) != _shapes_of(old):
+        raise UserError(
+            f"'{encoding.name}' cannot begin from {run}: it has other parameters"
+        )
+
+
+def _shapes_of(encoding: "Encoding") -> dict[str, tuple[int, ...]]:
+    return {name: tuple(p.shape) for name, p in encoding.named_parameters()}

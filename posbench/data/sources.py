@@ -1,0 +1,349 @@
+"""Where the documents of a text come from: the standard library, files on this machine,
+or the HuggingFace hub.
+
+A document is a file of prose or code, or a row of a table. Text must be valid UTF-8 and
+is not changed.
+"""
+
+import csv
+import glob
+import hashlib
+import io
+import json
+import os
+import re
+import sysconfig
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pyarrow
+from pyarrow import parquet
+
+from posbench import files
+from posbench.config.schema import DataConfig
+from posbench.data import hub
+from posbench.errors import UserError, did_you_mean, nearest
+
+PACKED = {".gz": "gzip", ".zst": "zstd", ".bz2": "bz2"}
+# Of a folder only the first of these groups that it has is read: reports and settings
+# may lie beside data.
+KINDS: tuple[tuple[str, ...], ...] = (
+    (".txt", ".jsonl", ".parquet"),
+    (".csv", ".tsv"),
+    (".md", ".py", ".rst", ".tex"),
+    (".json",),
+)
+READABLE = sum(KINDS, ())
+WHOLE = (".txt", *KINDS[2])  # each file is a document
+SPLIT_WORDS = {
+    "train": "train",
+    "training": "train",
+    "validation": "validation",
+    "valid": "validation",
+    "val": "validation",
+    "dev": "validation",
+    "test": "test",
+    "testing": "test",
+    "eval": "test",
+    "evaluation": "test",
+}
+# ` = Title = `, with exactly one pair, begins a WikiText article
+ARTICLE_HEADING = re.compile(r" = (?!=).*(?<!=) = ?")
+
+
+class Source(NamedTuple):
+    """A text that was found and not yet read."""
+
+    commit: str | None  # of a data set of the hub
+    sha256: str  # of names and of files' bytes, or of the commit
+    read: Callable[[], dict[str, Iterable[str]]]  # gives the documents by split
+
+
+def locate(config: DataConfig) -> Source:
+    """Find the text without reading it, and without importing `datasets`."""
+    if config.source == "hub":
+        commit = hub.resolve(config)
+        names = [config.dataset, config.subset, commit]
+        sha256 = digest(str(name).encode() for name in names)
+        return Source(commit, sha256, lambda: _of_hub(config, commit))
+
+    if config.source == "builtin":
+        splits = {"": builtin_modules()}
+    else:
+        splits = local_files(config)
+
+    parts = []
+    for split, by_name in splits.items():
+        for name, path in by_name.items():
+            parts += [split.encode(), os.fsencode(name), files.sha256(path)]
+
+    def read() -> dict[str, Iterable[str]]:
+        return {
+            split: read_all(by_name.values(), config.column)
+            for split, by_name in splits.items()
+        }
+
+    return Source(None, digest(parts), read)
+
+
+def digest(parts: Iterable[bytes]) -> str:
+    """Return sha256 over parts, each preceded by its length, so that no two lists of
+    parts agree by accident.
+    """
+    sha256 = hashlib.sha256()
+    for part in parts:
+        sha256.update(len(part).to_bytes(8, "little") + part)
+    return sha256.hexdigest()
+
+
+def _of_hub(config: DataConfig, commit: str) -> dict[str, Iterable[str]]:
+    """Return the documents of a data set by split, under posbench's names. A single
+    split is training text.
+    """
+    rows = hub.rows(config, commit)
+    splits = config.splits
+    if not splits and len(rows) == 1:
+        splits = {"train": next(iter(rows))}
+    elif not splits:
+        # of two names for one split, such as valid and dev, the first counts
+        named = [name for name in rows if name.lower() in SPLIT_WORDS]
+        splits = {SPLIT_WORDS[name.lower()]: name for name in reversed(named)}
+
+    unknown = {*splits} - {*SPLIT_WORDS.values()} or {*splits.values()} - {*rows}
+    if "train" not in splits or unknown:
+        raise UserError(
+            f"'{config.dataset}' has the splits {', '.join(rows)}: give"
+            " data.splits={train: NAME}"
+        )
+    return {split: _cells(config, rows[name]) for split, name in splits.items()}
+
+
+def _cells(config: DataConfig, rows: Any) -> Iterator[str]:
+    with hub.one_line(config.dataset):
+        refuse_unclear(config.column, [*(rows.features or [config.column])])
+        for value in rows[config.column]:
+            yield cell_text(value, config.column)
+
+
+def builtin_modules() -> dict[str, Path]:
+    """Return the file of each module of the built-in corpus that the running Python
+    has, in alphabetical order.
+    """
+    listed = Path(__file__).with_name("builtin.txt").read_text(encoding="utf-8")
+    root = Path(sysconfig.get_path("stdlib"))
+    modules = {}
+    for name in re.sub("#.*", "", listed).split():
+        for ending in (".py", "/__init__.py"):
+            file = root / (name.replace(".", "/") + ending)
+            if file.is_file() and file.read_bytes().strip():
+                modules[name] = file
+    return modules
+
+
+def local_files(config: DataConfig) -> dict[str, dict[str, Path]]:
+    """Return the files of text on this machine by split and name. The only split is ""
+    if names give none.
+    """
+    root = Path(os.path.expanduser(str(config.path)))
+    pattern = str(root)
+    if root.exists():
+        pattern = glob.escape(pattern)  # a name may contain the signs of a glob
+    if root.is_dir():
+        pattern += "/**"
+
+    names = glob.glob(pattern, recursive=True)
+    matching = _each_once(file for file in map(Path, names) if file.is_file())
+    found = list[Path]()
+    for kinds in KINDS if root.is_dir() else (READABLE,):
+        found = found or [file for file in matching if kind(file) in kinds]
+    if not found:
+        expected = f" (expected {' '.join(READABLE)}, also as {' '.join(PACKED)})"
+        if not matching:
+            neighbours = [file.name for file in root.parent.glob("*")]
+            expected = did_you_mean(root.name, neighbours) or expected
+        raise UserError(f"data.path: no file matches '{config.path}'{expected}")
+
+    if not root.is_dir():
+        root = Path(os.path.commonpath([file.parent for file in found]))
+    _refuse_packed_twice(found)
+    by_name = {file.relative_to(root).as_posix(): file for file in found}
+    if len(found) == 1:
+        return {"": by_name}
+    return _by_split(by_name)
+
+
+def _each_once(files: Iterable[Path]) -> list[Path]:
+    """Return files in order. Of several paths that links lead to one file by, the
+    shortest is its name.
+    """
+    by_place = dict[Path, Path]()
+    for file in sorted(files, key=lambda file: (len(file.parts), file)):
+        by_place.setdefault(file.resolve(), file)
+    return sorted(by_place.values())
+
+
+def _refuse_packed_twice(files: Iterable[Path]) -> None:
+    """Raise UserError for a text that lies there packed and not, or packed twice."""
+    by_content = dict[Path, Path]()
+    for file in files:
+        other = by_content.setdefault(_unpacked(file), file)
+        if other != file:
+            raise UserError(
+                f"data.path: '{other}' and '{file}' are one text by their names: move"
+                " one away, or use a glob"
+            )
+
+
+def _unpacked(path: Path) -> Path:
+    return path.with_suffix("") if path.suffix.lower() in PACKED else path
+
+
+def kind(path: Path) -> str:
+    """Return `.csv` for `a.csv` and `a.csv.gz`."""
+    return _unpacked(path).suffix.lower()
+
+
+def _by_split(files: dict[str, Path]) -> dict[str, dict[str, Path]]:
+    """Return files by split, if every path has a word that names one. The first such
+    word of a path counts.
+    """
+    splits: dict[str, dict[str, Path]] = {}
+    for name, file in files.items():
+        words = re.split(r"[-._ 0-9/]+", name.lower())
+        named = [SPLIT_WORDS[word] for word in words if word in SPLIT_WORDS]
+        split = named[0] if named else ""
+        splits.setdefault(split, {})[name] = file
+
+    if "train" not in splits:
+        return {"": files}
+    strays = splits.get("", {})
+    if strays and len(splits) > 2 and 2 * len(strays) < len(files):
+        raise UserError(
+            f"data.path: '{next(iter(strays))}' names no split, but others do: move it,"
+            " or use a glob"
+        )
+    return {"": files} if strays else splits
+
+
+def read_all(paths: Iterable[Path], column: str) -> Iterator[str]:
+    """Yield the documents of files, empty ones included. Raise UserError with file and
+    row for what is not text.
+    """
+    for path in paths:
+        number = 1
+        try:
+            for row in _rows(path, column):
+                if not isinstance(row, dict):
+                    found = type(row).__name__
+                    raise ValueError(f"found {found}: expected an object with columns")
+                refuse_unclear(column, [*row])
+                yield cell_text(row[column], column)
+                number += 1
+        except (ValueError, OSError, RuntimeError, csv.Error) as error:
+            reason = str(error).partition("\n")[0]
+            if isinstance(error, UnicodeDecodeError):
+                byte = error.object[error.start]
+                reason = (
+                    f"not UTF-8 text (byte 0x{byte:02x}): iconv converts other"
+                    " encodings"
+                )
+            place = "" if kind(path) in WHOLE else f" row {number}"
+            raise UserError(f"'{path}'{place}: {reason}") from None
+
+
+def _rows(path: Path, column: str) -> Iterator[Any]:
+    """Yield a file's rows, each a dict by column."""
+    ending = kind(path)
+    if ending == ".parquet":
+        file = parquet.ParquetFile(path)
+        refuse_unclear(column, file.schema_arrow.names)
+        # in small batches, since a row may be a book
+        for batch in file.iter_batches(batch_size=64, columns=[column]):
+            yield from batch.to_pylist()
+        return
+
+    packed = PACKED.get(path.suffix.lower())
+    binary = io.BufferedReader(pyarrow.input_stream(str(path), packed))
+    head = binary.peek(4096)[:4096]
+    # ASCII in UTF-16 is valid UTF-8, with zeros between
+    zeros = max(head[::2].count(0), head[1::2].count(0))
+    if zeros > len(head) / 4:
+        raise ValueError(
+            "this looks like UTF-16, not UTF-8: iconv -f UTF-16 converts it"
+        )
+    head = head.lstrip(b"\xef\xbb\xbf \t\r\n")
+
+    def row_of(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        refuse_double(column, [name for name, _ in pairs])
+        return dict(pairs)
+
+    lines = io.TextIOWrapper(binary, "utf-8-sig", newline="")
+    if ending in WHOLE:
+        yield {column: lines.read()}
+    elif ending in (".json", ".jsonl") and head.startswith(b"["):
+        yield from json.load(lines, object_pairs_hook=row_of)
+    elif ending in (".json", ".jsonl"):
+        for line in lines:
+            if line.strip():
+                yield json.loads(line, object_pairs_hook=row_of)
+    else:
+        csv.field_size_limit(2**31 - 1)
+        delimiter = "\t" if ending == ".tsv" else ","
+        table = csv.DictReader(lines, delimiter=delimiter, strict=True)
+        refuse_unclear(column, table.fieldnames or [])
+        yield from _even_rows(table)
+
+
+def _even_rows(table: Iterable[Any]) -> Iterator[Any]:
+    for row in table:
+        if None in row or None in row.values():
+            raise ValueError(
+                "there are not as many cells as columns: quote cells with separators"
+            )
+        yield row
+
+
+def cell_text(value: Any, column: str) -> str:
+    """Return a cell's text, which is empty for null. Raise ValueError for what is not
+    text.
+    """
+    if value is None:
+        return ""
+    if not isinstance(value, str):
+        found = type(value).__name__
+        raise ValueError(f"column '{column}' holds {found}: expected text")
+    value.encode()  # fails for half of a surrogate pair
+    return value
+
+
+def refuse_double(column: str, columns: Sequence[str]) -> None:
+    """Raise ValueError if the column is there more than once."""
+    if columns.count(column) > 1:
+        raise ValueError(f"there are {columns.count(column)} columns '{column}'")
+
+
+def refuse_unclear(column: str, columns: Sequence[str]) -> None:
+    """Raise ValueError if the column is not there, or more than once."""
+    refuse_double(column, columns)
+    if column not in columns:
+        names = ", ".join(columns)[:200] or "none"
+        cure = f"data.column={nearest(column, columns) or 'NAME'}"
+        raise ValueError(f"no column '{column}', only {names}: give {cure}")
+
+
+def join_articles(texts: Iterable[str]) -> Iterator[str]:
+    """Join WikiText, given in lines or whole, into articles. A top-level heading after
+    a blank line begins one.
+    """
+    article = [""]
+    is_after_blank = True
+    for text in texts:
+        text = text.removesuffix("\n").removesuffix("\r")
+        for line in re.split("\r?\n", text):
+            if is_after_blank and ARTICLE_HEADING.fullmatch(line):
+                yield "".join(article)
+                article = []
+            article.append(line + "\n")
+            is_after_blank = not line.strip()
+    yield "".join(article)

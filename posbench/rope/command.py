@@ -1,0 +1,371 @@
+"""`posbench rope`: what a RoPE configuration means, and where two differ."""
+
+import itertools
+import json
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import torch
+from torch import Tensor
+
+from posbench import encodings, files
+from posbench.config import compose
+from posbench.config.overrides import LENGTH, value
+from posbench.config.schema import Config
+from posbench.data import hub
+from posbench.encodings.rope import Rotary, frequencies
+from posbench.errors import UserError, unknown
+from posbench.evaluation.models import parse_choice
+from posbench.options import plain
+from posbench.reports import charts
+from posbench.rope.extension import extended_rope, extension
+from posbench.rope.parameters import parameters_of
+from posbench.rope.reading import (
+    ROUNDING,
+    Rope,
+    bound_by_base,
+    configuration,
+    first_difference,
+    of_encoding,
+    remarks,
+    ropes,
+    unread,
+)
+from posbench.run import RECORD, find
+from posbench.run.model import model_of, tokenizer_of
+from posbench.run.run import load_config
+
+# the last is for an encoding's name
+_WORDS = ("length", "extension", "train_length", "head_dim")
+ALL = "all layers with RoPE"
+
+
+def main(words: Sequence[str], png: Path | None) -> None:
+    """Describe one configuration, or compare two; draw it.
+
+    Args:
+        words: config.json files, folders or names of models, runs, or names of
+            encodings with options; then `extension=yarn:factor=4`, `length=16384`,
+            `train_length=4096`, and for an encoding's name `head_dim=`.
+    """
+    names, values = _split(words)
+    lengths = _lengths("length", values)
+    _lengths("train_length", values)
+    read = [ropes_of(name, values) for name in names]
+    for name, (layers, findings) in zip(names, read, strict=True):
+        print("\n".join(describe(name, layers, lengths)))
+        for finding in findings:
+            print(f"! {finding}")
+    every_rope = [layers for layers, _ in read]
+    if len(names) == 2:
+        print("\n".join(compare_ropes(names, every_rope)))
+    if png:
+        files.write(png, charts.drawn(picture(names, every_rope, lengths), "png"))
+        print(png)
+
+
+def _split(words: Sequence[str]) -> tuple[list[str], dict[str, str]]:
+    """Split words into names and values by key; UserError for what nothing reads."""
+    names = [word for word in words if "=" not in word]
+    values = dict(word.split("=", 1) for word in words if "=" in word)
+    if not 1 <= len(names) <= 2 or len(names) + len(values) < len(words):
+        raise UserError(
+            "expected a config.json, a model, a run or a rotary encoding, or two to"
+            " compare; a key= once"
+        )
+    if not {*names} & {*encodings.names()}:
+        for word in values:
+            if word not in _WORDS[:3]:
+                known = [f"{word}=" for word in _WORDS[:3]]
+                raise unknown("word", f"{word}=", known)
+    return names, values
+
+
+def _lengths(word: str, values: Mapping[str, str]) -> list[int]:
+    """Return the lengths in tokens that a word has; none without it."""
+    lengths: list[int] = value(LENGTH, values.get(word, ""))
+    if not all(type(length) is int and length >= 1 for length in lengths):
+        raise UserError(
+            f"{word} is {values[word]}: expected lengths in tokens, such as 4096,16384"
+        )
+    return lengths
+
+
+def ropes_of(name: str, values: Mapping[str, str]) -> tuple[list[Rope], list[str]]:
+    """Return what a name stands for, by kind of layer, and what is not read of it."""
+    path = find.of_id(Path(name))
+    if (path / RECORD).is_file():
+        config = load_config(path)
+        encoding = config.build_encoding()
+        if [*encoding.parameters()]:  # perhaps learned frequencies
+            encoding = model_of(path, config, tokenizer_of(path)).encoding
+        return [_of_encoding(encoding, config, values)], []
+    if path.suffix == ".json":
+        return _of_settings(_read(name, path), values)
+    if (path / "config.json").is_file():
+        return _of_settings(_read(name, path / "config.json"), values)
+    if name in encodings.names():
+        config = _configured(name, values)
+        return [_of_encoding(config.build_encoding(), config, values)], []
+    if find.is_model(name):
+        folder, _ = hub.model_folder(name, ["config.json"])
+        return _of_settings(_read(name, folder / "config.json"), values)
+    raise unknown(
+        "configuration",
+        name,
+        encodings.names(),
+        "expected a config.json, a model, a run or an encoding",
+    )
+
+
+def _read(name: str, path: Path) -> dict[str, Any]:
+    try:
+        settings = json.loads(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise UserError(f"{name} cannot be read as a configuration: {error}") from None
+    if not isinstance(settings, dict):
+        raise UserError(f"{name} is no configuration: expected keys in braces")
+    return settings
+
+
+def _configured(name: str, values: Mapping[str, str]) -> Config:
+    """Return a run's configuration whose heads and training length are as asked for."""
+    options = [
+        f"encoding.{key}={text}" for key, text in values.items() if key not in _WORDS
+    ]
+    size = [
+        f"model.d_model={values.get('head_dim', 128)}",
+        "model.n_heads=1",
+        "evaluation.targets=1",
+        f"training.train_length={values.get('train_length', 4096)}",
+    ]
+    return compose.single([f"encoding={name}", *options, *size])
+
+
+def _of_encoding(encoding: Any, config: Config, values: Mapping[str, str]) -> Rope:
+    if not isinstance(encoding, Rotary) or not encodings.architectures(encoding):
+        raise UserError(
+            f"'{encoding.name}' has no configuration of RoPE: expected rope or its"
+            " family"
+        )
+    train_length = config.training.train_length
+    if not values.get("extension"):
+        original = getattr(encoding, "original_length", train_length)
+        factor = getattr(encoding, "factor", None) or 1.0
+        longest = round(factor * original)
+        parameters = parameters_of(encoding)
+        return of_encoding(lambda length: encoding, parameters, original, longest)
+    method, options = parse_choice(values["extension"])
+    if encoding.name != "rope":
+        raise UserError(
+            f"extension={method}: only plain RoPE is extended, and this is"
+            f" {encoding.name}"
+        )
+    longest = _longest(options, train_length, values)
+    _, facts, parameters = extended_rope(encoding, method, longest, options, True)
+    if "factor" in facts:  # by default it follows the length
+        options |= {"factor": facts["factor"]}
+
+    def extended(length: int) -> Rotary:
+        if parameters["rope_type"] == "longrope":
+            length = longest if length > train_length else train_length
+        elif parameters["rope_type"] != "dynamic":
+            length = longest
+        length = max(length, train_length)
+        return extended_rope(encoding, method, length, options)[0]
+
+    return of_encoding(extended, parameters, train_length, longest)
+
+
+def _of_settings(
+    settings: Mapping[str, Any], values: Mapping[str, str]
+) -> tuple[list[Rope], list[str]]:
+    config = configuration(settings)
+    layers = ropes(config)
+    findings = [*remarks(settings), *unread(settings, config)]
+    if values.get("extension"):
+        method, options = parse_choice(values["extension"])
+        lengths = _lengths("train_length", values)
+        train_length = lengths[0] if lengths else layers[0].train_length
+        longest = _longest(options, train_length, values)
+        extended = extension(config, method, longest, train_length, options, True)
+        layers = ropes(extended.config)
+    return layers, findings
+
+
+def _longest(
+    options: Mapping[str, Any], train_length: int, values: Mapping[str, str]
+) -> int:
+    """Return an extension's longest input in tokens: the requested length, or its
+    factor times the training length.
+    """
+    factor = options.get("factor")
+    if not isinstance(factor, int | float):  # another type is refused where it is used
+        factor = 4.0
+    return max(_lengths("length", values), default=round(factor * train_length))
+
+
+def describe(name: str, layers: Sequence[Rope], lengths: Sequence[int]) -> list[str]:
+    """Return lines that say what a configuration means."""
+    lines = [name]
+    for rope in layers:
+        window = f", window of {rope.window:,} tokens" if rope.window else ""
+        lines += ["", f"{rope.layers or ALL}{window}", *_describe_rope(rope, lengths)]
+    return lines
+
+
+def _describe_rope(rope: Rope, lengths: Sequence[int]) -> list[str]:
+    lines = [
+        f"  {rope.type}, base {rope.base:,.10g}, {rope.width} channels of a head turn"
+    ]
+    options = []
+    for key, option in rope.parameters.items():
+        if isinstance(option, list):
+            options.append(f"{key}=[{len(option)} numbers]")
+        elif key != "rope_type" and option is not None and option != rope.base:
+            options.append(f"{key}={plain(option)}")
+    if options:
+        lines.append(f"  {' '.join(options)}")
+
+    # lengths by what is said of them
+    alike: dict[str, list[str]] = {}
+    for length in _shown_lengths(rope, lengths):
+        f, factor = rope.at(length)
+        text = f"{stretches(rope, f)}; q and k times {factor:.4g}"
+        alike.setdefault(text, []).append(f"{length:,}")
+    for text, shown in alike.items():
+        lines.append(f"  at {' and '.join(shown)} tokens: {text}")
+
+    f = rope.at(rope.train_length)[0]
+    turns = (f * rope.train_length >= 2 * math.pi).sum()
+    lines.append(
+        f"  {turns} of {len(f)} pairs turn once or more within the trained"
+        f" {rope.train_length:,} tokens"
+    )
+    longest = rope.window or rope.longest
+    bound = bound_by_base(rope.at(longest)[0], longest)
+    extent = f"up to {bound:,} of" if bound < longest else "at all"
+    lines.append(
+        f"  equal tokens stand out of random ones {extent} {longest:,} tokens (Men et"
+        " al. 2024)"
+    )
+    return lines
+
+
+def stretches(rope: Rope, f: Tensor) -> str:
+    """Return which pairs turn as in plain RoPE of this base, are slowed the most, lie
+    in between, or stand still.
+    """
+    # inf where a pair stands still
+    divisors: list[float] = (frequencies(rope.width, rope.base) / f).tolist()
+    largest = max(divisors)
+
+    def label_of(pair: int) -> str:
+        divisor = divisors[pair]
+        if abs(divisor - 1) < ROUNDING:
+            return "as plain RoPE"
+        if math.isinf(divisor):
+            return "at a halt"
+        if abs(divisor / largest - 1) < ROUNDING:
+            return f"slowed {largest:.4g} times"
+        return "in between"
+
+    parts = []
+    for label, group in itertools.groupby(range(len(divisors)), label_of):
+        pairs = list(group)
+        parts.append(
+            f"pairs {pairs[0]} to {pairs[-1]} {label}"
+            if len(pairs) > 1
+            else f"pair {pairs[0]} {label}"
+        )
+    return ", ".join(parts)
+
+
+def compare_ropes(names: Sequence[str], ropes: Sequence[list[Rope]]) -> list[str]:
+    """Return lines that say where the rotations of two configurations differ."""
+    lines = ["", f"{names[0]} and {names[1]}"]
+    pairs = [
+        (a, b)
+        for a, b in itertools.product(*ropes)
+        if a.layers == b.layers or 1 in map(len, ropes)
+    ]
+    for first, second in pairs or zip(*ropes, strict=False):
+        length = max(first.longest, second.longest)
+        place = first_difference(first, second, length)
+        turning = "turn alike"
+        if place:
+            turning = f"differ from position {place[0]:,} on, pair {place[1]} first"
+        a = first.at(length)[1]
+        b = second.at(length)[1]
+        factors = ""
+        if abs(a - b) > ROUNDING:
+            factors = f"; q and k times {a:.4g} and {b:.4g}"
+        layers = first.layers or second.layers or ALL
+        lines.append(f"  {layers}: {turning} within {length:,} tokens{factors}")
+    return lines
+
+
+def picture(
+    names: Sequence[str], ropes: Sequence[list[Rope]], lengths: Sequence[int]
+) -> charts.Picture:
+    """Draw how many tokens a turn of each pair takes, by kind of layer, beside plain
+    RoPE and the trained length.
+    """
+    every_kind = {rope.layers for layers in ropes for rope in layers}
+    kinds: list[str | None] = [*sorted(kind for kind in every_kind if kind)]
+    if not kinds:
+        kinds = [None]
+    with matplotlib.rc_context(charts.STYLE):
+        figure = charts.Picture(figsize=(4.2 * len(kinds), 3.2), layout="constrained")
+        panels = figure.subplots(1, len(kinds), squeeze=False)[0]
+        for axes, kind in zip(panels, kinds, strict=True):
+            colours = itertools.cycle(charts.COLOURS)
+            for name, layers in zip(names, ropes, strict=True):
+                prefix = f"{name}: " if len(names) > 1 else ""
+                for rope in layers:
+                    if rope.layers in (kind, None):
+                        _draw(axes, rope, prefix, lengths, colours)
+            axes.set(
+                yscale="log",
+                title=kind or ALL,
+                xlabel="pair of channels",
+                ylabel="tokens for a whole turn",
+            )
+            axes.yaxis.set_major_formatter("{x:,.0f}")
+            # each label once
+            lines = {str(line.get_label()): line for line in axes.get_lines()}
+            axes.legend(handles=lines.values(), fontsize=7, framealpha=0)
+    return figure
+
+
+def _draw(
+    axes: Any, rope: Rope, prefix: str, lengths: Sequence[int], colours: Any
+) -> None:
+    """Draw a RoPE at some lengths, once where these are alike, over plain RoPE."""
+    unstretched = frequencies(rope.width, rope.base)
+    label = f"plain, base {rope.base:,.10g}"
+    axes.plot(_tokens_per_turn(unstretched), color=charts.LIGHT, lw=3, label=label)
+    drawn = [unstretched]
+    for length in _shown_lengths(rope, lengths):
+        f = rope.at(length)[0]
+        if any(torch.allclose(f, other, ROUNDING, 0) for other in drawn):
+            continue
+        drawn.append(f)
+        label = f"{prefix}{rope.type} at {length:,} tokens"
+        axes.plot(_tokens_per_turn(f), color=next(colours), lw=1.5, label=label)
+    at = rope.train_length
+    axes.axhline(at, color=charts.DARK, ls=":", lw=1, label=f"trained, {at:,}")
+
+
+def _tokens_per_turn(f: Tensor) -> Tensor:
+    return torch.where(f > 0, 2 * math.pi / f, math.nan)
+
+
+def _shown_lengths(rope: Rope, lengths: Sequence[int]) -> Sequence[int]:
+    """Return the requested lengths, by default the training length and the longest
+    input that a RoPE is made for.
+    """
+    return lengths or sorted({rope.train_length, rope.longest})

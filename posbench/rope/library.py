@@ -1,0 +1,42 @@
+"""transformers, imported where it is installed. What it raises becomes one line."""
+
+import contextlib
+import importlib
+import os
+from collections.abc import Iterator
+from typing import Any
+
+from posbench import machine
+from posbench.errors import PosbenchError, UserError
+
+
+def transformers() -> Any:
+    """Import transformers; UserError if it is not installed."""
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    # kernels are programs: the library would fetch them from the hub
+    os.environ.setdefault("USE_HUB_KERNELS", "NO")
+    try:
+        module: Any = importlib.import_module("transformers")
+    except ImportError:
+        raise UserError(
+            "this needs transformers: pip install 'posbench-runner[hf]'"
+        ) from None
+    module.utils.logging.disable_progress_bar()
+    return module
+
+
+@contextlib.contextmanager
+def library_errors(
+    problem: str, kind: type[PosbenchError] = UserError
+) -> Iterator[None]:
+    """Turn whatever a library raises into one line; our own errors and a lack of memory
+    stay what they are.
+    """
+    try:
+        yield
+    except Exception as error:
+        if isinstance(error, PosbenchError) or machine.is_out_of_memory(error):
+            raise
+        raise kind(
+            f"{problem}: {type(error).__name__}: {' '.join(str(error).split())[:300]}"
+        ) from None

@@ -1,0 +1,295 @@
+"""The frequencies that a configuration of transformers gives, by kind of layer.
+
+The library's own rotary module of the model computes them, from its own configuration
+class: defaults of a class, old spellings and exceptions of single models are the
+library's.
+"""
+
+import copy
+import dataclasses
+import importlib
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from posbench.encodings.rope import Rotary
+from posbench.errors import Undefined, UserError, did_you_mean, unknown
+from posbench.rope.library import library_errors, transformers
+
+Settings = Mapping[str, Any]  # the content of a config.json
+SECTIONS = ("rope_scaling", "rope_parameters")
+# types whose frequencies follow the input's length
+FOLLOW_LENGTH = ("dynamic", "longrope")
+# types with a factor by which the longest input exceeds the trained length
+STRETCHED = ("yarn", "longrope", "llama3", "dynamic")
+# keys of single models, which `RopeParameters` of the library lacks
+_BESIDE = (
+    "type",
+    "alpha",
+    "interleaved",
+    "mrope_interleaved",
+    "max_position_embeddings",
+    "llama_4_scaling_beta",
+    "short_mscale",
+    "long_mscale",
+)
+TOLERANCE = 1e-3  # largest difference of cosines that count as equal
+# the same, relative, of frequencies: the library's are fp32
+ROUNDING = 1e-5
+
+
+@dataclasses.dataclass(frozen=True)
+class Rope:
+    """The RoPE of one kind of layer."""
+
+    layers: str | None  # the kind, such as full_attention; None: all that have RoPE
+    parameters: Mapping[str, Any]  # as in `rope_parameters`, of this kind alone
+    base: float
+    train_length: int  # tokens, before any stretching
+    longest: int  # the longest input that it is made for, in tokens
+    window: int | None
+    # Of inputs of a length: radians per position of each pair, (P,) fp64, and the
+    # factor on q and k.
+    at: Callable[[int], tuple[Tensor, float]]
+
+    @property
+    def type(self) -> str:
+        return str(self.parameters["rope_type"])
+
+    @property
+    def width(self) -> int:
+        """The number of channels of a head that turn."""
+        return 2 * len(self.at(self.train_length)[0])
+
+
+def language_part(settings: Settings) -> Settings:
+    """Return the part of a config.json on the language model: a section if the model
+    has several parts, else all.
+    """
+    return settings.get("text_config") or settings
+
+
+def configuration(settings: Settings) -> Any:
+    """Return the library's configuration of the language model of a config.json.
+
+    Raises UserError if the library has no such kind of model, or refuses a value.
+    """
+    kind = settings.get("model_type")
+    classes = transformers().CONFIG_MAPPING
+    if kind not in classes:
+        raise unknown(
+            "model_type", str(kind), classes, "expected one that transformers has"
+        )
+    misspelt = "".join(f"; {remark}" for remark in remarks(settings))
+    with library_errors(f"transformers refuses this '{kind}'{misspelt}"):
+        config = classes[kind].from_dict(copy.deepcopy(dict(settings)))
+        return config.get_text_config()
+
+
+def remarks(settings: Settings) -> list[str]:
+    """Return a line for each key on RoPE that transformers does not read.
+
+    Raises UserError for a text in place of a number, which the library would compute
+    with.
+    """
+    from transformers.modeling_rope_utils import RopeParameters
+
+    text = language_part(settings)
+    known = (*RopeParameters.__annotations__, *_BESIDE)
+    lines = []
+    for path, part in _parts(text):
+        for key, value in part.items():
+            if key not in known:
+                lines.append(f"{path}.{key} is not read{did_you_mean(key, known)}")
+            elif isinstance(value, str) and key not in ("rope_type", "type"):
+                raise UserError(f"{path}.{key} is '{value}': expected a number")
+    return lines
+
+
+def _parts(text: Settings) -> Iterator[tuple[str, Settings]]:
+    """Yield each section on RoPE, or its parts by kind of layer, with its path."""
+    for name in SECTIONS:
+        section = text.get(name) or {}
+        parts = {
+            kind: part for kind, part in section.items() if isinstance(part, Mapping)
+        }
+        if section and not parts:
+            yield name, section
+        for kind, part in parts.items():
+            yield f"{name}.{kind}", part
+
+
+def unread(settings: Settings, config: Any) -> list[str]:
+    """Return a line for each key beside the sections that the library's class keeps,
+    but does not know.
+    """
+    fields = {field.name for field in dataclasses.fields(config)}
+    about_rope = [
+        key
+        for key in language_part(settings)
+        if any(word in key for word in ("rope", "rotary", "ntk"))
+    ]
+    return [
+        f"{key} is not read by transformers' '{config.model_type}'"
+        for key in about_rope
+        if key in vars(config) and key not in fields
+    ]
+
+
+def ropes(config: Any) -> list[Rope]:
+    """Return the RoPE of each kind of layer of a configuration of the library.
+
+    Raises Undefined if the library's model has none, UserError for an unknown type.
+    """
+    module = rotary_module(config)
+    parts: dict[str | None, Any] = {None: config.rope_parameters}
+    if nested := config.nested_rope_parameter_keys(config.rope_parameters):
+        parts = {kind: parts[None][kind] for kind in sorted(nested)}
+    return [
+        _rope(config, module, layers, part) for layers, part in parts.items() if part
+    ]
+
+
+def rotary_module(config: Any) -> nn.Module:
+    """Return the rotary module that the library's model of a configuration has."""
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    kind = config.model_type
+    position = getattr(config, "position_embedding_type", "rope")
+    if not getattr(config, "rope_parameters", None) or position != "rope":
+        raise Undefined(f"'{kind}' has no RoPE in transformers")
+    if getattr(config, "alibi", False):
+        raise Undefined(f"'{kind}' has ALiBi here, not RoPE")
+
+    types = ("default", *ROPE_INIT_FUNCTIONS)
+    for _, part in _parts({"rope_parameters": config.rope_parameters}):
+        if part["rope_type"] not in types:
+            raise unknown("rope_type", part["rope_type"], types)
+
+    with library_errors(f"transformers cannot rotate as this '{kind}'", Undefined):
+        name = type(config).__module__.replace("configuration_", "modeling_")
+        found = [
+            item
+            for name, item in vars(importlib.import_module(name)).items()
+            if name.endswith("RotaryEmbedding") and "Vision" not in name
+        ]
+        # others in the file are those of further parts, with longer names
+        rotary: nn.Module = min(found, key=lambda item: len(item.__name__))(
+            config=config
+        )
+    return rotary
+
+
+def _rope(config: Any, module: nn.Module, layers: str | None, part: Settings) -> Rope:
+    prefix = f"{layers}_" if layers else ""
+    kinds = [layers] if layers else []
+    kind = part["rope_type"]
+
+    def at(length: int) -> tuple[Tensor, float]:
+        if kind in FOLLOW_LENGTH:
+            restore(module)
+            with torch.no_grad():
+                module(torch.zeros(1), torch.tensor([[length - 1]]), *kinds)
+        f = getattr(module, f"{prefix}inv_freq")
+        return f.double(), float(getattr(module, f"{prefix}attention_scaling"))
+
+    longest = getattr(config, "max_position_embeddings", None)
+    train_length = part.get("original_max_position_embeddings") or longest
+    if not train_length:
+        raise UserError("no length of a sequence: expected max_position_embeddings")
+    factor = part.get("factor") or 1.0 if kind in STRETCHED else 1.0
+    window = None
+    if layers == "sliding_attention":
+        window = config.sliding_window
+    return Rope(
+        layers,
+        part,
+        float(part["rope_theta"]),
+        train_length,
+        max(longest or 0, round(factor * train_length)),
+        window,
+        at,
+    )
+
+
+def of_encoding(
+    encoding_at: Callable[[int], Rotary],
+    parameters: Mapping[str, Any],
+    train_length: int,
+    longest: int,
+) -> Rope:
+    """Return the RoPE of an encoding of posbench, which needs no transformers.
+
+    `encoding_at`: returns the encoding for inputs of a length.
+    """
+
+    def at(length: int) -> tuple[Tensor, float]:
+        encoding = encoding_at(length)
+        return encoding.inv_freq(length).detach(), encoding.attention_factor
+
+    encoding = encoding_at(train_length)
+    facts = (parameters, encoding.base, train_length, longest, encoding.window)
+    return Rope(None, *facts, at)
+
+
+def restore(model: nn.Module) -> None:
+    """Reset what earlier inputs left behind: `dynamic` keeps the frequencies of the
+    longest one.
+    """
+    for rotary in filter(is_rotary, model.modules()):
+        for name, original in list(rotary.named_buffers()):
+            if name.endswith("original_inv_freq"):
+                prefix = name.removesuffix("original_inv_freq")
+                setattr(rotary, f"{prefix}inv_freq", original.clone())
+                if hasattr(rotary, f"{prefix}max_seq_len_cached"):
+                    setattr(
+                        rotary,
+                        f"{prefix}max_seq_len_cached",
+                        rotary.original_max_seq_len,
+                    )
+
+
+def is_rotary(module: nn.Module) -> bool:
+    return type(module).__name__.endswith("RotaryEmbedding")
+
+
+def first_difference(first: Rope, second: Rope, length: int) -> tuple[int, int] | None:
+    """Return the first position up to a length, and its first pair, whose cosines
+    differ by more than TOLERANCE.
+    """
+    f = first.at(length)[0]
+    g = second.at(length)[0]
+    if len(f) != len(g):
+        return 1, min(len(f), len(g))
+    differing = (f - g).abs() > ROUNDING * torch.maximum(f, g)
+    pairs = differing.nonzero()[:, 0]
+    if not len(pairs):
+        return None
+    for start in range(1, length, 4096):
+        end = min(start + 4096, length)
+        positions = torch.arange(start, end, dtype=torch.float64)[:, None]
+        cosines = (positions * f[pairs]).cos() - (positions * g[pairs]).cos()
+        differs = cosines.abs() > TOLERANCE  # (positions, pairs)
+        if differs.any():
+            position = int(differs.any(1).nonzero()[0])
+            pair = int(differs[position].nonzero()[0])
+            return start + position, int(pairs[pair])
+    return None
+
+
+def bound_by_base(f: Tensor, length: int) -> int:
+    """Return the first distance with a negative sum of cosines over pairs: below it,
+    equal tokens beat random ones.
+
+    Source: Men et al., "Base of RoPE Bounds Context Length" (2024), arXiv:2405.14591,
+    section 4. At most `length`.
+    """
+    for start in range(0, length, 4096):
+        end = min(start + 4096, length)
+        distances = torch.arange(start, end, dtype=torch.float64)[:, None]
+        negative = (distances * f).cos().sum(1) < 0
+        if negative.any():
+            return start + int(negative.nonzero()[0])
+    return length

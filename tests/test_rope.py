@@ -1,0 +1,496 @@
+"""`posbench rope`: frequencies beside those of transformers' rotary modules, refusals,
+and the command.
+"""
+
+import importlib
+import json
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from support import TINY, posbench, write_text
+
+from posbench.errors import Undefined, UserError
+from posbench.rope.command import compare_ropes, picture, ropes_of
+from posbench.rope.reading import (
+    Rope,
+    bound_by_base,
+    configuration,
+    first_difference,
+    remarks,
+    ropes,
+    unread,
+)
+
+transformers = pytest.importorskip("transformers")
+ROOT = Path(__file__).parents[1]
+LLAMA = {
+    "model_type": "llama",
+    "hidden_size": 64,
+    "num_attention_heads": 4,
+    "num_hidden_layers": 2,
+    "max_position_embeddings": 512,
+    "rope_theta": 10000.0,
+}
+ORIGINAL = {"original_max_position_embeddings": 128}
+LONG = {
+    "short_factor": [1.0] * 7 + [1.5],
+    "long_factor": [1, 1, 1.5, 2, 2.5, 3, 4, 4.0],
+}
+YARN = {"rope_type": "yarn", "factor": 4.0, **ORIGINAL}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    **ORIGINAL,
+}
+LONGROPE = {"rope_type": "longrope", **LONG, **ORIGINAL}
+SECTIONS: list[dict[str, Any]] = [
+    {"rope_type": "linear", "factor": 3.0},
+    {"rope_type": "dynamic", "factor": 2.0},
+    YARN,
+    {**YARN, "mscale": 0.7, "mscale_all_dim": 1.2, "beta_fast": 16.0, "beta_slow": 2.0},
+    {**YARN, "truncate": False, "attention_factor": 1.5},
+    LLAMA3,
+    LONGROPE,
+    {**LONGROPE, "factor": 6.0, "attention_factor": 1.1},
+    {"rope_type": "proportional", "partial_rotary_factor": 0.5},
+]
+
+
+def read(settings: dict[str, Any]) -> list[Rope]:
+    """Return what `posbench rope` reads from a config.json."""
+    return ropes(configuration(settings))
+
+
+@pytest.mark.parametrize("section", SECTIONS, ids=str)
+def test_frequencies_at_every_length_are_those_of_the_librarys_functions(
+    section: dict[str, Any],
+) -> None:
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    function = ROPE_INIT_FUNCTIONS[section["rope_type"]]
+    config = transformers.LlamaConfig(**{**LLAMA, "rope_scaling": dict(section)})
+    (rope,) = read({**LLAMA, "rope_scaling": section})
+    # a longer input first: what it leaves behind must not count
+    for length in (2000, 512, 129, 64):
+        f, factor = function(config, torch.device("cpu"), seq_len=length)
+        ours, our_factor = rope.at(length)
+        torch.testing.assert_close(ours.float(), f, rtol=1e-6, atol=1e-9)
+        assert our_factor == pytest.approx(factor)
+
+
+@pytest.mark.parametrize(
+    ("section", "longest"),
+    [
+        ({"rope_type": "dynamic", "factor": 2.0}, 1024),
+        (YARN, 512),
+        (LLAMA3, 1024),
+        (LONGROPE, 512),
+        ({**LONGROPE, "factor": 6.0}, 768),
+    ],
+    ids=str,
+)
+def test_the_longest_input_is_that_of_the_configuration_or_of_the_factor(
+    section: dict[str, Any], longest: int
+) -> None:
+    (rope,) = read({**LLAMA, "rope_scaling": section})
+    assert rope.longest == longest
+    assert rope.train_length == (128 if "original" in str(section) else 512)
+
+
+SIZES = {
+    "hidden_size": 64,
+    "num_attention_heads": 4,
+    "num_hidden_layers": 6,
+    "head_dim": 16,
+    "max_position_embeddings": 4096,
+    "intermediate_size": 64,
+    "vocab_size": 64,
+    "pad_token_id": 0,
+}
+KINDS = {
+    "layer_types": ["sliding_attention", "full_attention"] * 3,
+    "sliding_window": 20,
+}
+MLA = dict.fromkeys(("head_dim", "qk_rope_head_dim", "kv_lora_rank", "q_lora_rank"), 8)
+MLA |= {"qk_nope_head_dim": 16, "v_head_dim": 16}
+STEEP = {**LLAMA3, "factor": 16.0, "high_freq_factor": 1.0}
+HALF = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}
+WHOLE = {**HALF, "partial_rotary_factor": 1.0}
+QUARTER = {**HALF, "rope_type": "proportional", "partial_rotary_factor": 0.25}
+# By model_type: the library's rotary module, and a configuration as authors spell it.
+PUBLISHED: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("Llama", {"rope_theta": 5e5, "rope_scaling": LLAMA3}),
+    "mistral": ("Mistral", {"rope_theta": 1e6, "sliding_window": 20}),
+    "qwen2": ("Qwen2", {"rope_theta": 1e6, "rope_scaling": YARN}),
+    "gpt_neox": ("GPTNeoX", {"rotary_pct": 0.25, "rotary_emb_base": 5000}),
+    "phi": ("Phi", {"rope_theta": 1e4}),
+    "phi3": ("Phi3", {"rope_theta": 1e4, "rope_scaling": LONGROPE, **ORIGINAL}),
+    "glm": ("Glm", {"rope_theta": 1e4}),
+    "glm4": ("Glm4", {"rope_parameters": HALF}),
+    "stablelm": ("StableLm", {"partial_rotary_factor": 0.5}),
+    "gemma2": ("Gemma2", KINDS),
+    "gemma3_text": (
+        "Gemma3",
+        {
+            **KINDS,
+            "rope_theta": 1e6,
+            "rope_scaling": {"rope_type": "linear", "factor": 8.0},
+        },
+    ),
+    "gemma3n_text": (
+        "Gemma3n",
+        {**KINDS, "rope_theta": 1e6, "rope_local_base_freq": 5e3},
+    ),
+    "gemma4_text": (
+        "Gemma4Text",
+        {
+            **KINDS,
+            "global_head_dim": 32,
+            "rope_parameters": {"sliding_attention": WHOLE, "full_attention": QUARTER},
+        },
+    ),
+    "olmo3": ("Olmo3", {**KINDS, "rope_theta": 5e5, "rope_scaling": YARN}),
+    "gpt_oss": (
+        "GptOss",
+        {
+            **KINDS,
+            "rope_theta": 1.5e5,
+            "rope_scaling": {**YARN, "truncate": False},
+        },
+    ),
+    "deepseek_v3": (
+        "DeepseekV3",
+        {
+            **MLA,
+            "rope_theta": 1e4,
+            "rope_scaling": {**YARN, "mscale": 1.0, "mscale_all_dim": 1.0},
+        },
+    ),
+    "llama4_text": (
+        "Llama4Text",
+        {"rope_theta": 5e5, "no_rope_layers": [], "rope_scaling": STEEP},
+    ),
+    "qwen3_next": (
+        "Qwen3Next",
+        {
+            "layer_types": ["linear_attention", "full_attention"] * 3,
+            "rope_parameters": HALF,
+        },
+    ),
+    "hunyuan_v1_dense": (
+        "HunYuanDenseV1",
+        {
+            "rope_theta": 1e4,
+            "rope_scaling": {"type": "dynamic", "alpha": 1000.0, "factor": 1.0},
+        },
+    ),
+}
+
+
+def rotations(
+    settings: dict[str, Any], class_name: str, layers: str | None, length: int
+) -> torch.Tensor:
+    """Return the complex factors by which the library's module turns the pairs at
+    position 1 of an input.
+    """
+    config = transformers.AutoConfig.for_model(**json.loads(json.dumps(settings)))
+    name = type(config).__module__.replace("configuration", "modeling")
+    rotary = getattr(importlib.import_module(name), f"{class_name}RotaryEmbedding")
+    positions = torch.tensor([[1, length - 1]])
+    kinds = [layers] if layers else []
+    turned = rotary(config=config)(torch.zeros(1), positions, *kinds)
+    if torch.is_tensor(turned):  # Llama 4
+        return turned[0, 0]
+    cos, sin = turned
+    halves = cos.shape[-1] // 2
+    if len(cos[0, 0].unique()) > halves:  # GPT-OSS has each once
+        halves = cos.shape[-1]
+    return torch.complex(cos, sin)[0, 0, :halves]
+
+
+@pytest.mark.parametrize("kind", PUBLISHED)
+def test_a_configuration_means_what_the_models_own_rotary_module_computes(
+    kind: str,
+) -> None:
+    class_name, published = PUBLISHED[kind]
+    settings = {**SIZES, "model_type": kind, **published}
+    for rope in read(settings):
+        for length in (64, 3000):
+            theirs = rotations(settings, class_name, rope.layers, length)
+            f, factor = rope.at(length)
+            ours = factor * torch.polar(torch.ones_like(f), f)
+            torch.testing.assert_close(
+                ours.to(theirs.dtype), theirs, rtol=1e-5, atol=1e-6
+            )
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [
+        ("gemma3_text", [("full_attention", 1e6), ("sliding_attention", 1e4)]),
+        ("olmo3", [("full_attention", 5e5), ("sliding_attention", 5e5)]),
+    ],
+)
+def test_kinds_of_layers_have_their_own_bases_and_windows(
+    kind: str, expected: list[tuple[str | None, float]]
+) -> None:
+    read_ropes = read({**SIZES, "model_type": kind, **PUBLISHED[kind][1]})
+    assert [(rope.layers, rope.base) for rope in read_ropes] == expected
+    windows = [20 if layers == "sliding_attention" else None for layers, _ in expected]
+    assert [rope.window for rope in read_ropes] == windows
+
+
+@pytest.mark.parametrize(
+    ("kind", "width"), [("glm", 8), ("phi", 8), ("gpt_neox", 4), ("stablelm", 8)]
+)
+def test_the_share_of_a_head_that_turns_is_its_classs_where_the_file_is_silent(
+    kind: str, width: int
+) -> None:
+    (rope,) = read({**SIZES, "model_type": kind, **PUBLISHED[kind][1]})
+    assert rope.width == width
+
+
+# Models whose modules have names of their own, or that need more than their defaults.
+APART = """blt cohere_compass_text gemma4_assistant internlm3 iquestcoder musicgen
+    musicgen_melody recurrent_gemma"""
+
+
+@pytest.mark.slow
+def test_every_causal_model_of_transformers_is_read_or_refused_by_name() -> None:
+    causal = transformers.models.auto.modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+    n_read = 0
+    for kind in sorted({*causal} - {*APART.split()}):
+        config = configuration({"model_type": kind})
+        if not getattr(config, "rope_parameters", None):
+            with pytest.raises(Undefined, match=f"'{config.model_type}' has no RoPE"):
+                ropes(config)
+        elif kind != "granitemoehybrid":
+            assert all(rope.width > 0 for rope in ropes(config))
+            n_read += 1
+    assert n_read >= 120
+
+
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({"model_type": "lama"}, "unknown model_type 'lama': did you mean 'llama'"),
+    ({"model_type": "biogpt"}, "'biogpt' has no RoPE"),
+    ({"model_type": "granitemoehybrid"}, "'granitemoehybrid' has no RoPE"),
+    ({"model_type": "falcon", "alibi": True}, "'falcon' has ALiBi"),
+    ({"rope_scaling": {**YARN, "rope_type": "yarm"}}, "did you mean 'yarn'"),
+    ({"rope_scaling": {**YARN, "factor": "4"}}, "factor is '4': expected a number"),
+    ({"rope_scaling": {"rope_type": "yarn", "facter": 4}}, "facter is not read: did"),
+    ({"hidden_size": "64"}, "expected int, got str"),
+]
+
+
+@pytest.mark.parametrize(("others", "message"), REFUSED, ids=str)
+def test_a_wrong_configuration_is_refused_in_one_line(
+    others: dict[str, Any], message: str
+) -> None:
+    settings = {"model_type": others["model_type"]} if "model_type" in others else LLAMA
+    with pytest.raises(UserError, match=message) as refusal:
+        read({**settings, **others})
+    assert "\n" not in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    ("others", "line"),
+    [
+        ({"rope_scaling": {**YARN, "yarn_beta_fast": 8}}, "did you mean 'beta_fast'"),
+        ({"rope_pct": 0.5}, "rope_pct is not read by transformers' 'llama'"),
+    ],
+    ids=str,
+)
+def test_a_key_that_nothing_reads_is_named(others: dict[str, Any], line: str) -> None:
+    settings = {**LLAMA, **others}
+    (finding,) = [*remarks(settings), *unread(settings, configuration(settings))]
+    assert line in finding
+
+
+@pytest.mark.parametrize("kind", PUBLISHED)
+def test_nothing_is_said_of_a_published_configuration(kind: str) -> None:
+    settings = {**SIZES, "model_type": kind, **PUBLISHED[kind][1]}
+    assert remarks(settings) == []
+    assert unread(settings, configuration(settings)) == []
+
+
+def test_the_first_pair_that_differs_is_named() -> None:
+    (plain,) = read(LLAMA)
+    (yarn,) = read({**LLAMA, "rope_scaling": YARN})
+    f = plain.at(512)[0]
+    g = yarn.at(512)[0]
+    place = first_difference(plain, yarn, 512)
+    assert place is not None
+    position, pair = place
+    assert position * abs(f[pair] - g[pair]) > 1e-3
+    assert torch.equal(f[:pair], g[:pair])
+    assert first_difference(plain, plain, 512) is None
+
+
+def test_an_encoding_of_posbench_and_a_file_that_say_the_same_turn_alike() -> None:
+    """The library's frequencies are fp32; ours are fp64."""
+    (ours,), _ = ropes_of(
+        "yarn", {"factor": "4", "head_dim": "16", "train_length": "128"}
+    )
+    (theirs,) = read({**LLAMA, "rope_scaling": YARN})
+    assert first_difference(ours, theirs, 1_000_000) is None
+    assert ours.at(512)[1] == pytest.approx(theirs.at(512)[1])
+
+
+@pytest.mark.parametrize(
+    "text", ["yarn", "yarn:factor=8", "longrope", "dynamic_ntk:factor=2", "pi", "abf"]
+)
+def test_an_extension_of_an_encoding_is_that_of_a_file(
+    text: str, tmp_path: Path
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA))
+    values = {"extension": text, "length": "2048"}
+    (theirs,), _ = ropes_of(str(tmp_path), values)
+    sizes = {"head_dim": "16", "train_length": "512"}
+    (ours,), _ = ropes_of("rope", values | sizes)
+    assert dict(ours.parameters).items() <= dict(theirs.parameters).items()
+    for length in (300, 512, 1500, 2048):
+        f, factor = theirs.at(length)
+        torch.testing.assert_close(ours.at(length)[0], f, rtol=1e-5, atol=0)
+        assert ours.at(length)[1] == pytest.approx(factor)
+
+
+def test_kinds_of_layers_are_compared_each_with_its_own() -> None:
+    gemma = read({**SIZES, "model_type": "gemma3_text", **PUBLISHED["gemma3_text"][1]})
+    itself = compare_ropes(["a", "b"], [gemma, gemma[::-1]])[2:]
+    assert ["turn alike" in line for line in itself] == [True, True]
+    (plain,) = read({**LLAMA, "max_position_embeddings": 4096})
+    beside = compare_ropes(["a", "b"], [gemma, [plain]])[2:]
+    assert ["turn alike" in line for line in beside] == [False, True]
+
+
+def test_smallest_bases_of_two_digits_are_those_of_the_page_of_results() -> None:
+    """Beside those of Men et al. (2024), Table 2, for heads of 128. A larger base than
+    the smallest may fail again.
+    """
+    (row,) = re.findall(
+        r"RoPE's smallest bases.*",
+        (ROOT / "docs/results.md").read_text(encoding="utf-8"),
+    )
+    ours, theirs = (re.findall(r"[\d.]+e\d", cell) for cell in row.split("|")[2:4])
+    exponents, lengths = (
+        -torch.arange(0, 128, 2, dtype=torch.float64) / 128,
+        [1024 << i for i in range(6)],
+    )
+    grid = [
+        float(f"{digits / 10}e{power}")
+        for power in range(3, 6)
+        for digits in range(10, 100)
+    ]
+    for base, length in zip(map(float, ours), lengths, strict=True):
+        close = [each for each in grid if 0.85 * base < each <= base]
+        assert [
+            each for each in close if bound_by_base(each**exponents, length) == length
+        ] == [base]
+    assert f"{sum(map(str.__eq__, ours, theirs))} of 6 reproduced" in row
+    assert bound_by_base((1.05 * 4.3e3) ** exponents, 1024) < 1024
+
+
+@pytest.fixture
+def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Two configurations of different bases in the current folder."""
+    monkeypatch.chdir(tmp_path)
+    for name, base in (("one", 1e4), ("other", 2e4)):
+        settings = {**LLAMA, "rope_theta": base}
+        Path(f"{name}.json").write_text(json.dumps(settings))
+    return tmp_path
+
+
+def test_the_command_compares_and_draws(
+    files: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert posbench("rope", "one.json", "other.json", "--png=a.png") == 0
+    shown = capsys.readouterr().out
+    assert "all layers with RoPE: differ from position 1 on, pair 1 first" in shown
+    assert Path("a.png").stat().st_size > 10_000
+
+
+def test_a_picture_has_each_curve_and_the_trained_length_once() -> None:
+    layers = [read({**LLAMA, "rope_theta": base}) for base in (1e4, 2e4)]
+    (axes,) = picture(["a", "b"], layers, [64]).axes
+    assert len(axes.get_lines()) == 4
+    assert len(axes.get_legend().get_texts()) == 3
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "one.json extension=yarn:factor=8 length=4096",
+        "yarn factor=8 head_dim=64 train_length=1024",
+        "rope head_dim=64 extension=yarn:factor=8",
+    ],
+)
+def test_an_extension_is_described(
+    words: str, files: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert posbench("rope", *words.split()) == 0
+    shown = capsys.readouterr().out
+    assert "yarn, base 10,000" in shown
+    assert "slowed 8 times" in shown
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("one.json lenght=8", "did you mean 'length='"),
+        ("one.json length=16k", "expected lengths in tokens"),
+        ("one.json extension=pi:factor=x", "factor"),
+        ("one.json extension=rerope", "no configuration for 'rerope'"),
+        ("one.json length=8 length=9", "a key= once"),
+        ("one.json other.json yarn", "or two to compare"),
+        ("yarn extension=pi", "only plain RoPE is extended"),
+        ("alibi", "no configuration of RoPE"),
+        ("xpos", "no configuration of RoPE"),
+        ("rop", "did you mean 'rope'"),
+        ("none.json", "cannot be read"),
+    ],
+)
+def test_wrong_words_are_refused_in_one_line(
+    words: str, message: str, files: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert posbench("rope", *words.split()) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_without_transformers_words_and_runs_are_read_and_a_file_says_what_it_needs(
+    files: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_text()
+    words = [*TINY, "data.path=text.txt", "training.tokens=256"]
+    assert posbench("train", "encoding=rope", "encoding.base=500", *words) == 0
+    (run,) = Path("outputs").glob("*/rope-*")
+    capsys.readouterr()
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    assert posbench("rope", str(run), "yarn", "head_dim=8") == 0
+    assert "default, base 500, 8 channels" in capsys.readouterr().out
+    assert posbench("rope", "one.json") == 2
+    assert "pip install 'posbench-runner[hf]'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("extension", ["yarn", "ntk", "pi:factor=2"])
+@pytest.mark.parametrize("kind", ["glm4", "gemma3", "mistral"])
+def test_an_extension_keeps_what_it_does_not_extend(
+    kind: str, extension: str, tmp_path: Path
+) -> None:
+    parameters = HALF if kind == "glm4" else WHOLE
+    settings = {**SIZES, "model_type": kind, "rope_parameters": parameters}
+    if kind == "gemma3":
+        text = {**SIZES, **KINDS, "model_type": "gemma3_text", "rope_theta": 1e6}
+        settings = {"model_type": kind, "text_config": text}
+    (tmp_path / "config.json").write_text(json.dumps(settings))
+    before = read(settings)
+    after, _ = ropes_of(str(tmp_path), {"extension": extension, "length": "8192,10000"})
+    assert [rope.width for rope in before] == [rope.width for rope in after]
+    assert not torch.equal(before[0].at(64)[0], after[0].at(64)[0])
+    if kind == "gemma3":
+        assert torch.equal(before[1].at(64)[0], after[1].at(64)[0])
