@@ -195,9 +195,7 @@ def test_an_outcome_is_that_of_raw_rows_and_shares_the_chance_of_error(runs):
     assert set(many["p"]) == {alone["p"]}
 
 
-def test_a_contradiction_is_adjusted_for_the_tests_of_its_claim(
-    runs: dict[str, pd.DataFrame],
-) -> None:
+def test_a_contradiction_is_adjusted_for_the_tests_of_its_claim(runs):
     holds = "alibi 4x - alibi 1x < 0.05"
     barely_fails = "rope 4x - rope 1x < 0.39"
     rope = {"rope": runs["rope"]}
