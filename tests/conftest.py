@@ -8,15 +8,10 @@ import importlib
 import logging
 import os
 import sys
-from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 import yaml
-
-if TYPE_CHECKING:  # xdist's own process collects no tests, so it need not import this
-    from posbench.config.schema import Config
 
 # off until all is imported: collection would slow the imports by a fifth
 gc.set_threshold(0)
@@ -68,7 +63,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(autouse=True)
-def fixed_seed() -> None:
+def fixed_seed():
     import torch
 
     # torch.manual_seed also records a stack trace for devices yet to come
@@ -76,7 +71,7 @@ def fixed_seed() -> None:
 
 
 @pytest.fixture(autouse=True)
-def log_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def log_of_its_own(monkeypatch):
     """Start without handlers: a command binds one to the current stderr, which pytest
     closes after the test.
     """
@@ -84,7 +79,7 @@ def log_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(autouse=True, scope="session")
-def one_quick_process() -> Iterator[None]:
+def one_quick_process():
     """Leave out what commands do only for the sake of long runs."""
     import torch
 
@@ -104,27 +99,31 @@ def one_quick_process() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def template() -> "Config":
+def template():
     """Return the demo's configuration, from which reports' fake runs are made."""
     from fake_study import demo_config
 
     return demo_config()
 
 
-# The model runs in milliseconds; each test replaces the settings that it is about.
-TINY = """
-    study=test data=text data.test_pieces=null data.tokenizer=bytes data.vocab_size=257
+# A model that runs in milliseconds, and 12 updates of 8 sequences of 16 bytes.
+SMALL = """
+    study=test tracking=none tracking.mode=offline
+    data=text data.tokenizer=bytes data.vocab_size=257 data.test_pieces=null
     model.n_layers=2 model.n_heads=2 model.d_model=32
-    training.train_length=16 training.tokens=1536 training.batch_size=8
-    training.learning_rate=0.003 training.warmup_tokens=256 training.precision=fp32
-    ratio=1,2,4 targets=8 blocks=16 batch_tokens=4096
-    tracking=none tracking.mode=offline device=cpu threads=1 compile=false
-    log_every_steps=1 validate_every_steps=0 checkpoint_every_steps=5
+    training.train_length=16 training.batch_size=8 training.tokens=1536
+    training.warmup_tokens=256 training.learning_rate=0.003 training.precision=fp32
+    evaluation.targets=8 evaluation.blocks=16 evaluation.batch_tokens=4096
+    evaluation.protocols=[fixed_target,nonoverlap] evaluation.ratios=[1,2,4]
+    runtime.device=cpu runtime.threads=1 runtime.compile=false
+    runtime.log_every_steps=1 runtime.validate_every_steps=0
+    runtime.checkpoint_every_steps=5
 """
 
 
-@pytest.fixture
-def tiny_config() -> "Config":
-    from posbench.config.compose import single
+@pytest.fixture(scope="session")
+def tiny_config():
+    """Return a small run's configuration; each test replaces what it is about."""
+    from posbench.config import compose
 
-    return single(TINY.split())
+    return compose.single(SMALL.split())

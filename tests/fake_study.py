@@ -14,9 +14,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import yaml
+from support import changed, encoded
 
 from posbench.config import compose
-from posbench.config.schema import Config, EncodingConfig, to_container
+from posbench.config.schema import Config, to_container
 from posbench.results.frame import read
 from posbench.results.headline import Headline, headline
 from posbench.run.rows import EvaluationRow
@@ -65,9 +66,7 @@ def demo_config() -> Config:
 
 
 def configured(template: Config, scheme: str, seed: int, **options: Any) -> Config:
-    return dataclasses.replace(
-        template, study="fake", seed=seed, encoding=EncodingConfig(scheme, options)
-    )
+    return changed(encoded(template, scheme, **options), study="fake", seed=seed)
 
 
 def write_run(
@@ -114,7 +113,8 @@ def begin_run(study: Path, config: Config, status: str, **record: Any) -> Path:
     """Write a run folder with nothing but its configuration and its record, and return
     it.
     """
-    folder, name = study / config.id, config.encoding.name
+    folder = study / config.id
+    name = config.encoding.name
     folder.mkdir(parents=True)
     text = yaml.dump(
         to_container(config),
@@ -147,10 +147,8 @@ def begin_run(study: Path, config: Config, status: str, **record: Any) -> Path:
 
 
 def _evaluation(config: Config, truth: Truth) -> Iterator[dict[str, Any]]:
-    digest, trained = (
-        hashlib.sha256(config.encoding.name.encode()).digest(),
-        config.training.train_length,
-    )
+    digest = hashlib.sha256(config.encoding.name.encode()).digest()
+    trained = config.training.train_length
     rng = np.random.default_rng([config.seed, digest[0], digest[1]])
     # the seed's, alike for all schemes: pairs cancel it
     luck = np.random.default_rng(config.seed).normal(0, 0.02)
@@ -163,10 +161,8 @@ def _evaluation(config: Config, truth: Truth) -> Iterator[dict[str, Any]]:
             for window in (
                 [None] if ratio <= 1 or of_stage is not truth else [None, trained]
             ):
-                doublings, mean = (
-                    max(0.0, math.log2(ratio)),
-                    of_stage.nll + luck + level,
-                )
+                doublings = max(0.0, math.log2(ratio))
+                mean = of_stage.nll + luck + level
                 mean += (
                     0.002 * doublings
                     if window
@@ -209,7 +205,8 @@ def _row(
         return EvaluationRow(
             **place, status="undefined", reason="defined up to 16 tokens"
         ).to_json()
-    tokens, mean = BLOCKS * TARGETS, float(sums.sum() / (BLOCKS * TARGETS))
+    tokens = BLOCKS * TARGETS
+    mean = float(sums.sum() / (BLOCKS * TARGETS))
     units = {
         "document": [*range(BLOCKS)],
         "tokens": [TARGETS] * BLOCKS,

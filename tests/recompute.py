@@ -75,11 +75,9 @@ def placement(
     """Return each block's first token (target, or start of a span) at the longest of
     `reaches` with enough blocks.
     """
-    targets, blocks, documents = (
-        settings["targets"],
-        settings["blocks"],
-        settings["documents"],
-    )
+    targets = settings["targets"]
+    blocks = settings["blocks"]
+    documents = settings["documents"]
     choices = ["doc", "concat"] if documents == "auto" else [documents]
     for reach, boundaries in itertools.product(sorted(reaches, reverse=True), choices):
         pieces = list(
@@ -164,11 +162,9 @@ class Model:
         encoding: dict[str, Any],
     ) -> None:
         self.weights = {name: weight.float() for name, weight in weights.items()}
-        self.layers, self.heads, self.encoding = (
-            model["n_layers"],
-            model["n_heads"],
-            encoding,
-        )
+        self.layers = model["n_layers"]
+        self.heads = model["n_heads"]
+        self.encoding = encoding
 
     def nll(self, ids: Tensor, scored: int, window: int | None) -> Tensor:
         """Return nats of the last `scored` of ids (B, T + 1), with at most `window`
@@ -209,7 +205,8 @@ class Model:
             part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in (q, k, v)
         )
         if self.encoding["name"] == "rope":
-            q, k = self.turned(q), self.turned(k)
+            q = self.turned(q)
+            k = self.turned(k)
         mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
         return self.linear(f"{name}.out", mixed.transpose(1, 2).flatten(2))
 
@@ -222,8 +219,10 @@ class Model:
         angle = torch.arange(length, dtype=torch.float64)[:, None] * float(
             self.encoding["base"]
         ) ** (-2 * pair / width)
-        cosine, sine = angle.cos().float(), angle.sin().float()
-        a, b = x[..., 0::2], x[..., 1::2]
+        cosine = angle.cos().float()
+        sine = angle.sin().float()
+        a = x[..., 0::2]
+        b = x[..., 1::2]
         return torch.stack(
             (a * cosine - b * sine, a * sine + b * cosine), dim=-1
         ).flatten(-2)
@@ -247,9 +246,9 @@ class Run:
     """A run folder, and the tokens of the split on which its rows were measured."""
 
     def __init__(self, folder: Path, text: Stream) -> None:
-        self.text, self.config = (
-            text,
-            yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8")),
+        self.text = text
+        self.config = yaml.safe_load(
+            (folder / "config.yaml").read_text(encoding="utf-8")
         )
         vocabulary = tokenizers.Tokenizer.from_file(
             str(folder / "tokenizer.json")
@@ -273,10 +272,8 @@ class Run:
         """Return the contexts that may have placed the row's targets: the requested
         lengths and their halvings.
         """
-        settings, trained = (
-            self.config["evaluation"],
-            self.config["training"]["train_length"],
-        )
+        settings = self.config["evaluation"]
+        trained = self.config["training"]["train_length"]
         longest = round((settings["longest"] or 1) * trained)
         halvings = {longest >> times for times in range(longest.bit_length())}
         paired = {
@@ -308,21 +305,18 @@ class Run:
         """Return whether a row has these targets, documents, tokens and bytes, and
         these nats in all and per unit.
         """
-        text, settings = self.text, self.config["evaluation"]
+        text = self.text
+        settings = self.config["evaluation"]
         placed = placement(row["protocol"], text, self.reaches(row), settings)
         trained = self.config["training"]["train_length"]
         blocks = blocks_of(
             row["protocol"], placed, row["length"], settings["targets"], trained
         )
-        sums, where = (
-            self.nats(blocks, row["window"]),
-            [places(block) for block in blocks],
-        )
+        sums = self.nats(blocks, row["window"])
+        where = [places(block) for block in blocks]
         unit, documents = units(text, [targets[0] for targets in where])
-        nll, tokens = (
-            np.bincount(unit, sums),
-            np.bincount(unit, [len(targets) for targets in where]),
-        )
+        nll = np.bincount(unit, sums)
+        tokens = np.bincount(unit, [len(targets) for targets in where])
         n_bytes = sum(self.bytes[i] for i in text.ids[np.concatenate(where)])
         if [row["units"]["document"], row["units"]["tokens"], row["n_bytes"]] != [
             documents,

@@ -76,10 +76,8 @@ def build(name: str, options: dict[str, Any], shape: Shape, seed: int = 0) -> En
     """Return a scheme whose learned parameters are drawn from a normal distribution:
     zeros would hide errors.
     """
-    encoding, generator = (
-        untrained(name, options, shape),
-        torch.Generator().manual_seed(seed),
-    )
+    encoding = untrained(name, options, shape)
+    generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in encoding.parameters():
             std = parameter.shape[-1] ** -0.5 if parameter.dim() > 1 else 1.0
@@ -216,7 +214,8 @@ def by_definition(
     q, k, v, x = inputs
     described = make_layer(encoding, positions, layer, x, causal=causal)
     used, q, k, v, described = prepared(encoding, q, k, v, described)
-    length, window = q.shape[2], narrower(window, used.window) if causal else None
+    length = q.shape[2]
+    window = narrower(window, used.window) if causal else None
     out = []
     for start in range(0, length, block or length):
         rows = slice(start, min(length, start + (block or length)))

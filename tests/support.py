@@ -2,6 +2,7 @@
 line, a folder's contents.
 """
 
+import dataclasses
 import functools
 import importlib.util
 import os
@@ -18,6 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from posbench.cli import main
 from posbench.config.overrides import WORDS
+from posbench.config.schema import Config, EncodingConfig
 
 # test each kill and each compiled scheme; otherwise `slow` tests some of them
 EVERY = "POSBENCH_EVERY" in os.environ
@@ -40,6 +42,19 @@ TINY = [
     "runtime.threads=1",
     "runtime.validate_every_steps=0",
 ]
+
+
+def changed(config: Config, **changes: Any) -> Config:
+    """Return a configuration with `seed=1`, or `model={"n_layers": 1}`."""
+    for name, value in changes.items():
+        if isinstance(value, dict):
+            changes[name] = dataclasses.replace(getattr(config, name), **value)
+    return dataclasses.replace(config, **changes)
+
+
+def encoded(config: Config, name: str, **options: Any) -> Config:
+    """Return a configuration with another encoding."""
+    return changed(config, encoding=EncodingConfig(name, options))
 
 
 class Largest(TorchDispatchMode):
@@ -67,7 +82,8 @@ def script(name: str) -> Any:
     spec = importlib.util.spec_from_file_location(
         f"scripts_{name}", SCRIPTS / f"{name}.py"
     )
-    assert spec and spec.loader
+    assert spec
+    assert spec.loader
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module  # dataclasses look their module up
     spec.loader.exec_module(module)
@@ -111,7 +127,8 @@ def posbench(*arguments: str) -> int:
         if {*arguments[:1]} & {"train", "sweep", "evaluate"}
         else arguments
     )
-    before, sys.argv = sys.argv, ["posbench", *given]
+    before = sys.argv
+    sys.argv = ["posbench", *given]
     try:
         return main()
     finally:

@@ -11,7 +11,8 @@ END = "<|endoftext|>"
 
 def parted(words):
     """Return the question and the index of the only `=`."""
-    assert words[0] == END and words.count("=") == 1
+    assert words[0] == END
+    assert words.count("=") == 1
     at = words.index("=")
     return words[1:at], at
 
@@ -43,7 +44,8 @@ def sort(words, options):
 
 
 def repeat(words, options):
-    assert words[0] == END and all(is_one(word, "s") for word in words[1:])
+    assert words[0] == END
+    assert all(is_one(word, "s") for word in words[1:])
     again = next(number for number in range(2, len(words)) if words[number] == words[1])
     length = again - 1
     assert len(words) == 1 + 2 * length
@@ -53,7 +55,8 @@ def repeat(words, options):
 def addition(words, options):
     question, at = parted(words)
     plus = question.index("+")
-    terms, hints = [question[:plus], question[plus + 1 :]], []
+    terms = [question[:plus], question[plus + 1 :]]
+    hints = []
     if options.get("hints"):
         hints = terms[0][0::2]
         assert terms[1][0::2] == hints
@@ -69,14 +72,17 @@ def addition(words, options):
         )
     )
     if options.get("answer") == "reversed":
-        digits, hints = digits[::-1], hints[::-1]
+        digits = digits[::-1]
+        hints = hints[::-1]
     if hints:
         digits = [word for pair in zip(hints, digits, strict=True) for word in pair]
     return answered(at, [*digits, END])
 
 
 def induction(words, options):
-    assert words[0] == END and words.count("!") == 2 and words[-2] == "!"
+    assert words[0] == END
+    assert words.count("!") == 2
+    assert words[-2] == "!"
     assert all(is_one(word, "s") for word in words[1:] if word != "!")
     return {len(words) - 1: words[words.index("!") + 1]}
 
@@ -85,10 +91,10 @@ def passkey(words, options):
     question, at = parted(words)
     start = question.index("key")
     end = start + 1 + options.get("digits", 3)
-    key, fillers = question[start + 1 : end], question[:start] + question[end:]
-    assert all(len(word) == 1 and word.isdigit() for word in key) and all(
-        is_one(word, "f") for word in fillers
-    )
+    key = question[start + 1 : end]
+    fillers = question[:start] + question[end:]
+    assert all(len(word) == 1 and word.isdigit() for word in key)
+    assert all(is_one(word, "f") for word in fillers)
     if "depth" in options:
         assert abs(start - options["depth"] * len(fillers)) <= 0.5
     return answered(at, key)
@@ -97,16 +103,16 @@ def passkey(words, options):
 def recall(words, options):
     slots = options.get("slots", 2)
     pairs = (len(words) - 1) // (2 * (1 + slots))
-    assert words[0] == END and len(words) == 1 + 2 * pairs * (1 + slots)
+    assert words[0] == END
+    assert len(words) == 1 + 2 * pairs * (1 + slots)
     value_of = {}
     for pair in range(pairs):
-        key, value = words[1 + 2 * pair], words[2 + 2 * pair]
-        assert (
-            is_one(key, "k")
-            and is_one(value, "v")
-            and key not in value_of
-            and value not in value_of.values()
-        )
+        key = words[1 + 2 * pair]
+        value = words[2 + 2 * pair]
+        assert is_one(key, "k")
+        assert is_one(value, "v")
+        assert key not in value_of
+        assert value not in value_of.values()
         value_of[key] = value
     answer = {}
     for slot in range(pairs * slots):
@@ -114,7 +120,8 @@ def recall(words, options):
         if words[at] in value_of:
             answer[at + 1] = value_of.pop(words[at])  # each key is asked once
         else:
-            assert is_one(words[at], "f") and is_one(words[at + 1], "f")
+            assert is_one(words[at], "f")
+            assert is_one(words[at + 1], "f")
     assert not value_of
     return answer
 
@@ -122,17 +129,21 @@ def recall(words, options):
 def selective_copy(words, options):
     question, at = parted(words)
     tokens = [word for word in question if word != "."]
-    assert len(tokens) == options.get("tokens", 8) and all(
-        is_one(word, "s") for word in tokens
-    )
+    assert len(tokens) == options.get("tokens", 8)
+    assert all(is_one(word, "s") for word in tokens)
     return answered(at, tokens)
 
 
 def flip_flop(words, options):
-    assert words[0] == END and words[1] == "w" and words[-2] == "r" and len(words) % 2
-    memory, answer = None, {}
+    assert words[0] == END
+    assert words[1] == "w"
+    assert words[-2] == "r"
+    assert len(words) % 2
+    memory = None
+    answer = {}
     for at in range(1, len(words), 2):
-        assert words[at] in ("w", "r", "i") and words[at + 1] in ("0", "1")
+        assert words[at] in ("w", "r", "i")
+        assert words[at + 1] in ("0", "1")
         if words[at] == "w":
             memory = words[at + 1]
         elif words[at] == "r":

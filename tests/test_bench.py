@@ -2,7 +2,6 @@
 
 import json
 
-import pytest
 import torch
 from support import posbench
 
@@ -21,32 +20,29 @@ SMALL = [
 ]
 
 
-def test_each_scheme_is_compared_with_none(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_each_scheme_is_compared_with_none(monkeypatch, capsys):
     monkeypatch.setattr(bench, "TURN_SECONDS", 1e-3)
     assert posbench("bench", "rope", "none", "--json", *SMALL) == 0
     rope, none = json.loads(capsys.readouterr().out)
-    assert (rope["encoding"], none["encoding"]) == ("rope", "none") and rope[
-        "tokens_per_second"
-    ] > 0
+    assert rope["encoding"] == "rope"
+    assert none["encoding"] == "none"
+    assert rope["tokens_per_second"] > 0
     assert [
         none[key] for key in ("of_none", "of_none_low", "of_none_high", "peak_bytes")
     ] == [1, 1, 1, None]
-    assert (
-        posbench("bench", "none", *SMALL) == 0
-        and "2 x 16 tokens, fp32, cpu, 1 thread," in capsys.readouterr().out
-    )
+    assert posbench("bench", "none", *SMALL) == 0
+    assert "2 x 16 tokens, fp32, cpu, 1 thread," in capsys.readouterr().out
 
 
-def test_flops_agree_with_torchs_own_counter(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_flops_agree_with_torchs_own_counter(monkeypatch):
     # which it does not count
     monkeypatch.setattr("posbench.model.attention.fused_is_fast", lambda *_: False)
     from torch.utils.flop_counter import FlopCounterMode
 
     # one token sees one key: nothing is masked, so that both count the same
     sizes = bench.sizes_of("demo", 1)
-    assert (sizes.batch_size, bench.sizes_of("12m", 1024).batch_size) == (2048, 4)
+    assert sizes.batch_size == 2048
+    assert bench.sizes_of("12m", 1024).batch_size == 4
     model = build(
         bench.configurations(["none"], sizes, 1, ["training.train_length=2"])["none"],
         sizes.vocab_size,

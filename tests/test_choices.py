@@ -1,21 +1,23 @@
-"""Passkey and induction by likelihood: on subjects whose share of right answers is
-known beforehand.
+"""Problems in windows of text whose answer is one of several tokens: what they say, and
+the rows of readers whose share of right answers is known beforehand.
 """
 
 import dataclasses
+import re
 import types
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
 import torch
 from scipy import stats
+from support import changed
 from torch import Tensor
 
 from posbench.config.schema import Config
 from posbench.data.tokenizer import Tokenizer, train_bpe
 from posbench.data.tokens import TokenSplit
-from posbench.errors import Undefined, UserError
+from posbench.errors import Undefined
 from posbench.evaluation import probes, problems
 from posbench.evaluation.evaluate import Evaluation, evaluate
 from posbench.evaluation.models import (
@@ -48,14 +50,10 @@ class Planted:
     def logits(
         self, ids: np.ndarray, scored: np.ndarray, first: int
     ) -> Iterator[Tensor]:
-        for read in (
-            ids[:, :-1] if self.window is None else ids[:, -self.window - 1 : -1]
-        ):
-            yield (
-                torch.from_numpy(-self.expects(read, np.arange(V)))
-                .float()
-                .expand(scored.sum() // len(ids), V)
-            )
+        start = None if self.window is None else -self.window - 1
+        for read in ids[:, start:-1]:
+            logits = torch.from_numpy(-self.expects(read, np.arange(V))).float()
+            yield logits.expand(scored.sum() // len(ids), V)
 
     def shifted(self, offset: int) -> Subject:
         return self
@@ -75,10 +73,17 @@ def looks_up(ids: np.ndarray, candidates: np.ndarray) -> np.ndarray:
             same += 1
         followers[same] = ids[at]
     best = max(followers)
-    return (
-        np.where((candidates == followers[best]) & (best > 0), 0.1, 5.0)
-        + candidates / 1e6
-    )
+    if best == 0:
+        return 5.0 + candidates / 1e6
+    return np.where(candidates == followers[best], 0.1, 5.0) + candidates / 1e6
+
+
+def ignores_context(ids: np.ndarray, candidates: np.ndarray) -> np.ndarray:
+    return (candidates * 7919 % 1009).astype(np.float64)
+
+
+def finds_all_alike(ids: np.ndarray, candidates: np.ndarray) -> np.ndarray:
+    return np.ones(len(candidates))
 
 
 def text(n: int = 40_000) -> TokenSplit:
@@ -88,7 +93,6 @@ def text(n: int = 40_000) -> TokenSplit:
 
 def pose_of(task: str, length: int, material: Material) -> probes.Pose:
     (probe,) = probes.of(task, length, 8, L)
-    assert probe.poses is not None
     return probe.poses(material)
 
 
@@ -96,35 +100,127 @@ def material(tokenizer: Tokenizer) -> Material:
     return Material(text().ids.astype(np.int64), tokenizer.encode)
 
 
-def posed(task: str, tokenizer: Tokenizer) -> list[Choice]:
-    pose = pose_of(task, 2 * L, material(tokenizer))
-    return [pose(np.arange(2 * L) + V, number) for number in range(PROBLEMS)]
+def posed_to(
+    number_of: int, task: str, length: int, tokenizer: Tokenizer
+) -> list[Choice]:
+    """Return the problems of windows whose own tokens occur in no problem."""
+    pose = pose_of(task, length, material(tokenizer))
+    return [pose(np.arange(length) + V, number) for number in range(number_of)]
 
 
 @pytest.fixture(scope="module")
-def tokenizer() -> Tokenizer:
+def tokenizer():
     return train_bpe(
         ["the key was asked, remember the key 0 1 2 3 4 5 6 7 8 9 \n" * 4], V
     )
 
 
+def in_words(choice: Choice, tokenizer: Tokenizer) -> str:
+    return tokenizer.decode([each for each in choice.ids[:-1] if each < V])
+
+
+def test_passkey_says_its_key_at_its_depth_and_asks_for_it(tokenizer):
+    choices = posed_to(40, "passkey:depth=0.5", 256, tokenizer)
+
+    for choice in choices:
+        said = in_words(choice, tokenizer)
+        key = tokenizer.decode([choice.candidates[choice.right]])
+        assert f'The key is "{key}". Remember: the key is "{key}".' in said
+        assert said.endswith('What was the key? The key is "')
+        assert choice.ids[0] == V  # the window's own
+    places = np.flatnonzero(choices[0].ids[:200] < V)
+    assert abs(places.mean() - 128) < 25  # in the middle, but for the question's length
+
+
+def test_passkey_of_several_keys_asks_for_each_place_equally_often(tokenizer):
+    places = []
+    for choice in posed_to(40, "passkey:keys=4", 512, tokenizer):
+        said = in_words(choice, tokenizer)
+        digits = dict(re.findall(r'The number of (\w+) is "(\d)"\.', said))
+        (asked,) = re.findall(r'The number of (\w+) is "$', said)
+        places.append([*digits].index(asked))
+
+        right, last = (
+            tokenizer.decode([choice.candidates[number]])
+            for number in (choice.right, choice.trivial)
+        )
+        assert right == digits[asked]
+        assert last == [*digits.values()][-1]
+        assert len({*digits.values()}) == 4
+    assert np.bincount(places).tolist() == [10] * 4
+
+
+def test_induction_asks_what_followed_one_of_its_pairs(tokenizer):
+    for choice in posed_to(40, "induction", 256, tokenizer):
+        ids = choice.ids[:-1]
+        candidates = choice.candidates.tolist()
+        # the first of a pair stands there once, and at the end
+        (asked, _) = np.flatnonzero(ids == ids[-1])
+        assert ids[asked + 1] == candidates[choice.right] == choice.ids[-1]
+        assert [(ids == token).sum() for token in candidates] == [1] * 8
+        assert ids[0] == V
+
+
+@pytest.mark.parametrize(
+    ("task", "answers"),
+    [
+        ("passkey", 10),
+        ("passkey:keys=4", 10),
+        ("induction", 8),
+        ("induction:pairs=5", 5),
+    ],
+)
+def test_each_answer_is_right_equally_often_in_no_fixed_order(task, answers, tokenizer):
+    """Always "3" was right in 14.8 % of 128 windows, and always the first pair in 17.2
+    %.
+    """
+    right = [choice.right for choice in posed_to(PROBLEMS, task, 4 * L, tokenizer)]
+    counts = np.bincount(right, minlength=answers)
+    first = right[:answers]
+    second = right[answers : 2 * answers]
+
+    assert len(counts) == answers
+    assert np.ptp(counts) <= 1
+    assert first != second
+    assert second != sorted(second)
+
+
+@pytest.mark.parametrize("task", ["passkey", "passkey:keys=2", "induction"])
+def test_problems_differ_between_lengths_in_distance_alone(task, tokenizer):
+    near, far = (posed_to(20, task, length, tokenizer) for length in (200, 400))
+    assert [each.right for each in near] == [each.right for each in far]
+
+
+# A row that was evaluated before is known by its problems: with others it would be
+# computed anew, and not pair.
+@pytest.mark.parametrize(
+    ("task", "digest"),
+    [
+        ("passkey", "e8c90bdea2f80bed"),
+        ("passkey:depth=0.3", "9b3eab3a369db774"),
+        ("passkey:keys=2", "8f415677dc88ed40"),
+        ("induction", "289f3d935e3fe51c"),
+    ],
+)
+def test_problems_are_those_of_rows_that_exist(task, digest, tokenizer):
+    choices = posed_to(PROBLEMS, task, 2 * L, tokenizer)
+    assert problems.sha256(choices)[:16] == digest
+
+
 def rows_of(
-    subject: Planted, config: Config, encode: Encode, *tasks: str
+    expects: Nll, config: Config, encode: Encode, *tasks: str
 ) -> list[EvaluationRow]:
-    settings = dataclasses.replace(
-        config.evaluation,
-        ratios=(1, 2, 8),
-        targets=8,
-        blocks=PROBLEMS,
-        windowed=True,
-        protocols=("fixed_target",),
-        tasks=tasks,
-    )
+    settings = {
+        "ratios": (1, 8),
+        "blocks": 40,  # each digit and each pair equally often
+        "protocols": ("nonoverlap",),
+        "tasks": tasks,
+    }
     asked = Evaluation(
-        subject=subject,
+        subject=Planted(expects),
         split=text(),
         tokenizer=types.SimpleNamespace(encode=encode, token_bytes=None),
-        settings=settings,
+        settings=changed(config, evaluation=settings).evaluation,
         checkpoint_step=7,
         dtype="fp32",
         device=torch.device("cpu"),
@@ -132,185 +228,92 @@ def rows_of(
     return [row for row in evaluate(asked) if row.task]
 
 
-@pytest.mark.slow
-def test_who_looks_up_is_right_and_who_ignores_context_is_at_chance(
-    tiny_config: Config, tokenizer: Tokenizer
-) -> None:
-    assert isinstance(Planted(looks_up), Subject)
-    rows = rows_of(
-        Planted(looks_up),
-        tiny_config,
-        tokenizer.encode,
-        "passkey",
-        "induction",
-        "passkey:depth=0",
-    )
-    by = {(row.task, row.length, row.window): row for row in rows}
-    for (_, length, window), row in by.items():
-        if window is None:
-            assert (row.accuracy, row.exact_match, row.n_blocks, row.status) == (
-                1.0,
-                1.0,
-                PROBLEMS,
-                "ok",
-            )
-        # a share L / length of the places is within the window
-        elif row.task != "passkey:depth=0":
-            assert L / length - 0.1 < row.accuracy < L / length + 0.35
+def test_who_looks_up_is_right_as_far_as_it_sees(tiny_config, tokenizer):
+    tasks = ("passkey", "induction", "passkey:depth=0")
+    rows = rows_of(looks_up, tiny_config, tokenizer.encode, *tasks)
+    whole = [row for row in rows if row.window is None]
+    narrowed = {row.task: row.accuracy for row in rows if row.window == L}
+
+    assert len(whole) == 6
+    for row in whole:
+        found = (row.status, row.accuracy, row.exact_match, row.n_blocks)
+        assert found == ("ok", 1.0, 1.0, 40)
+    # a share 1 / 8 of the places is within the window
+    assert 0.025 < narrowed["passkey"] < 0.475
+    assert 0.025 < narrowed["induction"] < 0.475
     # of ten candidates, seen from nowhere
-    assert by["passkey:depth=0", 8 * L, L].accuracy < 0.3
-
-    ignores_context = Planted(
-        lambda ids, candidates: (candidates * 7919 % 1009).astype(np.float64)
-    )
-    for row in rows_of(
-        ignores_context,
-        tiny_config,
-        tokenizer.encode,
-        "passkey",
-        "induction",
-        "induction:pairs=2",
-    ):
-        assert (
-            row.chance
-            == {"passkey": 1 / 10, "induction": 1 / 8, "induction:pairs=2": 1 / 2}[
-                row.task
-            ]
-        )
-        low, high = stats.binomtest(
-            round(row.accuracy * row.n_blocks), row.n_blocks
-        ).proportion_ci()
-        assert low < row.chance < high
-    alike = rows_of(
-        Planted(lambda ids, candidates: np.ones(len(candidates))),
-        tiny_config,
-        tokenizer.encode,
-        "induction",
-    )
-    assert {row.accuracy for row in alike} == {0.0}  # none is the likeliest
-
-
-def test_problems_are_what_they_say(tokenizer: Tokenizer) -> None:
-    window, of = np.arange(100, 100 + 256), material(tokenizer)
-
-    def posed(task: str, number: int, length: int = 256) -> Choice:
-        return pose_of(task, length, of)(window[:length], number)
-
-    keys = [posed("passkey:depth=0.5", number) for number in range(40)]
-    for choice in keys:
-        key = tokenizer.decode([choice.candidates[choice.right]])
-        text = tokenizer.decode(choice.ids[:-1])
-        assert f'The key is "{key}". Remember: the key is "{key}".' in text
-        assert (
-            text.endswith('What was the key? The key is "')
-            and choice.ids[0] == window[0]
-        )
-    assert {choice.right for choice in keys} == set(range(10))
-    places = np.flatnonzero(keys[0].ids[:200] != window[:200])
-    assert abs(places.mean() - 128) < 25  # in the middle, but for the question's length
-    # by number, whatever the length
-    assert posed("passkey", 3).right == posed("passkey", 3, 200).right
-
-    for number in range(40):
-        choice = posed("induction", number)
-        ids, candidates = choice.ids[:-1], choice.candidates.tolist()
-        assert (
-            all((ids == token).sum() == 1 for token in candidates)
-            and len(set(candidates)) == 8
-        )
-        (asked, _) = np.flatnonzero(ids == ids[-1])  # there once, and at the end
-        assert (
-            ids[asked + 1] == candidates[choice.right] == choice.ids[-1]
-            and ids[0] == window[0]
-        )
+    assert narrowed["passkey:depth=0"] < 0.3
 
 
 @pytest.mark.parametrize(
-    ("task", "answers"), [("passkey", 10), ("induction", 8), ("induction:pairs=5", 5)]
+    ("task", "chance", "trivial"),
+    [
+        ("passkey", 1 / 10, None),
+        ("passkey:keys=2", 1 / 10, 1 / 2),
+        ("induction", 1 / 8, None),
+        ("induction:pairs=2", 1 / 2, None),
+    ],
 )
-def test_each_answer_is_right_equally_often(
-    task: str, answers: int, tokenizer: Tokenizer
-) -> None:
-    """Always "3" was right in 14.8 % of 128 windows, and always the first pair in 17.2
-    %.
-    """
-    right = [choice.right for choice in posed(task, tokenizer)]
-    counts = np.bincount(right, minlength=answers)
-    assert len(counts) == answers and np.ptp(counts) <= 1
-    # no fixed order
-    assert (
-        right[:answers]
-        != right[answers : 2 * answers]
-        != sorted(right[answers : 2 * answers])
-    )
+def test_who_ignores_context_is_at_chance(
+    tiny_config, tokenizer, task, chance, trivial
+):
+    (row, _) = rows_of(ignores_context, tiny_config, tokenizer.encode, task)[-2:]
+    n_right = round(row.accuracy * row.n_blocks)
+    low, high = stats.binomtest(n_right, row.n_blocks).proportion_ci()
+
+    assert row.chance == chance
+    assert low < row.chance < high
+    assert row.trivial == trivial
 
 
-def test_a_model_of_ours_ranks_by_the_loss_that_it_has(
-    tiny_config: Config, tokenizer: Tokenizer
-) -> None:
+def test_of_candidates_that_are_alike_none_is_the_likeliest(tiny_config, tokenizer):
+    rows = rows_of(finds_all_alike, tiny_config, tokenizer.encode, "induction")
+    assert {row.accuracy for row in rows} == {0.0}
+
+
+def test_a_model_of_ours_ranks_by_the_loss_that_it_has(tiny_config, tokenizer):
     model = TrainedGPT(
         build(tiny_config, V).eval(), L, torch.device("cpu"), torch.float32
     )
     choice = pose_of("passkey", L, material(tokenizer))(np.arange(L), 5)
-    wanted = [
-        nll_of(model, np.append(choice.ids[:-1], each)[None], 1, 0)[0, 0]
-        for each in choice.candidates
-    ]
-    got = predicted(
-        model, choice.ids[None], np.arange(L)[None] == L - 1, 0, choice.candidates[None]
-    ).nll[0]
-    np.testing.assert_allclose(got, wanted, atol=1e-5)
-    assert np.ptp(got) > 0.01
+    last = np.arange(L)[None] == L - 1
+
+    ranked = predicted(model, choice.ids[None], last, 0, choice.candidates[None]).nll[0]
+
+    for nll, candidate in zip(ranked, choice.candidates, strict=True):
+        ids = np.append(choice.ids[:-1], candidate)[None]
+        assert nll == pytest.approx(nll_of(model, ids, 1, 0)[0, 0], abs=1e-5)
+    assert np.ptp(ranked) > 0.01
 
 
-def as_bytes(texts: Sequence[str]) -> list[np.ndarray]:
-    return [np.array(list(text.encode())) for text in texts]
+def as_bytes(texts):
+    return [np.array([*text.encode()]) for text in texts]
 
 
-@pytest.mark.slow
-def test_what_cannot_be_posed_is_a_row_that_says_why(tiny_config: Config) -> None:
-    tasks = ("passkey", "induction:pairs=40")
-    rows = rows_of(Planted(looks_up), tiny_config, as_bytes, *tasks)
-    undefined = {row.task: row.reason for row in rows if row.status == "undefined"}
-    assert "sentences are 75 tokens of this model" in undefined["passkey"]
-    assert "no room for 40 pairs" in undefined["induction:pairs=40"]
-    assert {row.length for row in rows if row.status == "ok"} == {2 * L, 8 * L}
-
-
-def test_a_tokenizer_without_tokens_for_digits_poses_no_passkey() -> None:
-    zeros = Material(np.arange(99), lambda texts: [np.zeros(30)] * len(texts))
-    with pytest.raises(Undefined, match="no token of its own for each answer"):
-        pose_of("passkey", L, zeros)(np.arange(L), 0)
-
-
-def test_a_text_of_few_tokens_poses_no_pairs() -> None:
-    with pytest.raises(Undefined, match="17 different tokens"):
-        pose_of("induction", L, Material(np.arange(17), as_bytes))
+ZEROS = [np.zeros(30, np.int64)]
 
 
 @pytest.mark.parametrize(
-    ("task", "reason"),
+    ("task", "encode", "reason"),
     [
-        ("passkey:depth=2", "less than or equal to 1 "),
-        ("passkey:keys=2:depth=0.5", "expected one key"),
-        ("passkey:keys=11", "less than or equal to 10 "),
-        ("induction:pairs=1", "greater than or equal to 2 "),
-        ("shuffle:keep=1", "at least evaluation.targets"),
+        ("passkey", lambda texts: ZEROS * len(texts), "no token of its own for each"),
+        ("passkey", as_bytes, "sentences are 75 tokens of this model"),
+        ("induction", None, "17 different tokens"),
+        ("induction:pairs=40", None, "there is no room for 40 pairs"),
     ],
 )
-def test_an_option_out_of_range_is_refused(task: str, reason: str) -> None:
-    with pytest.raises(UserError, match=reason):
-        probes.of(task, L, 8, L)
+def test_what_cannot_be_posed_says_why(task, encode, reason):
+    n_tokens = 17 if task == "induction" else 99
+    with pytest.raises(Undefined, match=reason):
+        pose_of(task, L, Material(np.arange(n_tokens), encode))(np.arange(L), 0)
 
 
-def test_problems_are_those_of_rows_that_exist(tokenizer: Tokenizer) -> None:
-    """A row that was evaluated before is known by its problems: with others it would be
-    computed anew, and not pair.
-    """
-    digests = {
-        "passkey": "e8c90bdea2f80bed",
-        "passkey:depth=0.3": "9b3eab3a369db774",
-        "induction": "289f3d935e3fe51c",
-    }
-    for task, digest in digests.items():
-        assert problems.sha256(posed(task, tokenizer)).startswith(digest), task
+def test_what_cannot_be_posed_is_a_row_without_a_number(tiny_config):
+    rows = rows_of(looks_up, tiny_config, as_bytes, "passkey", "induction:pairs=40")
+    statuses = [(row.task, row.length, row.status) for row in rows if not row.window]
+    assert statuses == [
+        ("passkey", L, "undefined"),
+        ("passkey", 8 * L, "ok"),
+        ("induction:pairs=40", L, "undefined"),
+        ("induction:pairs=40", 8 * L, "ok"),
+    ]

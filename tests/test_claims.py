@@ -17,7 +17,6 @@ from scipy import stats
 from posbench.claims import claim, reproduce
 from posbench.claims.claim import Term
 from posbench.claims.judge import judge
-from posbench.config.schema import Config
 from posbench.errors import UserError
 from posbench.launch import plans, sweep
 from posbench.launch.pool import Status
@@ -48,7 +47,7 @@ def write(folder: Path, name: str = "mine", **changed: Any) -> Path:
 
 
 @pytest.mark.slow
-def test_every_claim_composes_and_so_does_that_of_the_page(tmp_path: Path) -> None:
+def test_every_claim_composes_and_so_does_that_of_the_page(tmp_path):
     (text,) = re.findall(
         r"```yaml\n(.*?)```",
         (ROOT / "docs/results.md").read_text(encoding="utf-8"),
@@ -59,16 +58,15 @@ def test_every_claim_composes_and_so_does_that_of_the_page(tmp_path: Path) -> No
     entries = claim.read(["all"], tmp_path)
     # by the comment above each
     names = {row["name"] for row in listing(["claims"])["claims"]}
-    assert {entry.id for entry in entries} == {*names, "mine"} and len(entries) == len(
-        names
-    ) + 1 >= 35
+    assert {entry.id for entry in entries} == {*names, "mine"}
+    assert len(entries) == len(names) + 1 >= 35
     runs = {text for entry in entries for text in entry.runs.values()}
     assert len(plans.resolve([[*shlex.split(text), "seed=5"] for text in runs])) == len(
         runs
     )
 
 
-def test_a_test_is_a_sum_of_losses_and_its_margin(tmp_path: Path) -> None:
+def test_a_test_is_a_sum_of_losses_and_its_margin(tmp_path):
     tests = ["0.5*a/nonoverlap .25x + b:yarn:factor=4 16x - a 1x > -0.02", "b 8x < .1"]
     (entry,) = claim.read(
         ["mine"],
@@ -83,37 +81,27 @@ def test_a_test_is_a_sum_of_losses_and_its_margin(tmp_path: Path) -> None:
         Term(-1.0, "a", 1.0, "fixed_target", "plain"),
     )
     assert first.terms == (plain[0], stretched, plain[1])
-    assert (first.direction, first.margin, second.direction, second.margin) == (
-        1,
-        -0.02,
-        -1,
-        0.1,
-    )
+    assert first.direction == 1
+    assert first.margin == -0.02
+    assert second.direction == -1
+    assert second.margin == 0.1
 
 
-def test_a_claim_that_cannot_be_tested_is_one_line(tmp_path: Path) -> None:
-    with pytest.raises(
-        UserError,
-        match=r"^\S*several.yaml: mine: test: cannot read 'alibi 1x': expected such as",
-    ):
-        claim.read(["mine"], write(tmp_path, test="alibi 4x alibi 1x < 1"))
-    with pytest.raises(
-        UserError,
-        match=(
-            r"several.yaml: third: test: cannot read 'alibi 1x = 1': expected such as"
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"test": "alibi 4x alibi 1x < 1"}, "test: cannot read 'alibi 1x': expected"),
+        ({"test": "alibi 1x = 1"}, "test: cannot read 'alibi 1x = 1': expected"),
+        (
+            {"test": "rope 4x - alibi 1x < 0"},
+            r"run 'rope' is not among runs \(alibi\)$",
         ),
-    ):
-        claim.read(["third"], write(tmp_path, "third", test="alibi 1x = 1"))
-    with pytest.raises(
-        UserError,
-        match=r"^\S*several.yaml: other: run 'rope' is not among runs \(alibi\)$",
-    ):
-        claim.read(["other"], write(tmp_path, "other", test="rope 4x - alibi 1x < 0"))
-    with pytest.raises(
-        UserError,
-        match=r"several.yaml: fewer: seeds is 2: leave it out: only published",
-    ):
-        claim.read(["fewer"], write(tmp_path, "fewer", seeds=2))
+        ({"seeds": 2}, "seeds is 2: leave it out: only published"),
+    ],
+)
+def test_a_claim_that_cannot_be_tested_is_one_line(tmp_path, changed, message):
+    with pytest.raises(UserError, match=rf"^\S*several.yaml: mine: {message}"):
+        claim.read(["mine"], write(tmp_path, **changed))
 
 
 TRUTHS = {
@@ -125,9 +113,7 @@ TRUTHS = {
 
 
 @pytest.fixture(scope="module")
-def runs(
-    template: Config, tmp_path_factory: pytest.TempPathFactory
-) -> dict[str, pd.DataFrame]:
+def runs(template, tmp_path_factory):
     study = tmp_path_factory.mktemp("study")
     return {
         name: read(
@@ -178,21 +164,18 @@ def entry(*tests: str) -> claim.Entry:
         (["alibi 32x = 3.66 ± 0.05"], "not run", "alibi has no value at 32x"),
     ],
 )
-def test_outcomes(
-    tests: list[str], outcome: str, ours: str, runs: dict[str, pd.DataFrame]
-) -> None:
+def test_outcomes(tests, outcome, ours, runs):
     asked = entry(*tests)
     rows = {
         name: pd.concat([runs[name], runs[name].assign(protocol="nonoverlap")])
         for name in asked.runs
     }
     (finding,) = judge([(asked, rows)]).to_dict("records")
-    assert finding["outcome"] == outcome and ours in finding["ours"]
+    assert finding["outcome"] == outcome
+    assert ours in finding["ours"]
 
 
-def test_an_outcome_is_that_of_raw_rows_and_shares_the_chance_of_error(
-    runs: dict[str, pd.DataFrame],
-) -> None:
+def test_an_outcome_is_that_of_raw_rows_and_shares_the_chance_of_error(runs):
     """The expected outcome uses none of posbench's statistics: a t-test over seeds, on
     losses from the files.
     """
@@ -205,20 +188,14 @@ def test_an_outcome_is_that_of_raw_rows_and_shares_the_chance_of_error(
     )
     many = judge([(asked, {"rope": runs["rope"]})] * 8)
     (alone,) = judge([(asked, {"rope": runs["rope"]})]).to_dict("records")
-    assert (
-        alone["ours"].startswith(f"{rises.mean():+.3f} (")
-        and stats.ttest_1samp(rises, 0).pvalue < alone["p"] < 0.05
-    )
-    assert (
-        alone["outcome"] == "supported"
-        and set(many["outcome"]) == {"open"}
-        and set(many["p"]) == {alone["p"]}
-    )
+    assert alone["ours"].startswith(f"{rises.mean():+.3f} (")
+    assert stats.ttest_1samp(rises, 0).pvalue < alone["p"] < 0.05
+    assert alone["outcome"] == "supported"
+    assert set(many["outcome"]) == {"open"}
+    assert set(many["p"]) == {alone["p"]}
 
 
-def test_a_contradiction_is_adjusted_for_the_tests_of_its_claim(
-    runs: dict[str, pd.DataFrame],
-) -> None:
+def test_a_contradiction_is_adjusted_for_the_tests_of_its_claim(runs):
     holds = "alibi 4x - alibi 1x < 0.05"
     barely_fails = "rope 4x - rope 1x < 0.39"
     rope = {"rope": runs["rope"]}
@@ -268,13 +245,12 @@ def task_runs(learned: int, right: int, seeds: int) -> pd.DataFrame:
         ((5, 5, 5), (5, 0, 5), "not run"),
     ],
 )
-def test_a_claim_about_longer_problems_needs_ten_seeds_that_learned(
-    of: Any, than: Any, outcome: str
-) -> None:
+def test_a_claim_about_longer_problems_needs_ten_seeds_that_learned(of, than, outcome):
     (asked,) = claim.read(["alibi_copies_longer"])
     runs = {"copy_alibi": task_runs(*of), "copy_rope": task_runs(*than)}
     (finding,) = judge([(asked, runs)]).to_dict("records")
-    assert finding["outcome"] == outcome and finding["cpu_minutes"] == of[2] + than[2]
+    assert finding["outcome"] == outcome
+    assert finding["cpu_minutes"] == of[2] + than[2]
     ended = {seed: "diverged" if seed == 9 else "done" for seed in range(10)}
     lost = {
         name: rows.assign(run_status=rows["seed"].map(ended))
@@ -286,7 +262,7 @@ def test_a_claim_about_longer_problems_needs_ten_seeds_that_learned(
     assert list(judge([(asked, longer)])["outcome"]) == ["not run"]
 
 
-def test_a_published_share_of_right_answers_is_a_mean_over_seeds() -> None:
+def test_a_published_share_of_right_answers_is_a_mean_over_seeds():
     tokens = task_runs(10, 9, 10)
     whole = tokens.assign(exact_match=tokens["accuracy"], accuracy=0.0)
     asked = [
@@ -301,9 +277,7 @@ def test_a_published_share_of_right_answers_is_a_mean_over_seeds() -> None:
     assert list(judged["ours"]) == ["0.900 (0.000 to 1.000, 10 seeds)"] * 2
 
 
-def test_a_strangers_claim_is_trained_judged_and_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_strangers_claim_is_trained_judged_and_written(tmp_path, monkeypatch, capsys):
     """Another claim shares its runs. Training is faked."""
     made: list[plans.Plan] = []
 
@@ -329,20 +303,17 @@ def test_a_strangers_claim_is_trained_judged_and_written(
         sorted((plan.config.encoding.name, plan.config.seed) for plan in made) == wanted
     )
     shown = capsys.readouterr().out
-    assert "2 claims: " in shown and shown.index("contradicted") < shown.index(
-        "supported"
-    )
+    assert "2 claims: " in shown
+    assert shown.index("contradicted") < shown.index("supported")
     content = pd.read_csv(tmp_path / "outputs/ledger/claims.csv").set_index("claim")
-    assert (
-        list(content["outcome"]) == ["supported", "contradicted"]
-        and content.loc["mine", "where"] == "abstract"
-    )
+    assert list(content["outcome"]) == ["supported", "contradicted"]
+    assert content.loc["mine", "where"] == "abstract"
 
 
 @pytest.mark.slow
 def test_kept_rows_take_the_place_of_runs_and_the_page_says_what_they_say(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+    tmp_path, monkeypatch, capsys
+):
     page = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
     assert support.script("claims").written(page) == page
     monkeypatch.chdir(tmp_path)

@@ -3,7 +3,6 @@ nothing in a file is executed.
 """
 
 import ast
-import dataclasses
 import functools
 import os
 import re
@@ -21,7 +20,7 @@ from posbench.config.schema import (
     to_container,
     validate,
 )
-from posbench.config.shipped import choice_file, choices, configs_dir
+from posbench.config.shipped import choice_file, configs_dir
 from posbench.errors import UserError
 
 NO_GROUPS = ("tuned", "sweep", "claim")
@@ -36,7 +35,8 @@ def refused(*words: str, config_dir: Path | None = None) -> str:
     with pytest.raises(UserError) as caught:
         compose.single(list(words), config_dir)
     message = str(caught.value)
-    assert message and "\n" not in message
+    assert message
+    assert "\n" not in message
     return message
 
 
@@ -44,50 +44,7 @@ def composed(*words: str) -> Config:
     return compose.single(list(words))
 
 
-@pytest.mark.sample(20)
-@pytest.mark.parametrize(
-    "choice", [f"{group}={name}" for group in GROUPS for name in choices(group)]
-)
-def test_every_choice_of_every_group_composes(choice: str) -> None:
-    assert isinstance(
-        composed(choice, *{"evaluation=problems": ["data=task/copy"]}.get(choice, [])),
-        Config,
-    )
-
-
-def test_every_file_has_the_keys_of_its_section_with_their_meanings() -> None:
-    for group, name in {
-        "model": "gpt",
-        "training": "lm",
-        "evaluation": "extrapolation",
-        "tracking": "wandb",
-    }.items():
-        cls, path = (
-            getattr(schema, f"{group.capitalize()}Config"),
-            configs_dir() / group / f"{name}.yaml",
-        )
-        assert list(yaml.safe_load(path.read_text())) == [
-            field.name for field in dataclasses.fields(cls)
-        ]
-    for path in configs_dir().rglob("*.yaml"):
-        lines = path.read_text(encoding="utf-8").splitlines()
-        assert any(
-            line.startswith("# ") and "@package" not in line for line in lines
-        ), f"{path} has no first comment"
-        for above, line in zip(["", *lines], lines, strict=False):
-            # experiments and claims: explained where they are declared
-            key = re.match(r"\s*(?!name)(\w+): *\S", line)
-            if key and not {"experiment", "claim", "tuned"} & {
-                *path.relative_to(configs_dir()).parts
-            }:
-                assert " # " in line or above.startswith("#"), (
-                    f"{path}: {key[1]} is not explained"
-                )
-
-
-def test_a_file_with_the_name_of_ours_is_refused_since_hydra_would_read_ours(
-    tmp_path: Path,
-) -> None:
+def test_a_file_with_the_name_of_ours_is_refused_since_hydra_would_read_ours(tmp_path):
     for group, name in (("encoding", "rope"), ("sweep", "six")):
         (tmp_path / group).mkdir()
         (tmp_path / group / f"{name}.yaml").write_text("name: rope\nbase: 555\n")
@@ -98,22 +55,22 @@ def test_a_file_with_the_name_of_ours_is_refused_since_hydra_would_read_ours(
     assert "has a file of this name" in refused("encoding=rope", config_dir=tmp_path)
 
 
-def test_what_is_typed_wins_over_the_experiment_and_the_model_over_its_block() -> None:
+def test_what_is_typed_wins_over_the_experiment_and_the_model_over_its_block():
     # beside a start, which the later word decides, an extension is the encoding
     begun = overrides.by_key(["start=null", "extension=yarn", "start=RUN"])
     from_zero = overrides.by_key(["start=RUN", "extension=yarn", "start=null"])
-    assert begun["encoding"] == from_zero["evaluation.extensions"] == "yarn"
+    assert begun["encoding"] == "yarn"
+    assert from_zero["evaluation.extensions"] == "yarn"
     assert composed() == composed("experiment=demo", "encoding=rope")
     config = composed(
         "experiment=small", "model=llama", "data=wikitext-2", "training.train_length=96"
     )
-    assert (config.study, config.model.norm, config.model.mlp) == (
-        "small",
-        "rmsnorm",
-        "swiglu",
-    )
+    assert config.study == "small"
+    assert config.model.norm == "rmsnorm"
+    assert config.model.mlp == "swiglu"
     assert config.model.d_model == composed("experiment=small").model.d_model
-    assert (config.data.name, config.training.train_length) == ("wikitext-2", 96)
+    assert config.data.name == "wikitext-2"
+    assert config.training.train_length == 96
     distances = {}
     for words in ("", "experiment=small", "encoding.max_distance=40"):
         distances[words] = composed("encoding=t5", *words.split()).encoding.options[
@@ -127,9 +84,7 @@ def test_what_is_typed_wins_over_the_experiment_and_the_model_over_its_block() -
     }
 
 
-def test_an_experiment_sets_values_beside_a_choice_in_its_own_name_only(
-    tmp_path: Path,
-) -> None:
+def test_an_experiment_sets_values_beside_a_choice_in_its_own_name_only(tmp_path):
     texts = {
         "experiment": "# @package _global_\ndefaults: [tasks]\n",
         "tuned": "data=task/copy:\n  training: {tokens: 9e4}\n",
@@ -164,6 +119,7 @@ training.learning_rate=inf | training.learning_rate | refused
 training.tokens=2e6 | training.tokens | 2000000
 training.tokens=2M | training.tokens | refused
 training.tokens=${evaluation.blocks}000000 | training.tokens | 128000000
+model=qwen3 | model.norm | 'rmsnorm'
 model.d_ff=null | model.d_ff | None
 model.d_ff=${model.d_model} | model.d_ff | 128
 model.tie_embeddings=off | model.tie_embeddings | False
@@ -202,9 +158,7 @@ device=cuda:1 | runtime.device | 'cuda:1'
 
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("line", [line for line in TYPED.splitlines() if line])
-def test_a_typed_value_is_what_it_says(
-    line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_typed_value_is_what_it_says(line, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path.parent))
     typed, key, expected = line.split(" | ")
@@ -223,7 +177,7 @@ def test_a_typed_value_is_what_it_says(
         assert [composed(*again) for again, _ in compose.configs(words)] == configs
 
 
-def test_a_later_value_holds_and_lengths_follow_the_training_length() -> None:
+def test_a_later_value_holds_and_lengths_follow_the_training_length():
     assert composed("seed=1", "device=cpu", "seed=2").seed == 2
     assert composed("length=128", "ratio=1,4").evaluation.ratios == (1, 4)
     assert composed("ratio=1,4", "length=128").evaluation.ratios == (2,)
@@ -233,18 +187,15 @@ def test_a_later_value_holds_and_lengths_follow_the_training_length() -> None:
     asked = apply(
         config, ["length=128", "extension=ntk", "device=cuda:1", "runtime.threads=3"]
     )
-    assert (
-        asked.evaluation.ratios,
-        asked.evaluation.longest,
-        asked.evaluation.extensions,
-    ) == ((2,), 16, ("ntk",))
-    assert (asked.runtime.device, asked.runtime.threads) == ("cuda:1", 3)
+    assert asked.evaluation.ratios == (2,)
+    assert asked.evaluation.longest == 16
+    assert asked.evaluation.extensions == ("ntk",)
+    assert asked.runtime.device == "cuda:1"
+    assert asked.runtime.threads == 3
     assert not overrides.WORDS.keys() & {*to_container(config), *GROUPS}
 
 
-def test_one_file_is_one_run_however_its_path_is_spelt(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_one_file_is_one_run_however_its_path_is_spelt(tmp_path, monkeypatch):
     (tmp_path / "desk/texts").mkdir(parents=True)
     (tmp_path / "linked").symlink_to(tmp_path / "desk")
     monkeypatch.chdir(tmp_path / "desk")
@@ -268,17 +219,15 @@ def test_one_file_is_one_run_however_its_path_is_spelt(
         "data.tokenizer=~/texts",
         "runtime.outputs=~/runs",
     )
-    assert (config.data.dataset, config.data.tokenizer, config.data.name) == (
-        "a/Tiny Stories",
-        "texts",
-        "Tiny-Stories",
-    )
+    assert config.data.dataset == "a/Tiny Stories"
+    assert config.data.tokenizer == "texts"
+    assert config.data.name == "Tiny-Stories"
     assert config.runtime.outputs == f"{tmp_path}/desk/runs"
 
 
 def test_text_of_ones_own_needs_no_word_more_and_a_choice_that_reads_the_key_stays(
-    tmp_path: Path,
-) -> None:
+    tmp_path,
+):
     asked = ["experiment=gpt124m", "data.path=a.txt"]
     assert composed(*asked) == composed(*asked, "data=text")
     assert composed("data.dataset=x/y") == composed("data=hub", "data.dataset=x/y")
@@ -292,7 +241,8 @@ def test_text_of_ones_own_needs_no_word_more_and_a_choice_that_reads_the_key_sta
         "# @package _global_\ndefaults: [demo, {override /data: mine}]\n"
     )
     data = compose.single(["experiment=own", "data.path=a.jsonl"], tmp_path).data
-    assert (data.name, data.column) == ("mine", "body")
+    assert data.name == "mine"
+    assert data.column == "body"
 
 
 NUMBERS = [
@@ -305,9 +255,7 @@ NUMBERS = [
 @pytest.mark.parametrize(
     "key", [key for key in NUMBERS if not key.startswith("start.")]
 )
-def test_every_number_has_bounds_that_its_message_names(
-    tiny_config: Config, key: str
-) -> None:
+def test_every_number_has_bounds_that_its_message_names(tiny_config, key):
     *sections, name = key.split(".")
     for value in (-1, True, float("nan"), float("inf"), -float("inf")):
         plain: Any = to_container(tiny_config)
@@ -322,12 +270,11 @@ def test_every_number_has_bounds_that_its_message_names(
         with pytest.raises(UserError) as caught:
             validate(Config, plain)
             pytest.fail(f"{key}={value} is taken")
-        assert re.search(
-            rf"{name} .*(\d|number)", str(caught.value)
-        ) and "\n" not in str(caught.value)
+        assert re.search(rf"{name} .*(\d|number)", str(caught.value))
+        assert "\n" not in str(caught.value)
 
 
-def test_a_run_is_what_shapes_its_weights(tiny_config: Config) -> None:
+def test_a_run_is_what_shapes_its_weights(tiny_config):
     assert re.fullmatch(r"rope-s0-[0-9a-f]{8}", tiny_config.id)
     assert (
         composed("tracking=none", "evaluation.blocks=9", "study=other", "threads=7").id
@@ -357,9 +304,7 @@ PAYLOADS = [
 
 
 @pytest.mark.parametrize("text", PAYLOADS)
-def test_what_a_file_says_is_never_run(
-    text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_a_file_says_is_never_run(text, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     environment = dict(os.environ)
     (tmp_path / "experiment").mkdir()
@@ -378,7 +323,8 @@ def test_what_a_file_says_is_never_run(
             assert str(Path.home()) not in str(config)
     assert not any("\n" in error for error in errors)
     assert "${" not in text or "only other keys may be interpolated" in errors[0]
-    assert dict(os.environ) == environment and sorted(os.listdir()) == [
+    assert dict(os.environ) == environment
+    assert sorted(os.listdir()) == [
         "config.yaml",
         "experiment",
     ]
@@ -403,8 +349,8 @@ SAVED: list[tuple[str | dict[str, Any], str]] = [
 
 @pytest.mark.parametrize(("content", "message"), SAVED)
 def test_a_saved_file_that_is_no_configuration_is_one_line(
-    tmp_path: Path, tiny_config: Config, content: str | dict[str, Any], message: str
-) -> None:
+    tmp_path, tiny_config, content, message
+):
     path = tmp_path / "config.yaml"
     path.write_text(
         content
@@ -413,8 +359,6 @@ def test_a_saved_file_that_is_no_configuration_is_one_line(
     )
     with pytest.raises(UserError) as caught:
         load_saved(path)
-    assert (
-        str(path) in str(caught.value)
-        and message in str(caught.value)
-        and "\n" not in str(caught.value)
-    )
+    assert str(path) in str(caught.value)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)

@@ -2,11 +2,10 @@
 network: the hub is a fake.
 """
 
-import dataclasses
 import itertools
 import json
+import os
 import random
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ import pytest
 import tokenizers
 import torch
 import yaml
+from support import start_child
 
 from posbench.config.schema import DataConfig
 from posbench.data import batches, hub, sources, text, tokenizer, tokens
@@ -70,48 +70,42 @@ def prose(n: int, n_words: int = 200) -> dict[str, str]:
         ({f"{i:03}.md": f"{i:04}" + "x" * 86 for i in range(60)}, 30, (42, 3, 15)),
     ],
 )
-def test_documents_are_held_out_whole(
-    tmp_path: Path, texts: dict[str, str], wanted: int, counts: tuple[int, int, int]
-) -> None:
+def test_documents_are_held_out_whole(tmp_path, texts, wanted, counts):
     splits, record = load(
         config(path=write(tmp_path / "many", texts), test_pieces=wanted or None),
         tmp_path,
     )
-    assert (
-        record["split"] == "document" and tuple(record["documents"].values()) == counts
-    )
+    assert record["split"] == "document"
+    assert tuple(record["documents"].values()) == counts
     assert sorted(
         document for split in text.SPLITS for document in splits[split]
     ) == sorted(texts.values())
     assert splits["train"].sizes.sum() >= 0.7 * sum(map(len, texts.values()))
 
 
-def test_equal_documents_are_in_one_split(tmp_path: Path) -> None:
+def test_equal_documents_are_in_one_split(tmp_path):
     texts = {name: prose(40)[f"{int(name[:3]) // 3:03}.md"] for name in prose(120)}
     splits, record = load(
         config(path=write(tmp_path / "many", texts), test_pieces=None), tmp_path
     )
-    assert record["copies"]["shared"] == 0 and not {*splits["validation"]} & {
-        *splits["test"]
-    }
+    assert record["copies"]["shared"] == 0
+    assert not {*splits["validation"]} & {*splits["test"]}
     assert tuple(record["documents"].values()) == (108, 6, 6)
 
 
 @pytest.mark.parametrize("sizes", [[400_000], [3], [90_000, 30_000, 6_000]])
-def test_stretches_are_apart_and_join_with_the_rest_to_the_text(
-    tmp_path: Path, sizes: list[int]
-) -> None:
+def test_stretches_are_apart_and_join_with_the_rest_to_the_text(tmp_path, sizes):
     texts = {
         f"{i}.txt": "".join(chr(33 + (i + 7 * k) % 900) for k in range(n))
         for i, n in enumerate(sizes)
     }
     folder = write(tmp_path / "text", texts)
     splits, record = load(config(path=folder), tmp_path)
-    assert record["split"] == "stretches" and splits["train"].sizes.sum() >= 0.7 * sum(
-        sizes
-    )
+    assert record["split"] == "stretches"
+    assert splits["train"].sizes.sum() >= 0.7 * sum(sizes)
     counts = record["stretches"]["test"]
-    assert len(counts) == len(sizes) and sum(counts) == len(splits["test"]) >= 8
+    assert len(counts) == len(sizes)
+    assert sum(counts) == len(splits["test"]) >= 8
     rest = {split: iter(splits[split]) for split in text.SPLITS}
     # training text ends at each hole
     for document, number in zip(texts.values(), counts, strict=True):
@@ -120,19 +114,16 @@ def test_stretches_are_apart_and_join_with_the_rest_to_the_text(
         ]
         assert "".join(holes) + next(rest["train"]) == document
     if sizes == [400_000]:
-        assert (len(splits["test"]), splits["test"].sizes[0]) == (12, 8333)
+        assert len(splits["test"]) == 12
+        assert splits["test"].sizes[0] == 8333
     made = tokens.prepare(config(path=folder, tokenizer="bytes"), tmp_path / "cache")
-    assert (
-        made.test.sources is not None
-        and np.bincount(made.test.sources).tolist() == counts
-    )
-    assert (
-        made.train.sources is None
-        and len(made.test.starts) == len(made.test.sources) + 1
-    )
+    assert made.test.sources is not None
+    assert np.bincount(made.test.sources).tolist() == counts
+    assert made.train.sources is None
+    assert len(made.test.starts) == len(made.test.sources) + 1
 
 
-def test_a_missing_held_out_split_is_half_of_the_other(tmp_path: Path) -> None:
+def test_a_missing_held_out_split_is_half_of_the_other(tmp_path):
     folder = write(
         tmp_path / "few", {"train.txt": "to learn", "valid.txt": "0123456789"}
     )
@@ -148,14 +139,12 @@ def test_a_missing_held_out_split_is_half_of_the_other(tmp_path: Path) -> None:
         for name, content in prose(40, 20).items()
     }
     _, record = load(config(path=write(tmp_path / "many", many)), tmp_path)
-    assert (
-        record["documents"] == {"train": 40, "validation": 20, "test": 20}
-        and record["split"] == "given"
-    )
+    assert record["documents"] == {"train": 40, "validation": 20, "test": 20}
+    assert record["split"] == "given"
 
 
 @pytest.mark.parametrize("every", [1, 16])
-def test_copied_passages_are_found_wherever_they_stand(every: int) -> None:
+def test_copied_passages_are_found_wherever_they_stand(every):
     rng = random.Random(0)
 
     def words_of(n: int) -> list[str]:
@@ -191,15 +180,17 @@ def test_copied_passages_are_found_wherever_they_stand(every: int) -> None:
     numbers, shared = text.copies(
         [*joined, " \n"], [*map(" ".join, held_out), " "], every
     )
-    assert numbers == expected and numbers[-3:] == [43, 44, 45] and numbers[-4] < 40
+    assert numbers == expected
+    assert numbers[-3:] == [43, 44, 45]
+    assert numbers[-4] < 40
     assert shared == len(
         known & set().union(*(passages(words, 1) for words in train))
     ) / len(known)
 
 
 def test_training_documents_with_a_held_out_passage_are_left_out_and_given_ones_stay(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    tmp_path, monkeypatch
+):
     folder = write(tmp_path / "many", prose(60))
     clean, record = load(config(path=folder, test_pieces=None), tmp_path)
     assert record["copies"] == {"every": 1, "shared": 0.0, "dropped_documents": 0}
@@ -212,9 +203,8 @@ def test_training_documents_with_a_held_out_passage_are_left_out_and_given_ones_
         {f"quoting{i}.md": f"{i} says: {quote}" for i, quote in enumerate(quoted)},
     )
     copied, other = load(config(path=folder, test_pieces=None), tmp_path)
-    assert {split: list(copied[split]) for split in text.SPLITS} == texts and other[
-        "sha256"
-    ] == record["sha256"]
+    assert {split: list(copied[split]) for split in text.SPLITS} == texts
+    assert other["sha256"] == record["sha256"]
     assert other["copies"] == {
         "every": 1,
         "shared": round(2 * 37 / (6 * 137), 6),
@@ -232,9 +222,8 @@ def test_training_documents_with_a_held_out_passage_are_left_out_and_given_ones_
     }
     splits, record = load(config(path=write(tmp_path / "given", given)), tmp_path)
     assert list(splits["train"]) == [given["train.txt"]]
-    assert (
-        record["copies"]["dropped_documents"] == 0 and record["copies"]["shared"] > 0.5
-    )
+    assert record["copies"]["dropped_documents"] == 0
+    assert record["copies"]["shared"] > 0.5
 
 
 def rows_of(folder: Path, **splits: int) -> Path:
@@ -251,7 +240,7 @@ def rows_of(folder: Path, **splits: int) -> Path:
 
 
 @pytest.fixture
-def set_of_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Path]:
+def set_of_the_hub(tmp_path, monkeypatch):
     """Return data sets by name, which `datasets` then takes for data sets of the hub,
     each with a commit.
     """
@@ -269,9 +258,7 @@ def set_of_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str,
     return sets
 
 
-def test_a_data_set_of_the_hub_has_the_splits_that_it_has(
-    set_of_the_hub: dict[str, Path], tmp_path: Path
-) -> None:
+def test_a_data_set_of_the_hub_has_the_splits_that_it_has(set_of_the_hub, tmp_path):
     def loaded(**changes: Any) -> tuple[str, list[int]]:
         _, record = load(
             config("hub", dataset="a/b", **{"test_pieces": None, **changes}), tmp_path
@@ -280,7 +267,8 @@ def test_a_data_set_of_the_hub_has_the_splits_that_it_has(
         return record["split"], [*record["documents"].values()]
 
     set_of_the_hub["a/b"] = rows_of(tmp_path / "alone", train=40)
-    assert loaded() == ("document", [36, 2, 2]) and loaded(max_documents=25)[1] == [
+    assert loaded() == ("document", [36, 2, 2])
+    assert loaded(max_documents=25)[1] == [
         23,
         1,
         1,
@@ -290,7 +278,7 @@ def test_a_data_set_of_the_hub_has_the_splits_that_it_has(
 
 
 @pytest.fixture(scope="module")
-def bpe() -> tokenizer.Tokenizer:
+def bpe():
     return tokenizer.train_bpe(
         ["the quick brown fox jumps over the lazy dog. привет мир 🙂 " * 20], 400
     )
@@ -300,38 +288,30 @@ def bpe() -> tokenizer.Tokenizer:
 @pytest.mark.parametrize(
     "given", [STRANGE, "", "\r\n", "a" * 10, "".join(map(chr, range(1, 0x2FF)))]
 )
-def test_decoding_gives_the_text_back_and_bytes_are_counted(
-    kind: str, given: str, bpe: tokenizer.Tokenizer
-) -> None:
+def test_decoding_gives_the_text_back_and_bytes_are_counted(kind, given, bpe):
     made = bpe if kind == "bpe" else tokenizer.raw_bytes()
     (ids,) = made.encode([given])
-    assert made.decode(ids) == given and made.separator not in ids
-    assert made.token_bytes is not None and made.token_bytes[ids].sum() == len(
-        given.encode()
-    )
+    assert made.decode(ids) == given
+    assert made.separator not in ids
+    assert made.token_bytes is not None
+    assert made.token_bytes[ids].sum() == len(given.encode())
     if kind == "bytes":
-        assert (made.vocab_size, made.separator) == (257, 256) and ids.tolist() == list(
-            given.encode()
-        )
+        assert made.vocab_size == 257
+        assert made.separator == 256
+        assert ids.tolist() == list(given.encode())
 
 
-def test_a_long_text_is_learnt_and_encoded_in_pieces_as_if_whole(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_long_text_is_learnt_and_encoded_in_pieces_as_if_whole(monkeypatch):
     given = (STRANGE + " the lazy dog isn't  quick . ") * 40
     bpe = tokenizer.train_bpe([given], 400)
     (whole,) = bpe.encode([given])
     monkeypatch.setattr(tokenizer, "PIECE", 70)
-    assert (
-        len(list(tokenizer.pieces(given))) > 40
-        and "".join(tokenizer.pieces(given)) == given
-    )
+    assert len(list(tokenizer.pieces(given))) > 40
+    assert "".join(tokenizer.pieces(given)) == given
     assert np.array_equal(bpe.encode(["a", given, ""])[1], whole)
     assert tokenizer.train_bpe([given], 400).sha256 == bpe.sha256
-    assert (
-        "".join(tokenizer.pieces("x" * 1000)) == "x" * 1000
-        and max(map(len, tokenizer.pieces("x" * 1000))) <= 70
-    )
+    assert "".join(tokenizer.pieces("x" * 1000)) == "x" * 1000
+    assert max(map(len, tokenizer.pieces("x" * 1000))) <= 70
 
 
 def saved(inner: tokenizers.Tokenizer, folder: Path) -> Path:
@@ -339,9 +319,7 @@ def saved(inner: tokenizers.Tokenizer, folder: Path) -> Path:
     return folder / "mine.json"
 
 
-def test_a_tokenizer_file_gets_a_separator_and_never_pads_cuts_or_draws(
-    bpe: tokenizer.Tokenizer, tmp_path: Path
-) -> None:
+def test_a_tokenizer_file_gets_a_separator_and_never_pads_cuts_or_draws(bpe, tmp_path):
     description = bpe.description
     del description["added_tokens"][0]
     inner = tokenizers.Tokenizer.from_str(json.dumps(description))
@@ -350,7 +328,8 @@ def test_a_tokenizer_file_gets_a_separator_and_never_pads_cuts_or_draws(
     inner.model.dropout = 0.5
     made = tokenizer.from_file(saved(inner, tmp_path))
     ids, empty = made.encode(["the quick brown fox jumps over", ""])
-    assert made.decode(ids) == "the quick brown fox jumps over" and len(empty) == 0
+    assert made.decode(ids) == "the quick brown fox jumps over"
+    assert len(empty) == 0
     assert made.separator not in made.encode(["<|endoftext|>"])[0]
     assert len({tuple(made.encode(["the quick brown fox"])[0]) for _ in range(20)}) == 1
     with pytest.raises(
@@ -375,12 +354,8 @@ def test_a_tokenizer_file_gets_a_separator_and_never_pads_cuts_or_draws(
     ],
 )
 def test_a_tokenizer_that_changes_text_counts_no_bytes_and_encodes_documents_whole(
-    bpe: tokenizer.Tokenizer,
-    monkeypatch: pytest.MonkeyPatch,
-    part: str,
-    value: Any,
-    is_exact: bool,
-) -> None:
+    bpe, monkeypatch, part, value, is_exact
+):
     inner = tokenizers.Tokenizer.from_str(bpe._inner.to_str())
     setattr(inner, part, value)
     made = tokenizer.Tokenizer(inner)
@@ -391,16 +366,15 @@ def test_a_tokenizer_that_changes_text_counts_no_bytes_and_encodes_documents_who
     ) == is_exact
 
 
-def test_every_document_begins_with_one_separator_and_decodes_to_itself(
-    tmp_path: Path,
-) -> None:
+def test_every_document_begins_with_one_separator_and_decodes_to_itself(tmp_path):
     texts = {f"{i:02}.txt": f"{i} {STRANGE}" for i in range(40)}
     made = tokens.prepare(
         config(path=write(tmp_path / "many", texts), vocab_size=300), tmp_path
     )
     decoded = []
     for split in (made.train, made.validation, made.test):
-        assert split.starts[0] == 0 and split.starts[-1] == len(split.ids)
+        assert split.starts[0] == 0
+        assert split.starts[-1] == len(split.ids)
         assert np.array_equal(
             np.flatnonzero(split.ids == made.tokenizer.separator), split.starts[:-1]
         )
@@ -422,8 +396,8 @@ def test_every_document_begins_with_one_separator_and_decodes_to_itself(
 
 
 def test_changed_text_or_tokenizer_is_another_cache_entry_and_the_same_is_not_made_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    tmp_path, monkeypatch
+):
     folder = write(tmp_path / "many", numbered(30))
     changed: tuple[dict[str, Any], ...] = (
         {},
@@ -443,54 +417,34 @@ def test_changed_text_or_tokenizer_is_another_cache_entry_and_the_same_is_not_ma
     assert len(folders | {tokens.prepare(settings[0], tmp_path).folder}) == 7
 
 
-PREPARE = """
-import json, logging, sys
-from posbench.config.schema import DataConfig
-from posbench.data import tokens
-logging.basicConfig(level=logging.INFO)
-made = tokens.prepare(DataConfig(**json.loads(sys.argv[1])), sys.argv[2])
-print(json.dumps([made.record, "datasets" in sys.modules]))
-"""
+def test_two_processes_make_one_cache(tmp_path, monkeypatch):
+    settings = config(path=write(tmp_path / "many", numbered(30)), tokenizer="bytes")
+    write_tokens = tokens._write
 
+    def written(*given: Any) -> None:
+        with open(tmp_path / "written", "a") as file:
+            file.write("once ")
+        write_tokens(*given)
 
-def preparing(settings: DataConfig, cache: Path) -> "subprocess.Popen[str]":
-    """Start a process that prints a record, and whether it imported `datasets`."""
-    command = [
-        sys.executable,
-        "-c",
-        PREPARE,
-        json.dumps(dataclasses.asdict(settings)),
-        str(cache),
+    monkeypatch.setattr(tokens, "_write", written)
+    children = [
+        start_child(lambda: tokens.prepare(settings, tmp_path)) for _ in range(2)
     ]
-    return subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
+    assert [os.waitpid(child, 0)[1] for child in children] == [0, 0]
+    assert (tmp_path / "written").read_text() == "once "
 
 
-@pytest.mark.slow
-def test_processes_make_one_cache_and_hits_import_no_datasets(
-    set_of_the_hub: dict[str, Path], tmp_path: Path
-) -> None:
-    settings = config(path=write(tmp_path / "many", numbered(30)), vocab_size=300)
-    outputs = [
-        each.communicate() for each in [preparing(settings, tmp_path) for _ in range(2)]
-    ]
-    assert sorted("preparing the tokens" in log for _, log in outputs) == [False, True]
-    made = tokens.prepare(settings, tmp_path)
-    assert [json.loads(printed)[0] for printed, _ in outputs] == [made.record] * 2
-    assert {path.name.split(".")[0] for path in made.folder.iterdir()} == {
-        *text.SPLITS,
-        "meta",
-        "tokenizer",
-    }
-    assert len([path for path in (tmp_path / "tokens").iterdir() if path.is_dir()]) == 1
+def test_what_is_in_the_cache_is_read_without_datasets(
+    set_of_the_hub, tmp_path, monkeypatch
+):
     set_of_the_hub["a/b"] = rows_of(tmp_path / "alone", train=40)
     settings = config("hub", dataset="a/b", revision="c" * 40)
     record = tokens.prepare(settings, tmp_path).record
-    assert json.loads(preparing(settings, tmp_path).communicate()[0]) == [record, False]
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    assert tokens.prepare(settings, tmp_path).record == record
 
 
-def test_ids_beyond_16_bits_are_kept_whole(tmp_path: Path) -> None:
+def test_ids_beyond_16_bits_are_kept_whole(tmp_path):
     words = {f"w{i}": i for i in range(70_000)}
     inner = tokenizers.Tokenizer(
         tokenizers.models.WordLevel({**words, "?": 70_000}, unk_token="?")
@@ -500,7 +454,8 @@ def test_ids_beyond_16_bits_are_kept_whole(tmp_path: Path) -> None:
     made = tokens.prepare(
         config(path=folder, tokenizer=str(saved(inner, tmp_path))), tmp_path / "cache"
     )
-    assert made.train.ids.dtype == np.uint32 and made.train.ids[:4].tolist() == [
+    assert made.train.ids.dtype == np.uint32
+    assert made.train.ids[:4].tolist() == [
         70_001,
         69_999,
         65_536,
@@ -509,38 +464,32 @@ def test_ids_beyond_16_bits_are_kept_whole(tmp_path: Path) -> None:
     assert made.tokenizer.token_bytes is None
 
 
-def test_batches_are_a_function_of_seed_and_step_alone_and_labels_are_the_next_tokens() -> (
-    None
-):
+def test_batches_are_a_function_of_seed_and_step_alone_and_labels_are_the_next_tokens():
     ids = np.arange(1000, dtype=np.uint16)
     first, second = (batches.TrainingBatches(ids, 16, 8, seed=3) for _ in range(2))
     for step in (40, 2, 17, 40):
         for step_before in range(step):
             first.batch(step_before)
-        a, b = first.batch(step), second.batch(step)
-        assert (
-            torch.equal(a.ids, b.ids)
-            and torch.equal(a.labels, b.labels)
-            and torch.equal(a.labels, a.ids + 1)
-        )
-        assert (
-            a.ids.shape == (8, 16)
-            and a.ids.dtype == a.labels.dtype == torch.int64
-            and a.n_scored == 8 * 16
-        )
+        a = first.batch(step)
+        b = second.batch(step)
+        assert torch.equal(a.ids, b.ids)
+        assert torch.equal(a.labels, b.labels)
+        assert torch.equal(a.labels, a.ids + 1)
+        assert a.ids.shape == (8, 16)
+        assert a.ids.dtype == a.labels.dtype == torch.int64
+        assert a.n_scored == 8 * 16
     for rank, rows in enumerate(([0, 1, 4, 5], [2, 3, 6, 7])):
         share = first.batch(2).share(2, rank, 2)
-        assert (
-            torch.equal(share.ids, first.batch(2).ids[rows])
-            and share.n_scored == 8 * 16
-        )
+        assert torch.equal(share.ids, first.batch(2).ids[rows])
+        assert share.n_scored == 8 * 16
     assert not torch.equal(
         first.batch(0).ids, batches.TrainingBatches(ids, 16, 8, seed=4).batch(0).ids
     )
 
 
-def test_an_epoch_visits_nearly_every_token_once_in_another_order_and_offset() -> None:
-    data, epochs = batches.TrainingBatches(np.arange(1000), 16, 1, seed=0), []
+def test_an_epoch_visits_nearly_every_token_once_in_another_order_and_offset():
+    data = batches.TrainingBatches(np.arange(1000), 16, 1, seed=0)
+    epochs = []
     for epoch in range(3):
         first = epoch * data.blocks_per_epoch
         seen = torch.cat(
@@ -548,10 +497,8 @@ def test_an_epoch_visits_nearly_every_token_once_in_another_order_and_offset() -
         )
         assert len(seen) == len(set(seen.tolist())) > 1000 - 2 * 16
         epochs.append(seen)
-    assert (
-        not torch.equal(epochs[0], epochs[1])
-        and len({int(epoch.min()) for epoch in epochs}) > 1
-    )
+    assert not torch.equal(epochs[0], epochs[1])
+    assert len({int(epoch.min()) for epoch in epochs}) > 1
     across, alone = (
         batches.TrainingBatches(np.arange(40), 16, size, seed=0) for size in (5, 1)
     )
@@ -562,7 +509,7 @@ def test_an_epoch_visits_nearly_every_token_once_in_another_order_and_offset() -
 
 
 @pytest.mark.parametrize("steps", [1, 5, 14, 15, 40])
-def test_the_spans_of_some_batches_are_the_tokens_that_they_hold(steps: int) -> None:
+def test_the_spans_of_some_batches_are_the_tokens_that_they_hold(steps):
     data = batches.TrainingBatches(np.arange(1000), 16, 4, seed=0)
     held = {
         i
@@ -578,7 +525,7 @@ def test_the_spans_of_some_batches_are_the_tokens_that_they_hold(steps: int) -> 
     assert (spans[1:, 0] > spans[:-1, 1]).all()
 
 
-def test_validation_blocks_are_fixed_disjoint_and_spread_and_a_text_has_one() -> None:
+def test_validation_blocks_are_fixed_disjoint_and_spread_and_a_text_has_one():
     with pytest.raises(
         UserError, match="the text has 16 tokens: a block of 16 needs 17"
     ):
@@ -590,9 +537,8 @@ def test_validation_blocks_are_fixed_disjoint_and_spread_and_a_text_has_one() ->
         )
         return [row for batch in made for row in batch.ids.tolist()]
 
-    assert len(read(12)) == 12 and len({i for row in read(12) for i in row}) == 12 * 16
-    assert (
-        read(12)[0][0] == 0
-        and read(12)[-1][-1] > 900
-        and len(read(10_000)) == 999 // 16
-    )
+    assert len(read(12)) == 12
+    assert len({i for row in read(12) for i in row}) == 12 * 16
+    assert read(12)[0][0] == 0
+    assert read(12)[-1][-1] > 900
+    assert len(read(10_000)) == 999 // 16

@@ -55,7 +55,7 @@ def commands(console: bool = False) -> Iterator[list[str]]:
                 yield words
 
 
-def test_commands_and_choices_of_the_documents_exist() -> None:
+def test_commands_and_choices_of_the_documents_exist():
     known = {
         command.name or command.callback.__name__ for command in app.registered_commands
     }
@@ -82,7 +82,7 @@ def test_commands_and_choices_of_the_documents_exist() -> None:
 
 
 @pytest.mark.slow
-def test_every_run_and_sweep_that_a_page_shows_composes() -> None:
+def test_every_run_and_sweep_that_a_page_shows_composes():
     composed = set()
     for _, command, *words in commands(console=True):
         # files of sweeps are composed by test_sweep; a start needs a run
@@ -97,10 +97,11 @@ def test_every_run_and_sweep_that_a_page_shows_composes() -> None:
                     if "=" in word and word[0] != "-" and word[:5] != "seed="
                 )
             )
-    assert len(composed) > 20 and all(compose.configs([*words]) for words in composed)
+    assert len(composed) > 20
+    assert all(compose.configs([*words]) for words in composed)
 
 
-def test_links_and_paths_in_the_documents_lead_somewhere() -> None:
+def test_links_and_paths_in_the_documents_lead_somewhere():
     for page in PAGES:
         for target in re.findall(r"\]\(([^)#]+)\)", page.read_text(encoding="utf-8")):
             assert "://" in target or (page.parent / target).exists(), (
@@ -116,9 +117,7 @@ def rows_of(text: str) -> list[list[str]]:
     return [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines]
 
 
-def test_the_results_of_the_readme_and_of_the_front_page_are_those_of_the_page_of_results() -> (
-    None
-):
+def test_the_results_of_the_readme_and_of_the_front_page_are_those_of_the_page_of_results():
     pages = (
         text_of(name) for name in ("docs/results.md", "README.md", "docs/index.md")
     )
@@ -128,9 +127,8 @@ def test_the_results_of_the_readme_and_of_the_front_page_are_those_of_the_page_o
         printed.setdefault(name, {"", "the reference"}).update(cells)
     for page in others:
         rows = [row for row in rows_of(page) if "±0." in "".join(row)]
-        assert len(rows) == 6 and all(
-            {*cells} <= printed[name] for name, *cells in rows
-        )
+        assert len(rows) == 6
+        assert all({*cells} <= printed[name] for name, *cells in rows)
 
 
 @pytest.mark.slow
@@ -142,15 +140,13 @@ def test_the_results_of_the_readme_and_of_the_front_page_are_those_of_the_page_o
         "patterns longer ## Which",
     ],
 )
-def test_a_table_is_that_of_the_rows_beside_the_page(place: str) -> None:
+def test_a_table_is_that_of_the_rows_beside_the_page(place):
     """Losses, rises, reach, uses, differences and adjusted intervals of schemes; of
     patterns also cache and passkey.
     """
     study, page, title = place.split(" ", 2)
-    frame, text = (
-        read([ROOT / f"docs/rows/{study}.parquet"]),
-        text_of(f"docs/{page}.md"),
-    )
+    frame = read([ROOT / f"docs/rows/{study}.parquet"])
+    text = text_of(f"docs/{page}.md")
     known: dict[tuple[object, str], set[str]] = collections.defaultdict(set)
     for setting, part in frame.groupby("setting"):
         settings = part.groupby("label")["settings"].first().map(json.loads)
@@ -196,7 +192,7 @@ def test_a_table_is_that_of_the_rows_beside_the_page(place: str) -> None:
 
 
 @pytest.mark.slow
-def test_the_catalogue_is_that_of_the_rows_of_both_seeds() -> None:
+def test_the_catalogue_is_that_of_the_rows_of_both_seeds():
     seeds = [
         read([ROOT / "docs" / "rows" / f"{study}.parquet"])
         for study in ("catalogue", "catalogue_again")
@@ -222,7 +218,7 @@ def test_the_catalogue_is_that_of_the_rows_of_both_seeds() -> None:
         assert re.sub(r"\D", "", reach) == "".join(f"{tokens:.0f}" for tokens in holds)
 
 
-def test_the_readmes_table_of_encodings_is_the_generated_one() -> None:
+def test_the_readmes_table_of_encodings_is_the_generated_one():
     readme = text_of("README.md")
     assert support.script("readme").written(readme) == readme, (
         "README's encodings are out of date: run `make readme`"
@@ -236,8 +232,8 @@ def blocks_of_the_contributors_guide() -> list[str]:
 
 
 def test_the_class_of_the_contributors_guide_equals_its_plain_loops(
-    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    tmp_path, monkeypatch
+):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     source, settings, loops = blocks_of_the_contributors_guide()
     file = tmp_path / "log_bias.py"

@@ -2,13 +2,11 @@
 each of them by itself.
 """
 
-import dataclasses
-
 import numpy as np
 import pytest
 import torch
+from support import changed, encoded
 
-from posbench.config.schema import Config, EncodingConfig
 from posbench.data.batches import TrainingBatches
 from posbench.model.gpt import build
 from posbench.training.step import Trainer, begin_update
@@ -18,18 +16,16 @@ V, T, SEPARATOR = 50, 16, 7
 
 @pytest.mark.sample(5)
 @pytest.mark.parametrize("name", ["rope", "learned", "canon", "temperature", "fox"])
-def test_an_update_is_that_of_each_document_alone(
-    tiny_config: Config, name: str
-) -> None:
-    training = dataclasses.replace(tiny_config.training, accumulation=2, clip=1e9)
-    config = dataclasses.replace(
-        tiny_config, training=training, encoding=EncodingConfig(name)
+def test_an_update_is_that_of_each_document_alone(tiny_config, name):
+    config = changed(
+        encoded(tiny_config, name), training={"accumulation": 2, "clip": 1e9}
     )
     text = np.random.default_rng(1).integers(8, V, 2_000)
     text[np.random.default_rng(2).integers(0, len(text), 200)] = SEPARATOR
     batch = TrainingBatches(text, T, 8, 0, SEPARATOR).batch(3)
 
-    alone, losses = build(config, V), []
+    alone = build(config, V)
+    losses = []
     for ids, labels in zip(batch.ids, batch.labels, strict=True):
         firsts = sorted({0, *(ids == SEPARATOR).nonzero()[:, 0].tolist()})
         for first, end in zip(firsts, [*firsts[1:], T], strict=True):
@@ -50,9 +46,8 @@ def test_an_update_is_that_of_each_document_alone(
             begin_update(*pair, 0, 0.0).read()[0]
             for pair in zip(trainers, shares, strict=True)
         ]
-        assert len(losses) > len(batch.ids) and sum(of_each) == pytest.approx(
-            float(sum(losses).detach()), rel=1e-5
-        )
+        assert len(losses) > len(batch.ids)
+        assert sum(of_each) == pytest.approx(float(sum(losses).detach()), rel=1e-5)
         for wanted, *parts in zip(
             alone.parameters(),
             *(each.model.parameters() for each in trainers),

@@ -65,8 +65,8 @@ def assert_same(
 @CASES
 @torch.no_grad()
 def test_the_future_does_not_change_the_past_nor_does_a_longer_input_unless_declared(
-    case: Case,
-) -> None:
+    case,
+):
     encoding = schemes.build(*case, SHAPE)
     long = tokens(encoding, min(40, encoding.max_length or 40))
     changed = torch.cat((long[:, :12], tokens(encoding, 8, seed=6)), dim=1)
@@ -82,7 +82,7 @@ def test_the_future_does_not_change_the_past_nor_does_a_longer_input_unless_decl
 @pytest.mark.sample(3)
 @CASES
 @torch.no_grad()
-def test_beyond_its_end_a_scheme_refuses_and_otherwise_stays_finite(case: Case) -> None:
+def test_beyond_its_end_a_scheme_refuses_and_otherwise_stays_finite(case):
     encoding = schemes.build(*case, SHAPE)
     longest = encoding.max_length or LONG
     for counted in COUNTED:
@@ -116,9 +116,7 @@ SETTINGS: list[tuple[int, str, bool, dict[str, Any]]] = [
 @pytest.mark.sample(5)
 @CASES
 @pytest.mark.parametrize("again", [False, True], ids=["kept", "computed again"])
-def test_the_chosen_attention_equals_the_definition(
-    case: Case, again: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_chosen_attention_equals_the_definition(case, again, monkeypatch):
     encoding = schemes.build(*case, SHAPE)
     if again:
         monkeypatch.setattr(attention, "KEPT_BYTES", 0)
@@ -162,10 +160,11 @@ OF_EACH_FILE = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", schemes.NAMES if support.EVERY else OF_EACH_FILE)
-def test_torch_compile_traces_it_as_one_graph(name: str) -> None:
+def test_torch_compile_traces_it_as_one_graph(name):
     encoding = schemes.build(name, {}, SHAPE)
     q, k, v, x = schemes.layer_inputs(SHAPE, 16)
-    embeddings, positions = tokens(encoding, 16), torch.arange(16)[None]
+    embeddings = tokens(encoding, 16)
+    positions = torch.arange(16)[None]
 
     def step(embeddings: Tensor, q: Tensor) -> Tensor:
         embedded = encoding.embed(embeddings, positions)
@@ -187,7 +186,7 @@ def test_torch_compile_traces_it_as_one_graph(name: str) -> None:
 
 @CASES
 @torch.no_grad()
-def test_fractional_positions_are_used_refused_or_never_read(case: Case) -> None:
+def test_fractional_positions_are_used_refused_or_never_read(case):
     encoding = schemes.build(*case, SHAPE)
     x = tokens(encoding, 9)
 
@@ -221,8 +220,8 @@ def test_fractional_positions_are_used_refused_or_never_read(case: Case) -> None
 @CASES
 @torch.no_grad()
 def test_angles_biases_and_codes_are_fp32_under_autocast_and_outputs_in_the_dtype_of_inputs(
-    case: Case,
-) -> None:
+    case,
+):
     encoding = schemes.build(*case, SHAPE)
     q, k, v, x = schemes.layer_inputs(SHAPE, 19)
     # far out, neighbouring positions are one number in bf16
@@ -252,12 +251,13 @@ def test_angles_biases_and_codes_are_fp32_under_autocast_and_outputs_in_the_dtyp
 @CASES
 @torch.no_grad()
 def test_a_checkpoint_holds_the_learned_parameters_of_the_published_number_and_a_seed_remakes_them(
-    case: Case,
-) -> None:
+    case,
+):
     torch.manual_seed(7)
     encoding = schemes.untrained(*case, SHAPE)
     torch.manual_seed(7)
-    again, x = schemes.untrained(*case, SHAPE), tokens(encoding, 19)
+    again = schemes.untrained(*case, SHAPE)
+    x = tokens(encoding, 19)
     before = schemes.one_layer(encoding, x)
     schemes.one_layer(again, tokens(again, 32))  # leaves nothing behind
     assert torch.equal(schemes.one_layer(again, x), before)
@@ -278,7 +278,7 @@ def test_a_checkpoint_holds_the_learned_parameters_of_the_published_number_and_a
 
 
 @CASES
-def test_a_finite_gradient_reaches_every_parameter_trained_or_not(case: Case) -> None:
+def test_a_finite_gradient_reaches_every_parameter_trained_or_not(case):
     for make, counted in ((schemes.build, False), (schemes.untrained, True)):
         encoding = make(*case, SHAPE)
         x = tokens(encoding, SHAPE.train_length)
@@ -304,8 +304,8 @@ def test_a_finite_gradient_reaches_every_parameter_trained_or_not(case: Case) ->
 
 @pytest.mark.parametrize("name", schemes.NAMES)
 def test_a_scheme_has_a_yaml_of_its_defaults_and_a_docstring_with_source_behaviour_and_check(
-    name: str,
-) -> None:
+    name,
+):
     assert sorted(path.stem for path in CONFIGS.glob("*.yaml")) == schemes.NAMES
     text = (CONFIGS / f"{name}.yaml").read_text(encoding="utf-8")
     assert yaml.safe_load(text) == {"name": name, **encodings.options_of(name)}
@@ -355,7 +355,7 @@ MISTAKES = {
 }
 
 
-def test_an_encoding_without_a_hook_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_encoding_without_a_hook_is_refused(monkeypatch):
     monkeypatch.setattr(encodings, "_registered", {})
     encodings.register(
         type("Misspelt", (Encoding,), {"rotates": lambda self, q, k, layer: (q, k)})
@@ -365,9 +365,7 @@ def test_an_encoding_without_a_hook_is_refused(monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)
-def test_a_mistake_in_an_encoding_of_ones_own_is_one_line(
-    mistake: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_mistake_in_an_encoding_of_ones_own_is_one_line(mistake, monkeypatch):
     monkeypatch.setattr(encodings, "_registered", {})
     encodings.register(Slopes)
     with (
@@ -384,9 +382,7 @@ def test_a_mistake_in_an_encoding_of_ones_own_is_one_line(
         )
 
 
-def test_a_scheme_whose_file_has_no_class_of_its_name_is_refused(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_scheme_whose_file_has_no_class_of_its_name_is_refused(monkeypatch):
     monkeypatch.setitem(encodings._MODULE_OF, "other", "base")
     with pytest.raises(UserError, match=r"base\.py: expected a class other"):
         encodings.load("other")

@@ -2,7 +2,6 @@
 
 import collections
 import copy
-import dataclasses
 import json
 import math
 import pathlib
@@ -10,17 +9,17 @@ import shutil
 import signal
 import types
 from collections.abc import Iterator, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from fake_study import headline_of
-from support import write_words
+from support import changed, encoded, write_words
 from torch import Tensor
 
 from posbench.config.overrides import apply
-from posbench.config.schema import Config, EncodingConfig
+from posbench.config.schema import Config
 from posbench.data import tokens as data
 from posbench.data.tokens import TokenSplit
 from posbench.errors import Stopped, Undefined, UserError
@@ -97,8 +96,8 @@ def periodic(period: int, repeats: int = 80) -> TokenSplit:
 
 def gpt(config: Config, encoding: str) -> TrainedGPT:
     """A model with its initial weights."""
-    config = dataclasses.replace(config, encoding=EncodingConfig(encoding))
-    return TrainedGPT(build(config, V).eval(), L, torch.device("cpu"), torch.float32)
+    model = build(encoded(config, encoding), V).eval()
+    return TrainedGPT(model, L, torch.device("cpu"), torch.float32)
 
 
 def rows_of(
@@ -121,35 +120,23 @@ def rows_of(
 
 
 @pytest.fixture
-def config(tiny_config: Config) -> Config:
-    settings = dataclasses.replace(
-        tiny_config.evaluation,
-        ratios=(1, 2, 4, 8, 16),
-        targets=8,
-        blocks=32,
-        windowed=True,
-        protocols=("fixed_target", "nonoverlap"),
-        documents="auto",
-    )
-    training = dataclasses.replace(tiny_config.training, train_length=L)
-    return dataclasses.replace(tiny_config, evaluation=settings, training=training)
+def config(tiny_config):
+    return evaluation_with(tiny_config, ratios=(1, 2, 4, 8, 16), blocks=32)
 
 
 def evaluation_with(config: Config, **fields: Any) -> Config:
-    return dataclasses.replace(
-        config, evaluation=dataclasses.replace(config.evaluation, **fields)
-    )
+    return changed(config, evaluation=fields)
 
 
-def test_a_uniform_models_perplexity_is_the_vocabulary_size(config: Config) -> None:
+def test_a_uniform_models_perplexity_is_the_vocabulary_size(config):
     rows = rows_of(Planted(None), periodic(48), config)
     assert len(rows) == 5 + 4 + 5
     for row in rows:
         # without a training text there is no n-gram model
-        assert (row.status, row.ngram_nll) == ("ok", None)
-        assert row.perplexity == pytest.approx(
-            V, rel=1e-6
-        ) and row.nll == pytest.approx(math.log(V), rel=1e-6)
+        assert row.status == "ok"
+        assert row.ngram_nll is None
+        assert row.perplexity == pytest.approx(V, rel=1e-6)
+        assert row.nll == pytest.approx(math.log(V), rel=1e-6)
         assert row.bits_per_byte == pytest.approx(
             row.n_tokens * math.log2(V) / row.n_bytes, rel=1e-6
         )
@@ -166,21 +153,21 @@ def test_a_uniform_models_perplexity_is_the_vocabulary_size(config: Config) -> N
         Planted(None), periodic(48), evaluation_with(config, targets=4), known=rows
     )
     # on other targets it is
-    assert {row.protocol for row in changed} == {"fixed_target"} and len(changed) == 9
+    assert {row.protocol for row in changed} == {"fixed_target"}
+    assert len(changed) == 9
 
 
 def test_a_model_that_copies_from_three_train_lengths_back_improves_only_from_4x_on(
-    config: Config,
-) -> None:
+    config,
+):
     rows = rows_of(Planted(3 * L), periodic(3 * L), config)
     nll = {
         row.length_ratio: row.nll
         for row in rows
         if row.protocol == "fixed_target" and not row.window
     }
-    assert nll[1] == pytest.approx(math.log(V), rel=1e-6) and nll[2] == pytest.approx(
-        math.log(V), rel=1e-6
-    )
+    assert nll[1] == pytest.approx(math.log(V), rel=1e-6)
+    assert nll[2] == pytest.approx(math.log(V), rel=1e-6)
     assert max(nll[4], nll[8], nll[16]) < 1e-3
 
 
@@ -188,9 +175,7 @@ def test_a_model_that_copies_from_three_train_lengths_back_improves_only_from_4x
     ("documents", "starts"),
     [("doc", [*range(0, 2700, 300), 2700]), ("concat", [0, 700, 720, 1500, 2700])],
 )
-def test_a_row_has_its_sums_by_document(
-    config: Config, documents: Literal["doc", "concat"], starts: list[int]
-) -> None:
+def test_a_row_has_its_sums_by_document(config, documents, starts):
     """A block belongs to the document of its first target; of fewer than eight
     documents the units are segments.
     """
@@ -205,10 +190,10 @@ def test_a_row_has_its_sums_by_document(
         np.searchsorted(starts, windows.starts + L - 3, side="right") - 1
     ).tolist()
     for row in rows_of(Planted(3 * L), split, wanted):
-        assert row.units is not None and row.documents == documents
-        assert row.units["document"] == sorted(row.units["document"]) and {
-            *row.units["document"]
-        } == {*expected}
+        assert row.units is not None
+        assert row.documents == documents
+        assert row.units["document"] == sorted(row.units["document"])
+        assert {*row.units["document"]} == {*expected}
         assert row.ci_over == ("documents" if len(set(expected)) >= 8 else "segments")
         if row.ci_over == "documents":
             assert row.units["tokens"] == [
@@ -224,13 +209,14 @@ def test_a_row_has_its_sums_by_document(
     } <= {9, 10}
 
 
-def test_what_has_no_number_is_a_row_that_says_why(config: Config) -> None:
+def test_what_has_no_number_is_a_row_that_says_why(config):
     rows = rows_of(Planted(None, max_length=2 * L), periodic(48), config)
     beyond = [row for row in rows if row.length > 2 * L]
     assert {(row.status, row.units, row.nll, row.bits_per_byte) for row in beyond} == {
         ("undefined", None, None, None)
     }
-    assert len(beyond) == 3 + 3 + 3 and all(str(2 * L) in row.reason for row in beyond)
+    assert len(beyond) == 3 + 3 + 3
+    assert all(str(2 * L) in row.reason for row in beyond)
     rows = rows_of(Planted(None), periodic(48, repeats=4), config)
     status = {row.length: row.status for row in rows if row.protocol == "fixed_target"}
     assert status == {
@@ -242,24 +228,21 @@ def test_what_has_no_number_is_a_row_that_says_why(config: Config) -> None:
     }
 
 
-def test_options_of_probes_change_what_is_read_and_stand_in_the_rows_task(
-    config: Config,
-) -> None:
+def test_options_of_probes_change_what_is_read_and_stand_in_the_rows_task(config):
     ids = np.arange(65)
     assert not probes.of("shuffle:keep=20", 20, 8, 32)
     (probe,) = probes.of("shuffle:keep=20", 64, 8, 32)
     assert probe.rewrite is not None
     changed = probe.rewrite(ids)
-    assert (changed[44:] == ids[44:]).all() and (changed[:44] != ids[:44]).any()
+    assert (changed[44:] == ids[44:]).all()
+    assert (changed[:44] != ids[:44]).any()
     assert sorted(changed[:44]) == list(range(44))
     # in 6 tokens there is no room
     assert not probes.of("repeat", 6, 3, 32)
     copied, control = probes.of("repeat", 64, 3, 32)
-    assert (
-        copied.rewrite is not None
-        and control.rewrite is None
-        and copied.targets == control.targets == 3
-    )
+    assert copied.rewrite is not None
+    assert control.rewrite is None
+    assert copied.targets == control.targets == 3
     np.testing.assert_array_equal(copied.rewrite(ids), [*range(61, 65), *range(4, 65)])
     wanted = evaluation_with(config, tasks=("shuffle:keep=32",), windowed=False)
     rows = rows_of(Planted(3 * L), periodic(3 * L), wanted)
@@ -267,15 +250,13 @@ def test_options_of_probes_change_what_is_read_and_stand_in_the_rows_task(
     shuffled = [row for row in rows if row.task == "shuffle:keep=32"]
     assert [row.length // L for row in shuffled] == [4, 8, 16]
     for row in shuffled:
-        assert (
-            row.targets_sha256 == plain[row.length].targets_sha256
-            and row.nll > plain[row.length].nll + 1
-        )
+        assert row.targets_sha256 == plain[row.length].targets_sha256
+        assert row.nll > plain[row.length].nll + 1
 
 
 def test_a_passage_that_is_moved_costs_a_relative_scheme_nothing_and_others_what_positions_do(
-    config: Config,
-) -> None:
+    config,
+):
     config = evaluation_with(
         config, tasks=("offset",), protocols=("fixed_target",), windowed=False
     )
@@ -286,9 +267,8 @@ def test_a_passage_that_is_moved_costs_a_relative_scheme_nothing_and_others_what
             for row in rows_of(gpt(config, name), periodic(48), config)
             if row.task == "offset"
         ]
-        assert [row.offset or 0 for row in rows] == [0, L, 3 * L, 7 * L, 15 * L] and {
-            row.length for row in rows
-        } == {L}
+        assert [row.offset or 0 for row in rows] == [0, L, 3 * L, 7 * L, 15 * L]
+        assert {row.length for row in rows} == {L}
         assert len({row.targets_sha256 for row in rows} - {None}) == 1
         nll[name] = [row.nll for row in rows]
     for name in ("rope", "alibi", "none"):
@@ -298,16 +278,15 @@ def test_a_passage_that_is_moved_costs_a_relative_scheme_nothing_and_others_what
     assert [
         row.offset for row in rows_of(gpt(config, "rope"), periodic(48), far) if row.nll
     ] == [None] * 3 + [L, 3 * L]
-    assert (
-        max(nll["sinusoidal"]) - min(nll["sinusoidal"]) > 1e-4
-        and nll["learned"][1:] == [None] * 4
-    )
+    assert max(nll["sinusoidal"]) - min(nll["sinusoidal"]) > 1e-4
+    assert nll["learned"][1:] == [None] * 4
 
 
 def test_the_windowed_baseline_and_its_sinks_narrow_the_model_and_have_rows_of_their_own(
-    config: Config,
-) -> None:
-    subject, longer = Planted(None), [2 * L, 4 * L, 8 * L, 16 * L]
+    config,
+):
+    subject = Planted(None)
+    longer = [2 * L, 4 * L, 8 * L, 16 * L]
     rows = rows_of(
         subject,
         periodic(48),
@@ -331,10 +310,11 @@ def test_the_windowed_baseline_and_its_sinks_narrow_the_model_and_have_rows_of_t
 
 
 def test_a_run_trained_at_four_times_the_length_pairs_with_the_others_at_equal_lengths(
-    config: Config,
-) -> None:
+    config,
+):
     rows = rows_of(Planted(None), periodic(48), config)
-    longer, subject = evaluation_with(config, ratios=(1, 2, 4)), Planted(None)
+    longer = evaluation_with(config, ratios=(1, 2, 4))
+    subject = Planted(None)
     subject.train_length = 4 * L
     others = rows_of(subject, periodic(48), longer)
     # of plain and windowed rows
@@ -345,8 +325,8 @@ def test_a_run_trained_at_four_times_the_length_pairs_with_the_others_at_equal_l
 
 
 def test_extensions_are_evaluated_at_every_length_and_say_where_a_scheme_has_none(
-    config: Config,
-) -> None:
+    config,
+):
     wanted = evaluation_with(
         config,
         extensions=("pi", "pi:factor=4"),
@@ -358,9 +338,8 @@ def test_extensions_are_evaluated_at_every_length_and_say_where_a_scheme_has_non
     assert extended == [
         (name, ratio) for name in ("pi", "pi:factor=4") for ratio in (1, 2, 4, 8, 16)
     ]
-    assert {row.status for row in rows} == {"ok"} and all(
-        row.extension_options for row in rows if row.extension
-    )
+    assert {row.status for row in rows} == {"ok"}
+    assert all(row.extension_options for row in rows if row.extension)
     read = [
         EvaluationRow.from_json(json.loads(json.dumps(row.to_json()))) for row in rows
     ]
@@ -370,16 +349,12 @@ def test_extensions_are_evaluated_at_every_length_and_say_where_a_scheme_has_non
 
 
 @pytest.fixture
-def trained(
-    tiny_config: Config,
-    tmp_path: pathlib.Path,
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Trained:
+def trained(tiny_config, tmp_path, tmp_path_factory):
     base = tmp_path_factory.getbasetemp() / "evaluated"
-    config = dataclasses.replace(
+    config = changed(
         tiny_config,
-        data=dataclasses.replace(tiny_config.data, path=str(base / "text.txt")),
-        runtime=dataclasses.replace(tiny_config.runtime, cache=str(base / "cache")),
+        data={"path": str(base / "text.txt")},
+        runtime={"cache": str(base / "cache")},
     )
     if not base.exists():  # trained once for all tests of this process
         base.mkdir()
@@ -389,9 +364,7 @@ def trained(
     return config, tmp_path / "run"
 
 
-def test_a_finished_run_gets_every_protocol_and_probe_and_only_what_is_missing(
-    trained: Trained,
-) -> None:
+def test_a_finished_run_gets_every_protocol_and_probe_and_only_what_is_missing(trained):
     config, folder = trained
     first = evaluation_rows(folder)
     asked = apply(
@@ -421,12 +394,10 @@ def test_a_finished_run_gets_every_protocol_and_probe_and_only_what_is_missing(
     assert (folder / "rows.jsonl").read_bytes() == before
 
 
-def test_a_run_whose_text_is_another_now_is_not_evaluated(trained: Trained) -> None:
+def test_a_run_whose_text_is_another_now_is_not_evaluated(trained):
     config, folder = trained
-    before, text = (
-        (folder / "rows.jsonl").read_bytes(),
-        pathlib.Path(str(config.data.path)),
-    )
+    before = (folder / "rows.jsonl").read_bytes()
+    text = pathlib.Path(str(config.data.path))
     original = text.read_text(encoding="utf-8")
     try:
         text.write_text(original + " more", encoding="utf-8")
@@ -437,22 +408,20 @@ def test_a_run_whose_text_is_another_now_is_not_evaluated(trained: Trained) -> N
     assert (folder / "rows.jsonl").read_bytes() == before
 
 
-def test_a_longer_length_asked_for_later_leaves_the_curve_as_it_was(
-    trained: Trained,
-) -> None:
+def test_a_longer_length_asked_for_later_leaves_the_curve_as_it_was(trained):
     config, folder = trained
-    first, before = evaluation_rows(folder), headline_of(folder)
+    first = evaluation_rows(folder)
+    before = headline_of(folder)
     # 128 tokens need targets of their own, 16 has them too
     evaluate_run(folder, apply(config, ["length=16,128"]))
     evaluate_run(folder, apply(config, ["length=16,4096"]))
-    rows, every = evaluation_rows(folder), every_row(folder)
-    assert rows[: len(first)] == first and {
-        row.length for row in rows[len(first) :]
-    } == {128, 4096}
+    rows = evaluation_rows(folder)
+    every = every_row(folder)
+    assert rows[: len(first)] == first
+    assert {row.length for row in rows[len(first) :]} == {128, 4096}
     assert {row.length for row in every if row not in rows} == {16}
-    assert {row.status for row in every} == {"ok", "too_short"} and headline_of(
-        folder
-    ) == before
+    assert {row.status for row in every} == {"ok", "too_short"}
+    assert headline_of(folder) == before
     evaluate_run(folder, apply(config, ["length=16,32,64,128", "extension=pi"]))
     assert headline_of(folder)["rise_8x"] is not None
     # later rows pair with it
@@ -462,15 +431,14 @@ def test_a_longer_length_asked_for_later_leaves_the_curve_as_it_was(
 
 
 def test_a_precision_that_is_named_replaces_rows_of_another_and_auto_takes_what_is_there(
-    trained: Trained,
-) -> None:
+    trained,
+):
     config, folder = trained
     first = evaluation_rows(folder)
     evaluate_run(folder, apply(config, ["precision=bf16"]))
     half = evaluation_rows(folder)
-    assert {row.dtype for row in half} == {"bf16"} and [row.key for row in half] == [
-        row.key for row in first
-    ]
+    assert {row.dtype for row in half} == {"bf16"}
+    assert [row.key for row in half] == [row.key for row in first]
     assert (
         0
         < max(abs(row.nll - other.nll) for row, other in zip(half, first, strict=True))
@@ -481,14 +449,12 @@ def test_a_precision_that_is_named_replaces_rows_of_another_and_auto_takes_what_
 
 
 def test_rows_say_what_the_best_ngram_model_of_the_trained_tokens_has_on_their_targets(
-    trained: Trained,
-) -> None:
+    trained,
+):
     config, folder = trained
     evaluate_run(folder, apply(config, ["task=repeat", "protocol=fixed_target"]))
-    rows, tokens = (
-        evaluation_rows(folder),
-        data.prepare(config.data, config.runtime.cache),
-    )
+    rows = evaluation_rows(folder)
+    tokens = data.prepare(config.data, config.runtime.cache)
     model = NGrams(
         tokens.train.ids,
         tokens.batches(config.training, config.seed).spans(config.training.steps),
@@ -503,13 +469,12 @@ def test_rows_say_what_the_best_ngram_model_of_the_trained_tokens_has_on_their_t
     assert 0.5 < means[1:].min() < math.log(9)  # thirty words of random letters
     cached = CachedNGrams(model, tokens.test.ids, tokens.validation.ids)
     for row in rows:  # what a paired interval of the difference rests on
-        assert row.units is not None and ("ngram" in row.units) == (row.task is None)
+        assert row.units is not None
+        assert ("ngram" in row.units) == (row.task is None)
         if row.protocol == "fixed_target":
             assert row.targets_sha256 == targets_of(windows[16]).sha256(tokens.test)
-            assert (row.ngram_nll, row.ngram_order) == (
-                pytest.approx(means[1:].min()),
-                2 + means[1:].argmin(),
-            )
+            assert row.ngram_nll == pytest.approx(means[1:].min())
+            assert row.ngram_order == 2 + means[1:].argmin()
             assert sum(row.units["ngram"]) == pytest.approx(
                 row.ngram_nll * row.n_tokens, rel=1e-5
             )
@@ -521,11 +486,10 @@ def test_rows_say_what_the_best_ngram_model_of_the_trained_tokens_has_on_their_t
     assert sum("cached_ngram" in (row.units or {}) for row in rows) == 3
 
 
-def test_an_evaluation_that_ends_early_keeps_its_rows(
-    trained: Trained, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_evaluation_that_ends_early_keeps_its_rows(trained, monkeypatch):
     config, folder = trained
-    first, log = evaluation_rows(folder), Run.log
+    first = evaluation_rows(folder)
+    log = Run.log
 
     def logged(run: Run, row: Any) -> None:
         log(run, row)
@@ -545,9 +509,7 @@ def test_an_evaluation_that_ends_early_keeps_its_rows(
     assert load_record(folder)["status"] == "done"
 
 
-def test_an_unfinished_run_is_to_be_continued_before_it_is_evaluated(
-    trained: Trained,
-) -> None:
+def test_an_unfinished_run_is_to_be_continued_before_it_is_evaluated(trained):
     config, folder = trained
     shutil.rmtree(folder / "checkpoint" / "step-00000012")
     with pytest.raises(

@@ -115,9 +115,7 @@ def assert_is_the_run(folder: Path, run: Path) -> tuple[Any, Any]:
 
 @pytest.mark.sample(12)
 @pytest.mark.parametrize(("encoding", "block"), EXACT)
-def test_logits_are_those_of_the_run(
-    encoding: dict[str, Any], block: dict[str, Any], tiny_config: Config, tmp_path: Path
-) -> None:
+def test_logits_are_those_of_the_run(encoding, block, tiny_config, tmp_path):
     run = written(tmp_path, configured(tiny_config, encoding, block))
     export.export(run, tmp_path / "out")
     _, theirs = assert_is_the_run(tmp_path / "out", run)
@@ -129,8 +127,8 @@ def test_logits_are_those_of_the_run(
 @pytest.mark.sample(30)
 @pytest.mark.parametrize("name", encodings.names())
 def test_every_encoding_goes_out_as_code_or_as_the_architectures_that_the_list_names(
-    name: str, tiny_config: Config, tmp_path: Path
-) -> None:
+    name, tiny_config, tmp_path
+):
     """Tables that are not saved are computed again, as transformers leaves them unset."""
     encoding = MIXED if name == "layered" else {"name": name}
     # their parameters depend on it
@@ -175,8 +173,8 @@ OTHERS: dict[
 @pytest.mark.sample(3)
 @pytest.mark.parametrize("what", OTHERS)
 def test_another_model_is_refused_and_leaves_nothing(
-    what: str, tiny_config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    what, tiny_config, tmp_path, monkeypatch
+):
     name, block, change = OTHERS[what]
     stock = export.stock
 
@@ -197,9 +195,7 @@ def test_another_model_is_refused_and_leaves_nothing(
     assert os.listdir(tmp_path) == [run.name]
 
 
-def test_what_cannot_be_exported_is_refused_in_one_line(
-    tiny_config: Config, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_cannot_be_exported_is_refused_in_one_line(tiny_config, tmp_path, capsys):
     """Refused are a model that no architecture has, and a folder that is not empty."""
     (tmp_path / "full" / "mine").mkdir(parents=True)
     gelu = "has model.norm=layernorm with model.mlp=gelu: expected model=llama; code=t"
@@ -219,7 +215,7 @@ def test_what_cannot_be_exported_is_refused_in_one_line(
 
 
 @pytest.mark.slow
-def test_the_library_makes_the_same_tokens(tiny_config: Config, tmp_path: Path) -> None:
+def test_the_library_makes_the_same_tokens(tiny_config, tmp_path):
     support.write_text(tmp_path)
     text = (tmp_path / "text.txt").read_text()
     trained = tokenizers.train_bpe([text], 400)
@@ -252,9 +248,7 @@ def test_the_library_makes_the_same_tokens(tiny_config: Config, tmp_path: Path) 
 
 
 @pytest.mark.slow
-def test_the_curve_is_that_of_the_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_curve_is_that_of_the_run(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     support.write_text()
     asked = [

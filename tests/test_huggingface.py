@@ -40,7 +40,7 @@ IDS = np.random.default_rng(0).integers(0, VOCABULARY, (2, LONG + 1))
 
 
 @pytest.fixture(scope="module")
-def shelf(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def shelf(tmp_path_factory):
     """Return a folder of models, which are made when tests need them."""
     return tmp_path_factory.mktemp("shelf")
 
@@ -78,12 +78,10 @@ def theirs(
 
 @pytest.mark.sample(5)
 @pytest.mark.parametrize("kind", MODELS | UNTESTED)
-def test_nll_is_that_of_the_librarys_own_logits(shelf: Path, kind: str) -> None:
+def test_nll_is_that_of_the_librarys_own_logits(shelf, kind):
     assert MODELS.keys() == load.TESTED.keys()
-    folder, ids = (
-        on(shelf, kind),
-        IDS[:, : LENGTH + 1] if kind in ("gpt2", "opt") else IDS,
-    )
+    folder = on(shelf, kind)
+    ids = IDS[:, : LENGTH + 1] if kind in ("gpt2", "opt") else IDS
     wanted = theirs(folder, ids, **({"max_seq_len": LONG} if kind == "mpt" else {}))
     ours = subject(folder)
     for scored in (ids.shape[1] - 1, 7):
@@ -135,12 +133,10 @@ NO_MASKS = ("bloom", "mpt", "opt")
 @pytest.mark.parametrize(
     "kind", [kind for kind in MODELS | UNTESTED if kind != "mamba"]
 )
-def test_windows_and_sinks_are_the_librarys_own_masks(shelf: Path, kind: str) -> None:
-    model, window, length = (
-        subject(on(shelf, kind)),
-        12,
-        LENGTH if kind in ("gpt2", "opt") else LONG,
-    )
+def test_windows_and_sinks_are_the_librarys_own_masks(shelf, kind):
+    model = subject(on(shelf, kind))
+    window = 12
+    length = LENGTH if kind in ("gpt2", "opt") else LONG
     ids = IDS[:, : length + 1]
     plain = nll_of(model, ids, length, 0)
     for sinks in (0, 3):
@@ -150,17 +146,13 @@ def test_windows_and_sinks_are_the_librarys_own_masks(shelf: Path, kind: str) ->
             length,
             0,
         )
-        assert (
-            np.abs(narrow - plain)[:, :window].max() < 1e-5
-            and np.abs(narrow - plain)[:, window:].mean() > 1e-3
-        )
+        assert np.abs(narrow - plain)[:, :window].max() < 1e-5
+        assert np.abs(narrow - plain)[:, window:].mean() > 1e-3
         if kind not in NO_MASKS:
             masks = masks_of(model.config, length, window, sinks)
             assert np.abs(narrow - theirs(on(shelf, kind), ids, masks)).max() < 1e-5
-    narrowed, other = (
-        model.varied(Variant(window=8, sinks=3), LENGTH).subject,
-        IDS[:1, : LENGTH + 1].copy(),
-    )
+    narrowed = model.varied(Variant(window=8, sinks=3), LENGTH).subject
+    other = IDS[:1, : LENGTH + 1].copy()
     nll = nll_of(narrowed, other, 4, 0)
     # 2 layers see 14 back
     for change, moves in ((slice(3, 20), False), (1, True)) if kind in NO_MASKS else ():
@@ -193,13 +185,11 @@ EXTENSIONS: list[tuple[str, str, dict[str, Any]]] = [
 @pytest.mark.sample(3)
 @pytest.mark.parametrize(("kind", "text", "parameters"), EXTENSIONS)
 def test_an_extension_is_the_librarys_own_model_of_that_configuration(
-    shelf: Path, kind: str, text: str, parameters: dict[str, Any]
-) -> None:
+    shelf, kind, text, parameters
+):
     folder = on(shelf, kind)
-    model, original = (
-        subject(folder),
-        transformers.AutoConfig.from_pretrained(folder).rope_parameters,
-    )
+    model = subject(folder)
+    original = transformers.AutoConfig.from_pretrained(folder).rope_parameters
     nll = nll_of(model.varied(Variant(extension=text), LONG).subject, IDS, LONG, 0)
     assert (
         np.abs(
@@ -229,16 +219,14 @@ FIXED = (
     [*(k for k in MODELS if load.TESTED[k] == "rope"), "granite", "gemma3", "cohere"],
 )
 def test_every_method_changes_the_model_beyond_the_trained_length_and_not_up_to_it(
-    shelf: Path, kind: str
-) -> None:
+    shelf, kind
+):
     """Each extension compares the frequencies of the library's ROPE_INIT_FUNCTIONS with
     those of encodings.extend.
     """
     model = subject(on(shelf, kind))
-    short, long = (
-        nll_of(model, IDS[:, : LENGTH + 1], LENGTH, 0),
-        nll_of(model, IDS, LONG, 0),
-    )
+    short = nll_of(model, IDS[:, : LENGTH + 1], LENGTH, 0)
+    long = nll_of(model, IDS, LONG, 0)
     for text in (*FOLLOWING, *FIXED):
         varied = model.varied(Variant(extension=text), LONG)
         parameters = varied.facts["rope_parameters"]
@@ -260,15 +248,14 @@ def test_every_method_changes_the_model_beyond_the_trained_length_and_not_up_to_
             assert np.abs(trained - short).max() < 1e-5, text
 
 
-def test_frequencies_other_than_requested_are_noticed(shelf: Path) -> None:
+def test_frequencies_other_than_requested_are_noticed(shelf):
     """Models with no module, with one that ignores its configuration, and Phi-3, whose
     module follows other rules.
     """
     model = subject(on(shelf, "llama"))
     made = rope.extension(model.config, "pi", LONG, LENGTH, {})
-    assert not rope.turns_as(model.model, made.rotations, LONG) and not rope.turns_as(
-        torch.nn.Linear(2, 2), {}, LONG
-    )
+    assert not rope.turns_as(model.model, made.rotations, LONG)
+    assert not rope.turns_as(torch.nn.Linear(2, 2), {}, LONG)
     (rotary,) = rope.extension(
         model.config, "abf", LONG, LENGTH, {"base": 1e4}
     ).rotations.values()
@@ -286,9 +273,10 @@ def test_frequencies_other_than_requested_are_noticed(shelf: Path) -> None:
 
 
 def test_extensions_that_do_not_exist_are_told_from_those_that_are_mistyped(
-    shelf: Path, tmp_path: Path
-) -> None:
-    llama, bloom = subject(on(shelf, "llama")), subject(on(shelf, "bloom"))
+    shelf, tmp_path
+):
+    llama = subject(on(shelf, "llama"))
+    bloom = subject(on(shelf, "bloom"))
     save(
         "llama",
         tmp_path / "m",
@@ -321,9 +309,7 @@ def test_extensions_that_do_not_exist_are_told_from_those_that_are_mistyped(
 
 
 @pytest.mark.parametrize("kind", ["dynamic", "longrope"])
-def test_a_row_does_not_follow_from_what_was_read_before(
-    shelf: Path, tmp_path: Path, kind: str
-) -> None:
+def test_a_row_does_not_follow_from_what_was_read_before(shelf, tmp_path, kind):
     parameters = {"rope_type": kind, "rope_theta": 1e4, "factor": 2.0}
     if kind == "longrope":
         parameters |= {
@@ -408,13 +394,8 @@ EVALUATE = ["data.path=text.txt", "runtime.cache=cache", "device=cpu", "blocks=1
 @pytest.mark.sample(3)
 @pytest.mark.parametrize(("spoil", "message"), WRONG)
 def test_what_is_wrong_is_said_in_one_line_before_anything_is_written(
-    shelf: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    spoil: Callable[[Path], object],
-    message: str,
-) -> None:
+    shelf, tmp_path, monkeypatch, capsys, spoil, message
+):
     shutil.copytree(
         on(shelf, "gemma3_text" if "causal" in message else "llama"), tmp_path / "model"
     )
@@ -423,22 +404,19 @@ def test_what_is_wrong_is_said_in_one_line_before_anything_is_written(
     monkeypatch.chdir(tmp_path)
     assert posbench("evaluate", "model", *EVALUATE) == 2
     line = capsys.readouterr().err.strip().splitlines()[-1]
-    assert (
-        line.startswith("error: ")
-        and message in line
-        and len(line) < 600
-        and not (tmp_path / "outputs").exists()
-    )
+    assert line.startswith("error: ")
+    assert message in line
+    assert len(line) < 600
+    assert not (tmp_path / "outputs").exists()
 
 
 @pytest.mark.slow
-def test_only_data_of_a_folder_counts_wherever_its_files_lie(
-    shelf: Path, tmp_path: Path
-) -> None:
+def test_only_data_of_a_folder_counts_wherever_its_files_lie(shelf, tmp_path):
     """Weights in several files, in the hub's cache of links; an attention that the
     folder names is not fetched.
     """
-    snapshot, blobs = tmp_path / "snapshots" / "abc", tmp_path / "blobs"
+    snapshot = tmp_path / "snapshots" / "abc"
+    blobs = tmp_path / "blobs"
     transformers.AutoModelForCausalLM.from_pretrained(
         on(shelf, "llama")
     ).save_pretrained(blobs, max_shard_size="30kB")
@@ -453,18 +431,14 @@ def test_only_data_of_a_folder_counts_wherever_its_files_lie(
         nll_of(subject(snapshot), IDS, LONG, 0),
         nll_of(subject(on(shelf, "llama")), IDS, LONG, 0),
     )
-    before, last = (
-        load.find(str(snapshot)).sha256(),
-        max(blobs.glob("model-*.safetensors")),
-    )
+    before = load.find(str(snapshot)).sha256()
+    last = max(blobs.glob("model-*.safetensors"))
     last.write_bytes(last.read_bytes()[:-1] + b"\7")
     assert load.find(str(snapshot)).sha256() != before
 
 
 @pytest.mark.slow
-def test_an_untested_kind_is_called_so(
-    shelf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_untested_kind_is_called_so(shelf, tmp_path, monkeypatch):
     write_text(tmp_path / "text.txt")
     monkeypatch.chdir(tmp_path)
     asked = [
@@ -484,16 +458,13 @@ def test_an_untested_kind_is_called_so(
         for r in read_rows(folder)
         if not r.get("window", 1)
     }
-    assert [place for place, status in rows.items() if status == "ok"] == [
-        (48, None)
-    ] and len(rows) == 4
+    assert [place for place, status in rows.items() if status == "ok"] == [(48, None)]
+    assert len(rows) == 4
     with pytest.raises(Undefined, match="do not restrict all layers of mamba"):
         subject(on(shelf, "mamba")).varied(Variant(window=9), LENGTH)
 
 
-def test_train_length_and_what_stands_before_documents_come_from_the_folder(
-    tmp_path: Path,
-) -> None:
+def test_train_length_and_what_stands_before_documents_come_from_the_folder(tmp_path):
     for kind in MODELS:
         made = configuration(kind)
         assert (
@@ -510,8 +481,8 @@ def test_train_length_and_what_stands_before_documents_come_from_the_folder(
 
 
 def test_weights_in_bf16_are_evaluated_so_where_that_is_fast_and_blooms_never(
-    tmp_path: Path, tiny_config: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    tmp_path, tiny_config, monkeypatch
+):
     """Its biases would be rounded, too, and far positions would be one."""
     monkeypatch.setattr(machine, "bf16_is_fast", lambda device: True)
     for kind, expected in (("llama", "bf16"), ("bloom", "fp32")):
@@ -526,8 +497,8 @@ def test_weights_in_bf16_are_evaluated_so_where_that_is_fast_and_blooms_never(
 
 @pytest.mark.parametrize("begins", [pytest.param(None, marks=pytest.mark.slow), 5])
 def test_rows_are_what_the_librarys_logits_give_on_the_same_windows(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, begins: int | None
-) -> None:
+    tmp_path, monkeypatch, begins
+):
     """From the text alone, by the protocol's definition: no code of posbench finds the
     windows or scores them.
     """
@@ -541,11 +512,10 @@ def test_rows_are_what_the_librarys_logits_give_on_the_same_windows(
     assert posbench("evaluate", str(folder), *asked) == 0
     (results,) = (tmp_path / "outputs" / "models").glob("[!.]*")
     (row,) = [row for row in read_rows(results) if "protocol" in row]
-    units, first = (
-        row["units"],
-        json.loads((results / "run.json").read_text())["data"]["separator"]["id"],
-    )
-    assert row["n_tokens"] == sum(units["tokens"]) and row["dtype"] == "fp32"
+    units = row["units"]
+    first = json.loads((results / "run.json").read_text())["data"]["separator"]["id"]
+    assert row["n_tokens"] == sum(units["tokens"])
+    assert row["dtype"] == "fp32"
     assert sum(units["nll"]) / row["n_tokens"] == pytest.approx(row["nll"], abs=1e-5)
     ids = np.array(
         [

@@ -18,7 +18,8 @@ from posbench.results.estimate import Estimate, estimate, units_of_text
 
 LOSSES = Path(__file__).parent / "data" / "losses.npz"
 TRIALS = 500  # the standard error of a 95 % rate over them is 1 %
-ROPE, DIFFERENCE = ("rope",), ("alibi", "rope")
+ROPE = ("rope",)
+DIFFERENCE = ("alibi", "rope")
 ONE, FIVE = "one checkpoint, documents", "five seeds, seeds and documents"
 USED = itertools.product(
     (ROPE, DIFFERENCE), ("1x", "rise 4x", "rise 16x"), (8, 20, 60), (ONE, FIVE)
@@ -32,10 +33,8 @@ def over_text(
     stretches: np.ndarray | None = None,
 ) -> Estimate:
     """Return the estimate of one checkpoint from the means of blocks."""
-    counts, unit = (
-        np.full(len(values), 32.0) if counts is None else counts,
-        units_of_text(documents, stretches),
-    )
+    counts = np.full(len(values), 32.0) if counts is None else counts
+    unit = units_of_text(documents, stretches)
     return estimate(np.bincount(unit, values * counts)[None], np.bincount(unit, counts))
 
 
@@ -44,12 +43,11 @@ def t_interval(means: np.ndarray) -> tuple[float, float]:
     return pytest.approx((theirs.low, theirs.high), rel=1e-12)  # type: ignore[no-any-return]
 
 
-def test_documents_of_unequal_size_weigh_by_their_tokens_as_a_ratio_of_sums_does() -> (
-    None
-):
+def test_documents_of_unequal_size_weigh_by_their_tokens_as_a_ratio_of_sums_does():
     rng = np.random.default_rng(1)
     documents = np.sort(rng.integers(0, 12, 90))
-    counts, values = rng.integers(1, 40, 90).astype(float), rng.normal(3, 1, 90)
+    counts = rng.integers(1, 40, 90).astype(float)
+    values = rng.normal(3, 1, 90)
     made = over_text(values, documents, counts)
     # Cochran (1977), equation 6.13, in plain loops.
     y = [
@@ -71,7 +69,7 @@ def test_documents_of_unequal_size_weigh_by_their_tokens_as_a_ratio_of_sums_does
     assert made.error == pytest.approx(math.sqrt(variance), rel=1e-12)
 
 
-def test_seeds_and_documents_are_crossed_random_factors() -> None:
+def test_seeds_and_documents_are_crossed_random_factors():
     """Mean squares in plain loops: var(mean) = (MSA + MSB - MSE) / (a b), Searle,
     Casella & McCulloch (1992).
     """
@@ -82,7 +80,8 @@ def test_seeds_and_documents_are_crossed_random_factors() -> None:
         + rng.normal(0, 1, (1, b))
         + rng.normal(0, 0.1, (a, b))
     )
-    made, grand = estimate(values * 32, np.full(b, 32.0)), values.mean()
+    made = estimate(values * 32, np.full(b, 32.0))
+    grand = values.mean()
     msa = b * sum((values[i].mean() - grand) ** 2 for i in range(a)) / (a - 1)
     msb = a * sum((values[:, j].mean() - grand) ** 2 for j in range(b)) / (b - 1)
     left = [
@@ -93,38 +92,37 @@ def test_seeds_and_documents_are_crossed_random_factors() -> None:
         for i in range(a)
     ]
     mse = sum(x * x for row in left for x in row) / ((a - 1) * (b - 1))
-    assert (made.error, made.units) == (
-        pytest.approx(math.sqrt((msa + msb - mse) / (a * b)), rel=1e-12),
-        b,
+    assert made.error == pytest.approx(
+        math.sqrt((msa + msb - mse) / (a * b)), rel=1e-12
     )
+    assert made.units == b
     assert made.df == pytest.approx(
         (msa + msb - mse) ** 2 / (msa**2 / (a - 1) + msb**2 / (b - 1)), rel=1e-12
     )
     alone = estimate(values.sum(1, keepdims=True) * 32, np.array([32.0 * b]))
-    assert (alone.low(), alone.high()) == t_interval(
-        values.mean(1)
-    ) and alone.units == 0
+    assert (alone.low(), alone.high()) == t_interval(values.mean(1))
+    assert alone.units == 0
 
 
-def test_few_documents_are_cut_into_segments_which_are_the_stretches_that_were_held_out_of_them() -> (
-    None
-):
+def test_few_documents_are_cut_into_segments_which_are_the_stretches_that_were_held_out_of_them():
     """One document of 128 blocks: 16 segments of 8 neighbours; of two, each has its
     share.
     """
-    values, alone = np.random.default_rng(3).normal(size=128), np.zeros(128, int)
+    values = np.random.default_rng(3).normal(size=128)
+    alone = np.zeros(128, int)
     made = over_text(values, alone)
-    assert made.units == 16 and (made.low(), made.high()) == t_interval(
-        values.reshape(16, 8).mean(1)
-    )
+    assert made.units == 16
+    assert (made.low(), made.high()) == t_interval(values.reshape(16, 8).mean(1))
     two = over_text(values, np.repeat([4, 9], [96, 32]))
-    assert (two.units, two.error) == (16, pytest.approx(made.error, rel=1e-12))
+    assert two.units == 16
+    assert two.error == pytest.approx(made.error, rel=1e-12)
     # none has no share
     assert over_text(values, np.repeat([4, 9], [126, 2])).units == 17
     pair = estimate(np.array([[3.0, 5.0]]), np.ones(2))
     assert (pair.low(), pair.high()) == t_interval(np.array([3.0, 5.0]))
     held_out = over_text(values, alone, stretches=np.arange(128) // 4)
-    assert held_out.units == 32 and (held_out.low(), held_out.high()) == t_interval(
+    assert held_out.units == 32
+    assert (held_out.low(), held_out.high()) == t_interval(
         values.reshape(32, 4).mean(1)
     )
 
@@ -150,13 +148,8 @@ def test_few_documents_are_cut_into_segments_which_are_the_stretches_that_were_h
     ],
 )
 def test_intervals_hold_the_truth_as_often_as_they_say(
-    scheme: tuple[str, ...],
-    quantity: str,
-    documents: int,
-    method: str,
-    least: float,
-    most: float,
-) -> None:
+    scheme, quantity, documents, method, least, most
+):
     study = script("coverage")
     share, _ = study.coverage(
         study.population(LOSSES, *scheme), quantity, documents, method, TRIALS
@@ -164,11 +157,13 @@ def test_intervals_hold_the_truth_as_often_as_they_say(
     assert least <= share <= most
 
 
-def test_stretches_of_a_text_hold_its_mean() -> None:
+def test_stretches_of_a_text_hold_its_mean():
     """Losses that drift along one text, over some thousands of tokens, as those of real
     novels do.
     """
-    rng, characters, tokens = np.random.default_rng(7), 500_000, 500_000 // 3
+    rng = np.random.default_rng(7)
+    characters = 500_000
+    tokens = 500_000 // 3
     slow = np.convolve(
         rng.normal(size=characters // 3200 + 20), np.ones(20) / 20**0.5, "valid"
     )
@@ -176,4 +171,5 @@ def test_stretches_of_a_text_hold_its_mean() -> None:
     share, _, units = script("coverage").of_regions(
         rng.gamma(1, 3, size=tokens) + 0.4 * drift, characters, TRIALS
     )
-    assert share >= 0.92 and units == 15
+    assert share >= 0.92
+    assert units == 15

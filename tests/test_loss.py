@@ -13,16 +13,12 @@ from posbench.model.loss import linear_cross_entropy
 
 @pytest.mark.parametrize("at_once", [2**29, 128 * 7])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=str)
-def test_loss_and_gradients_are_torchs_of_the_whole_logits(
-    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, at_once: int
-) -> None:
+def test_loss_and_gradients_are_torchs_of_the_whole_logits(monkeypatch, dtype, at_once):
     width, vocabulary = 24, 50
     monkeypatch.setattr(module, "HEAD_AT_ONCE", at_once)
     monkeypatch.setattr(module, "AT_ONCE", 3 * vocabulary)
-    draw, exact = (
-        torch.Generator().manual_seed(0),
-        torch.promote_types(dtype, torch.float32),
-    )
+    draw = torch.Generator().manual_seed(0)
+    exact = torch.promote_types(dtype, torch.float32)
     given = [
         torch.randn(size, generator=draw, dtype=exact)
         for size in ((40, width), (vocabulary, width))
@@ -43,18 +39,15 @@ def test_loss_and_gradients_are_torchs_of_the_whole_logits(
     )
     close = 1e-12 if dtype == torch.float64 else 2e-2
     for actual, expected in zip(ours, theirs, strict=True):
-        assert actual.dtype == expected.dtype and actual.shape == expected.shape
+        assert actual.dtype == expected.dtype
+        assert actual.shape == expected.shape
         assert float((actual - expected).norm()) < close * float(expected.norm())
 
 
-def test_extreme_logits_give_no_nan_those_that_are_none_do_and_labels_that_are_no_token_are_refused() -> (
-    None
-):
+def test_extreme_logits_give_no_nan_those_that_are_none_do_and_labels_that_are_no_token_are_refused():
     low = -1e4
-    logits, labels = (
-        torch.tensor([[-low, low, 0.0], [low, low, low]]),
-        torch.tensor([1, 2]),
-    )
+    logits = torch.tensor([[-low, low, 0.0], [low, low, low]])
+    labels = torch.tensor([1, 2])
     identity = torch.eye(3)
     assert float(linear_cross_entropy(logits, identity, labels)) == pytest.approx(
         (-2 * low + 1.0986) / 2, rel=1e-6

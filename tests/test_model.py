@@ -2,12 +2,12 @@
 their weights.
 """
 
-import dataclasses
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
+from support import changed, encoded
 
 import posbench
 from posbench.config.schema import AttentionConfig, Config
@@ -25,18 +25,12 @@ def built(
     block: dict[str, Any] = {},  # noqa: B006
     **options: object,
 ) -> GPT:
-    encoding = dataclasses.replace(config.encoding, name=name, options=options)
-    shape = dataclasses.replace(config.model, **block)
-    return build(
-        dataclasses.replace(config, encoding=encoding, model=shape), vocab_size
-    )
+    return build(changed(encoded(config, name, **options), model=block), vocab_size)
 
 
 @pytest.mark.sample(8)
 @pytest.mark.parametrize("name", NAMES)
-def test_the_future_never_reaches_the_past_through_the_whole_model(
-    tiny_config: Config, name: str
-) -> None:
+def test_the_future_never_reaches_the_past_through_the_whole_model(tiny_config, name):
     model = built(tiny_config, name)
     with torch.no_grad():
         for parameter in model.encoding.parameters():
@@ -52,22 +46,19 @@ def test_the_future_never_reaches_the_past_through_the_whole_model(
 
 @pytest.mark.parametrize("name", ["rope", "learned", "fox"])
 def test_runs_of_one_seed_start_from_the_same_weights_whatever_the_encoding(
-    tiny_config: Config, name: str
-) -> None:
-    state, plain = (
-        torch.get_rng_state(),
-        dict(built(tiny_config, "none").named_parameters()),
-    )
+    tiny_config, name
+):
+    state = torch.get_rng_state()
+    plain = dict(built(tiny_config, "none").named_parameters())
     other = {
         k: v
         for k, v in built(tiny_config, name).named_parameters()
         if not k.startswith("encoding.")
     }
-    assert other.keys() == plain.keys() and not [
-        key for key in plain if key.endswith("bias") or "head" in key
-    ]
+    assert other.keys() == plain.keys()
+    assert not [key for key in plain if key.endswith("bias") or "head" in key]
     assert all(torch.equal(weight, plain[key]) for key, weight in other.items())
-    another = built(dataclasses.replace(tiny_config, seed=1), name)
+    another = built(changed(tiny_config, seed=1), name)
     assert not torch.equal(
         another.blocks[0].attention.qkv.weight, plain["blocks.0.attention.qkv.weight"]
     )
@@ -75,9 +66,10 @@ def test_runs_of_one_seed_start_from_the_same_weights_whatever_the_encoding(
 
 
 def test_parameters_are_counted_apart_and_a_concatenated_code_narrows_the_token_table(
-    tiny_config: Config,
-) -> None:
-    d, layers = tiny_config.model.d_model, tiny_config.model.n_layers
+    tiny_config,
+):
+    d = tiny_config.model.d_model
+    layers = tiny_config.model.n_layers
     block = 2 * d + 3 * d * d + d * d + 2 * 4 * d * d
     counts = parameter_counts(built(tiny_config, "learned"))
     assert counts["encoding"] == tiny_config.training.train_length * d
@@ -91,7 +83,7 @@ def test_parameters_are_counted_apart_and_a_concatenated_code_narrows_the_token_
     assert model(torch.zeros(2, 5, dtype=torch.long)).shape == (2, 5, V)
 
 
-def test_initialisation_is_by_fan_in_or_like_gpt2(tiny_config: Config) -> None:
+def test_initialisation_is_by_fan_in_or_like_gpt2(tiny_config):
     for init, token_rms, qkv, out in (
         ("fan_in", 0.05, 256**-0.5, 256**-0.5),
         ("gpt2", 0.02, 0.02, 0.02 / 2),
@@ -111,8 +103,8 @@ def test_initialisation_is_by_fan_in_or_like_gpt2(tiny_config: Config) -> None:
 
 
 def test_sinks_of_a_reading_are_hidden_where_the_window_of_a_layer_is_as_narrow(
-    tiny_config: Config,
-) -> None:
+    tiny_config,
+):
     ids = torch.randint(V, (1, 64), generator=torch.Generator().manual_seed(0))
     for window, sees in ((8, False), (9, True), (64, True)):
         for name, options in (
@@ -147,8 +139,8 @@ def gradients(model: GPT, loss: torch.Tensor) -> list[torch.Tensor]:
     ("share", "counted", "tied"), [(0.1, True, True), (0.5, False, False)]
 )
 def test_the_loss_of_masked_labels_and_its_gradients_are_torchs_and_of_none_0(
-    tiny_config: Config, share: float, counted: bool, tied: bool
-) -> None:
+    tiny_config, share, counted, tied
+):
     model = built(
         tiny_config, "minmax", block={"tie_embeddings": tied}, combine="concat"
     )
@@ -164,9 +156,8 @@ def test_the_loss_of_masked_labels_and_its_gradients_are_torchs_and_of_none_0(
         gradients(model, ours), gradients(model, theirs), atol=1e-6, rtol=1e-5
     )
     none = model(*masked(0.0))
-    assert none.detach() == 0 and not any(
-        gradient.any() for gradient in gradients(model, none)
-    )
+    assert none.detach() == 0
+    assert not any(gradient.any() for gradient in gradients(model, none))
 
 
 QWEN3 = {
@@ -182,8 +173,8 @@ QWEN3 = {
 
 
 def test_logits_equal_qwen3s_of_transformers_with_shared_heads_and_norms_of_q_and_k(
-    tiny_config: Config,
-) -> None:
+    tiny_config,
+):
     transformers = pytest.importorskip("transformers")
     block = {
         "norm": "rmsnorm",
@@ -202,7 +193,8 @@ def test_logits_equal_qwen3s_of_transformers_with_shared_heads_and_norms_of_q_an
                     parameter.shape, generator=torch.Generator().manual_seed(0)
                 )
             )
-    shape, ours = model.config, dict(model.named_parameters())
+    shape = model.config
+    ours = dict(model.named_parameters())
     width = shape.d_model // shape.n_heads
     settings = transformers.Qwen3Config(
         vocab_size=V,
@@ -222,7 +214,8 @@ def test_logits_equal_qwen3s_of_transformers_with_shared_heads_and_norms_of_q_an
     }
     weights["model.norm.weight"] = ours["norm.weight"]
     for layer in range(shape.n_layers):
-        here, there = f"blocks.{layer}.", f"model.layers.{layer}."
+        here = f"blocks.{layer}."
+        there = f"model.layers.{layer}."
         qkv = ours[f"{here}attention.qkv.weight"].split(
             [4 * width, 2 * width, 2 * width]
         )

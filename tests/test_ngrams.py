@@ -56,7 +56,7 @@ def asked(ids: np.ndarray, n: int = 60) -> tuple[np.ndarray, np.ndarray]:
 @pytest.mark.parametrize(
     "spans", [[(0, 400)], [(3, 90), (100, 103), (200, 400)]], ids=["all", "parts"]
 )
-def test_probabilities_are_those_of_the_paper(spans: list[tuple[int, int]]) -> None:
+def test_probabilities_are_those_of_the_paper(spans):
     ids = text()
     before, tokens = asked(ids)
     parts = [ids[first:end].tolist() for first, end in spans]
@@ -75,7 +75,8 @@ def cache_shares(ids: list[int], place: int, context: int) -> list[float]:
     """Return the shares of a token in its context, and there after the token before it,
     counted token by token.
     """
-    window, token = ids[place - context : place], ids[place]
+    window = ids[place - context : place]
+    token = ids[place]
     alone = window.count(token) / context
     followers = [
         after for before, after in itertools.pairwise(window) if before == window[-1]
@@ -87,18 +88,17 @@ def likelihood(weights: np.ndarray, parts: np.ndarray) -> float:
     return float(np.log(weights @ parts).mean())
 
 
-def test_the_cached_model_is_the_mixture_most_likely_on_validation_text() -> None:
+def test_the_cached_model_is_the_mixture_most_likely_on_validation_text():
     rng = np.random.default_rng(3)
     # repeats itself
     ids = np.concatenate([np.tile(rng.integers(0, V, 9), 3) for _ in range(30)]).astype(
         np.uint16
     )
-    scored, validation = ids[:400], ids[400:]
+    scored = ids[:400]
+    validation = ids[400:]
     model = NGrams(text(), np.array([(0, 400)]), V)
-    places, context = (
-        rng.choice(np.arange(20, 400), 80, replace=False),
-        rng.integers(1, 20, 80),
-    )
+    places = rng.choice(np.arange(20, 400), 80, replace=False)
+    context = rng.integers(1, 20, 80)
     order, of_ngrams = model.best(scored, places)
 
     length = int(context.mean())
@@ -132,9 +132,8 @@ def test_the_cached_model_is_the_mixture_most_likely_on_validation_text() -> Non
     weights = np.linalg.lstsq(mixed.T, np.exp(-nll))[0]
     # it is a mixture of these three
     np.testing.assert_allclose(weights @ mixed, np.exp(-nll), rtol=0, atol=1e-12)
-    assert weights.sum() == pytest.approx(1) and weights.min() > -1e-9
+    assert weights.sum() == pytest.approx(1)
+    assert weights.min() > -1e-9
     most_likely = max(likelihood(each, parts) for each in grid)
-    assert (
-        most_likely - 1e-5 < likelihood(weights, parts) < most_likely + 1e-3
-        and nll.mean() < of_ngrams.mean()
-    )
+    assert most_likely - 1e-5 < likelihood(weights, parts) < most_likely + 1e-3
+    assert nll.mean() < of_ngrams.mean()

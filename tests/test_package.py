@@ -30,9 +30,7 @@ sys.exit(f"from the checkout: {checkout}" if checkout else 0)
 
 
 @pytest.mark.slow
-def test_the_wheel_carries_every_configuration_and_is_enough_for_the_commands(
-    tmp_path: pathlib.Path,
-) -> None:
+def test_the_wheel_carries_every_configuration_and_is_enough_for_the_commands(tmp_path):
     """The wheel is unpacked, and commands run in an empty folder with this
     environment's other packages.
     """
@@ -48,7 +46,9 @@ def test_the_wheel_carries_every_configuration_and_is_enough_for_the_commands(
     ]
     subprocess.run(build, check=True, capture_output=True)
     wheel = zipfile.ZipFile(next(tmp_path.glob("*.whl")))
-    names, site, empty = set(wheel.namelist()), tmp_path / "site", tmp_path / "empty"
+    names = set(wheel.namelist())
+    site = tmp_path / "site"
+    empty = tmp_path / "empty"
     for folder, inside in (("configs", "posbench/_configs"), ("posbench", "posbench")):
         files = [
             path

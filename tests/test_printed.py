@@ -1,13 +1,12 @@
 """One run as a table in the terminal: what it says, and that it fits."""
 
 import json
-import pathlib
 from typing import Any
 
 import pytest
 import yaml
 
-from posbench.config.schema import Config, to_container
+from posbench.config.schema import to_container
 from posbench.evaluation import printed
 
 
@@ -37,12 +36,7 @@ def row(length: int, nll: float | None, **more: Any) -> dict[str, Any]:
 
 
 @pytest.fixture
-def draw(
-    tiny_config: Config,
-    tmp_path: pathlib.Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: Any,
-) -> Any:
+def draw(tiny_config, tmp_path, capsys, monkeypatch):
     def drawn(
         rows: list[dict[str, Any]], width: int = 80, split: str | None = None
     ) -> str:
@@ -62,9 +56,11 @@ def draw(
     return drawn
 
 
-def test_the_numbers_stand_in_the_table_and_bars_rise_with_them(draw: Any) -> None:
+def test_the_numbers_stand_in_the_table_and_bars_rise_with_them(draw):
     out = draw([row(16, 4.0), row(32, 4.5), row(64, 5.0), row(128, None)], 120)
-    assert "148.41" in out and "undefined" in out  # perplexity at 64
+    # perplexity at 64
+    assert "148.41" in out
+    assert "undefined" in out
     lines = [line for line in out.splitlines() if line.endswith("x)") or "x)  " in line]
     assert [" ".join(line.split()[:3]) for line in lines[:3]] == [
         "16 (1x) 4.000",
@@ -74,7 +70,7 @@ def test_the_numbers_stand_in_the_table_and_bars_rise_with_them(draw: Any) -> No
     assert [line.count("▇") for line in lines] == [1, 9, 17, 0]
 
 
-def test_two_splits_or_two_checkpoints_are_never_one_curve(draw: Any) -> None:
+def test_two_splits_or_two_checkpoints_are_never_one_curve(draw):
     rows = [
         row(16, 4.0, split="validation"),
         row(16, 4.1),
@@ -82,23 +78,22 @@ def test_two_splits_or_two_checkpoints_are_never_one_curve(draw: Any) -> None:
         row(32, 4.3, checkpoint_step=0),
     ]
     words = draw(rows, split="validation").split()
-    assert "4.000" in words and not {"4.200", "4.300"} & {*words}
+    assert "4.000" in words
+    assert not {"4.200", "4.300"} & {*words}
     assert "curve: 1 on test text at step 0, 2 on test text at step 1." in " ".join(
         words
     )
     out = draw([*rows, row(64, 4.4, dtype="bf16")])
-    assert (
-        "4.100" in out
-        and "4.200" in out
-        and "4.000" not in out
-        and "4.300" not in out
-        and "fp32 and bf16:" in out
-    )
+    assert "4.100" in out
+    assert "4.200" in out
+    assert "4.000" not in out
+    assert "4.300" not in out
+    assert "fp32 and bf16:" in out
 
 
 def test_the_curve_is_on_the_targets_of_the_lengths_and_extensions_asked_for(
-    draw: Any, tmp_path: Any
-) -> None:
+    draw, tmp_path
+):
     asked = [
         row(n, 4.1, targets_sha256="cd", extension=name)
         for n in (16, 32)
@@ -117,8 +112,8 @@ def test_the_curve_is_on_the_targets_of_the_lengths_and_extensions_asked_for(
 
 
 def test_a_moved_passage_has_a_column_by_where_it_ends_and_a_sentence_that_names_the_jump(
-    draw: Any,
-) -> None:
+    draw,
+):
     moved = [
         row(16, 4 + at / 1600, protocol="task", task="offset", offset=at or None)
         for at in (0, 16, 48)
@@ -132,10 +127,8 @@ def test_a_moved_passage_has_a_column_by_where_it_ends_and_a_sentence_that_names
         for each in moved
     ]
     out = draw([row(16, 4.0), *moved, *factors], 120)
-    assert (
-        "\nmeasured      16     32     64\n" in out
-        and "\noffset     4.000  4.010  4.030\n" in out
-    )
+    assert "\nmeasured      16     32     64\n" in out
+    assert "\noffset     4.000  4.010  4.030\n" in out
     assert (
         "\nOffset: the same passage's loss changes by more than 0.02 nats from position"
         " 64 on.\n" in out

@@ -2,7 +2,6 @@
 them ends all.
 """
 
-import dataclasses
 import functools
 import gc
 import multiprocessing
@@ -16,11 +15,11 @@ from typing import Any
 
 import pytest
 import torch
-from support import write_words
+from support import changed, encoded, start_child, write_words
 from torch.cuda._utils import _get_device_index
 
 import posbench.training.train
-from posbench.config.schema import Config, EncodingConfig
+from posbench.config.schema import Config
 from posbench.errors import Stopped, UserError
 from posbench.launch import run as launch
 from posbench.launch.plans import Plan
@@ -36,27 +35,23 @@ STEPS = 12
 
 
 @pytest.fixture(autouse=True)
-def loopback(monkeypatch: pytest.MonkeyPatch) -> None:
+def loopback(monkeypatch):
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo" if sys.platform == "linux" else "lo0")
 
 
 @pytest.fixture
-def config(tiny_config: Config, tmp_path: Path) -> Config:
+def config(tiny_config, tmp_path):
     write_words(tmp_path)
     runtime = {
         "cache": str(tmp_path / "cache"),
         "validate_every_steps": 6,
         "checkpoint_every_steps": 5,
     }
-    config = changed(tiny_config, "data", path=str(tmp_path / "text.txt"))
     return changed(
-        changed(config, "evaluation", batch_tokens=128), "runtime", **runtime
-    )
-
-
-def changed(config: Config, section: str, **values: Any) -> Config:
-    return dataclasses.replace(
-        config, **{section: dataclasses.replace(getattr(config, section), **values)}
+        tiny_config,
+        data={"path": str(tmp_path / "text.txt")},
+        evaluation={"batch_tokens": 128},
+        runtime=runtime,
     )
 
 
@@ -71,22 +66,11 @@ def together(size: int, folder: Path, work: Callable[[World], object]) -> None:
         with joined(Place(rank, size, rank, store) if size > 1 else None) as world:
             work(world)
 
-    fork, codes = multiprocessing.get_context("fork"), []
-    others = [
-        fork.Process(
-            target=lambda r: sys.exit(exits.run(lambda: process(r))), args=(r,)
-        )
-        for r in range(1, size)
-    ]
-    for other in others:
-        other.start()
+    others = [start_child(functools.partial(process, rank)) for rank in range(1, size)]
     try:
         process(0)
     finally:
-        for other in others:
-            other.join(60)
-            codes.append(other.exitcode)
-        assert None not in codes, "a process does not end"
+        codes = [os.waitpid(other, 0)[1] for other in others]
     assert not any(codes)
 
 
@@ -120,7 +104,8 @@ def assert_alike(folder: Path, other: Path) -> None:
     for row, expected in zip(
         evaluation_rows(other), evaluation_rows(folder), strict=True
     ):
-        assert row.nll == pytest.approx(expected.nll, abs=1e-6) and row.status == "ok"
+        assert row.nll == pytest.approx(expected.nll, abs=1e-6)
+        assert row.status == "ok"
         for name in ("targets_sha256", "n_tokens", "accuracy", "exact_match"):
             assert getattr(row, name) == getattr(expected, name)
     assert rows(other, "val/accuracy") == rows(folder, "val/accuracy")
@@ -131,31 +116,25 @@ def assert_alike(folder: Path, other: Path) -> None:
     [(2, 2, "randomized"), pytest.param(4, 1, "task", marks=pytest.mark.slow)],
 )
 def test_several_processes_give_what_one_gives(
-    config: Config, tmp_path: Path, size: int, accumulation: int, encoding: str
-) -> None:
+    config, tmp_path, size, accumulation, encoding
+):
     tokens = 16 * 8 * STEPS * accumulation
-    config = changed(config, "training", accumulation=accumulation, tokens=tokens)
+    updates = {"accumulation": accumulation, "tokens": tokens}
+    config = changed(config, training=updates)
     if encoding == "task":
-        encoding, task = (
-            "rope",
-            {"name": "copy", "shortest": 2, "longest": 7, "vocabulary": 4},
-        )
-        data = dataclasses.replace(
-            config.data, name="problems", source="task", path=None, task=task
-        )
-        asked = dataclasses.replace(
-            config.evaluation, protocols=("problems",), ratios=(1.0, 2.0), blocks=9
-        )
-        config = dataclasses.replace(config, data=data, evaluation=asked)
-    config = dataclasses.replace(config, encoding=EncodingConfig(encoding))
+        encoding = "rope"
+        task = {"name": "copy", "shortest": 2, "longest": 7, "vocabulary": 4}
+        data = {"name": "problems", "source": "task", "path": None, "task": task}
+        asked = {"protocols": ("problems",), "ratios": (1.0, 2.0), "blocks": 9}
+        config = changed(config, data=data, evaluation=asked)
+    config = encoded(config, encoding)
     train(config, tmp_path / "one", [])
     trained(config, tmp_path / "several", size)
     assert_alike(tmp_path / "one", tmp_path / "several")
     record = load_record(tmp_path / "several")
-    assert (record["status"], record["attempt"]["processes"]) == (
-        "done",
-        size,
-    ) and record["cpu_seconds"] > 0
+    assert record["status"] == "done"
+    assert record["attempt"]["processes"] == size
+    assert record["cpu_seconds"] > 0
 
 
 def signal_at(step: int, patch: pytest.MonkeyPatch, rank: int) -> None:
@@ -176,15 +155,13 @@ def signal_at(step: int, patch: pytest.MonkeyPatch, rank: int) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(("size", "rank", "ahead"), [(3, 1, 0), (2, 1, 1)])
 def test_a_signal_to_one_stops_all_after_the_same_update_and_the_run_goes_on_to_the_bit(
-    config: Config,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    size: int,
-    rank: int,
-    ahead: int,
-) -> None:
-    config = changed(config, "training", batch_size=6, tokens=16 * 6 * STEPS)
-    config = changed(config, "runtime", log_every_steps=4)
+    config, tmp_path, monkeypatch, size, rank, ahead
+):
+    config = changed(
+        config,
+        training={"batch_size": 6, "tokens": 16 * 6 * STEPS},
+        runtime={"log_every_steps": 4},
+    )
     # as on GPUs, an update is read one later
     monkeypatch.setattr(posbench.training.train, "_AHEAD", {"cpu": ahead})
     trained(config, tmp_path / "whole", size)
@@ -195,11 +172,9 @@ def test_a_signal_to_one_stops_all_after_the_same_update_and_the_run_goes_on_to_
         signal_at(7 - ahead, patch, rank)
         trained(config, tmp_path / "run", size)
     record = load_record(tmp_path / "run")
-    assert (stopped.value.exit_code, record["status"], record["reason"]) == (
-        143,
-        "stopped",
-        "signal",
-    )
+    assert stopped.value.exit_code == 143
+    assert record["status"] == "stopped"
+    assert record["reason"] == "signal"
     trained(config, tmp_path / "run", size)
     resumed, whole = (checkpoint.trained(tmp_path / name) for name in ("run", "whole"))
     assert resumed.step == whole.step == STEPS
@@ -229,39 +204,28 @@ def act(event: str, *_: Any) -> None:
     ],
 )
 def test_a_rank_that_fails_ends_the_others_and_is_named_in_one_line_with_its_exit_code(
-    config: Config,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capfd: Any,
-    event: str,
-    text: str,
-    code: int,
-) -> None:
+    config, tmp_path, monkeypatch, capfd, event, text, code
+):
     monkeypatch.setattr(launch.training, "train", functools.partial(act, event))
     # a busy machine ends processes slowly
     monkeypatch.setattr(launch, "_GRACE_SECONDS", 2.0)
-    plan, began = (
-        Plan(changed(config, "runtime", processes=2), tmp_path / "run", ()),
-        time.monotonic(),
-    )
+    plan = Plan(changed(config, runtime={"processes": 2}), tmp_path / "run", ())
+    began = time.monotonic()
     assert exits.run(lambda: launch.run(plan)) == code
     errors = [
         line
         for line in capfd.readouterr().err.splitlines()
         if line.startswith("error: ")
     ]
-    assert (
-        errors == [f"error: {text}"]
-        and not multiprocessing.active_children()
-        and time.monotonic() - began < 150
-    )
+    assert errors == [f"error: {text}"]
+    assert not multiprocessing.active_children()
+    assert time.monotonic() - began < 150
     record = load_record(tmp_path / "run")
-    assert (record["status"], record["message"]) == ("failed", text)
+    assert record["status"] == "failed"
+    assert record["message"] == text
 
 
-def test_torchrun_and_srun_give_a_process_its_place(
-    config: Config, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_torchrun_and_srun_give_a_process_its_place(config, monkeypatch):
     assert place(4) is None
     slurm = {
         "PROCID": "3",
@@ -279,10 +243,10 @@ def test_torchrun_and_srun_give_a_process_its_place(
         monkeypatch.setenv(name, value)
     assert place(1) == (2, 4, 0, "env://")
     with pytest.raises(UserError, match=r"runtime.processes is 2, but 4 were started"):
-        launch.train(Plan(changed(config, "runtime", processes=2), Path("run"), ()))
+        launch.train(Plan(changed(config, runtime={"processes": 2}), Path("run"), ()))
 
 
-def test_each_process_has_a_device_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_process_has_a_device_of_its_own(monkeypatch):
     current: list[torch.device] = []
     monkeypatch.setattr(
         torch.cuda,
@@ -296,10 +260,8 @@ def test_each_process_has_a_device_of_its_own(monkeypatch: pytest.MonkeyPatch) -
         (World(5, 8, 1), "cuda"),
     ):
         world.device(torch.device(name))
-    assert (
-        current == [torch.device("cuda:1")] * 2
-        and World(0, 2).device(torch.device("cpu")).type == "cpu"
-    )
+    assert current == [torch.device("cuda:1")] * 2
+    assert World(0, 2).device(torch.device("cpu")).type == "cpu"
     with pytest.raises(
         UserError,
         match="device is mps: 2 processes run on cpu, or on cuda with a GPU each",

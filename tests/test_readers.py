@@ -116,7 +116,7 @@ READ: list[tuple[str, bytes, list[str]]] = [
 
 
 @pytest.mark.parametrize("number", range(len(READ)))
-def test_documents_are_what_the_file_says(tmp_path: Path, number: int) -> None:
+def test_documents_are_what_the_file_says(tmp_path, number):
     name, content, expected = READ[number]
     (tmp_path / name).write_bytes(content)
     assert documents_of(tmp_path / name) == {"": expected}
@@ -179,7 +179,7 @@ WRONG: list[tuple[str, bytes, str]] = [
 
 
 @pytest.mark.parametrize("number", range(len(WRONG)))
-def test_what_cannot_be_read_is_one_line(tmp_path: Path, number: int) -> None:
+def test_what_cannot_be_read_is_one_line(tmp_path, number):
     name, content, line = WRONG[number]
     (tmp_path / name).write_bytes(content)
     settings = config(path=tmp_path / name)
@@ -249,9 +249,7 @@ FILES["a glob over splits"] = (
 
 
 @pytest.mark.parametrize("case", FILES)
-def test_folders_and_globs_have_their_files_in_their_splits(
-    tmp_path: Path, case: str
-) -> None:
+def test_folders_and_globs_have_their_files_in_their_splits(tmp_path, case):
     files, path, expected = FILES[case]
     write(tmp_path / "data", files)
     with (
@@ -284,9 +282,7 @@ ARTICLES = [
 
 @pytest.mark.parametrize("ends", ["\n", "\r\n"])
 @pytest.mark.parametrize("whole", [True, False])
-def test_wikitext_by_line_or_whole_and_with_crlf_is_joined_to_articles(
-    whole: bool, ends: str
-) -> None:
+def test_wikitext_by_line_or_whole_and_with_crlf_is_joined_to_articles(whole, ends):
     given = "".join(ARTICLES).replace("\n", ends)
     rows = (
         [given]

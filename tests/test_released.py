@@ -70,7 +70,7 @@ def configured(entry: dict[str, Any]) -> Layer:
 
 
 @pytest.mark.parametrize("preset", CONFIGS)
-def test_layers_do_what_those_of_the_released_model_do(preset: str) -> None:
+def test_layers_do_what_those_of_the_released_model_do(preset):
     # no package has swan
     assert {path.stem for path in FOLDER.glob("*.yaml")} == {*CONFIGS, "swan"}
     entries = yaml.safe_load((FOLDER / f"{preset}.yaml").read_text(encoding="utf-8"))[

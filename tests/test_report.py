@@ -22,7 +22,6 @@ from rich.console import Console
 from support import posbench
 
 from posbench import api, encodings, reports
-from posbench.config.schema import Config
 from posbench.errors import UserError
 from posbench.evaluation import printed
 from posbench.reports import answer, card, charts, sweeps, tables
@@ -30,11 +29,9 @@ from posbench.reports.render import Table
 from posbench.results.compare import compare
 from posbench.results.frame import read
 
-Capture = pytest.CaptureFixture[str]
-
 
 @pytest.fixture(scope="module")
-def study(template: Config, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def study(template, tmp_path_factory):
     folder = write_study(tmp_path_factory.mktemp("outputs") / "fake", template, seeds=2)
     write_run(
         folder,
@@ -48,14 +45,14 @@ def study(template: Config, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
+def undrawn(monkeypatch):
     """Leave the files of figures empty, which take most of a report's time."""
     monkeypatch.setattr(charts, "drawn", lambda figure, kind: b"")
 
 
 def test_a_report_of_six_schemes_begins_with_the_figure_and_fits_on_a_screen(
-    tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    tmp_path, capsys, monkeypatch
+):
     plain = charts.drawn
     monkeypatch.setattr(
         charts,
@@ -69,7 +66,8 @@ def test_a_report_of_six_schemes_begins_with_the_figure_and_fits_on_a_screen(
     assert lines[0].startswith(
         f"Figure: {six.with_suffix('') / 'report' / 'curves.png'}"
     )
-    assert len(lines) <= 25 and max(map(len, lines[1:])) <= 100
+    assert len(lines) <= 25
+    assert max(map(len, lines[1:])) <= 100
     text = " ".join(" ".join(lines).split())
     assert "At 128 tokens fox has the lowest loss 2.774" in text
     assert (
@@ -85,14 +83,14 @@ def test_a_report_of_six_schemes_begins_with_the_figure_and_fits_on_a_screen(
     assert first == ["fox", "rope", "t5", "alibi", "sinusoidal", "none"]  # by loss
     page = (six.with_suffix("") / "report" / "index.html").read_text()
     # of rope at 4x, of fox at 8x
-    assert "+1.266 ±0.182" in page and "-0.049 ±0.025" in page
+    assert "+1.266 ±0.182" in page
+    assert "-0.049 ±0.025" in page
     # it needs no network
-    assert len(page) < 100_000 and not re.search(
-        r"(src|href)=.(?!#)|@import|url\((?!#)", page
-    )
+    assert len(page) < 100_000
+    assert not re.search(r"(src|href)=.(?!#)|@import|url\((?!#)", page)
 
 
-def test_columns_drop_until_the_table_fits(study: Path) -> None:
+def test_columns_drop_until_the_table_fits(study):
     table = tables.main_table(compare(read([study])))
     for width in (40, 100, 200):
         console = Console(width=width, record=True, file=io.StringIO())
@@ -103,14 +101,11 @@ def test_columns_drop_until_the_table_fits(study: Path) -> None:
             and "loss" in head
             and "none" in (rest := str(lines))
         ), width
-        assert ("at 16x" in head) == (width == 200) == ("Left out" not in rest) and (
-            "adjusted" in head
-        ) == (width > 40)
+        assert ("at 16x" in head) == (width == 200) == ("Left out" not in rest)
+        assert ("adjusted" in head) == (width > 40)
 
 
-def test_the_card_has_cost_beside_none_retrieval_and_models_that_transformers_has() -> (
-    None
-):
+def test_the_card_has_cost_beside_none_retrieval_and_models_that_transformers_has():
     frame = rows_of_study("six")
     far = (frame["length_ratio"] == 4) & frame["newest"]
     asked = frame[far & (frame["label"] == "rope") & (frame["curve"] == "fixed_target")]
@@ -122,11 +117,9 @@ def test_the_card_has_cost_beside_none_retrieval_and_models_that_transformers_ha
     )
     names = [column.name for column in cards.columns]
     cells = {row[0]: dict(zip(names, row, strict=True)) for row in cards.cells}
-    assert (cells["rope"]["right"], cells["fox"]["right"], cells["none"]["time"]) == (
-        "40%",
-        "",
-        "1.00",
-    )
+    assert cells["rope"]["right"] == "40%"
+    assert cells["fox"]["right"] == ""
+    assert cells["none"]["time"] == "1.00"
     fox = ("fox", "2.774", "≥ 8x", "with a bias", "with x")
     assert (
         tuple(
@@ -141,7 +134,8 @@ def test_the_card_has_cost_beside_none_retrieval_and_models_that_transformers_ha
         for text in card.MODELS.values()
         for word in re.sub(r"rope_type \w+:?", "", text).split(", ")
     }
-    assert card.MODELS.keys() <= {*encodings.names()} and {*map(str.strip, named)} <= {
+    assert card.MODELS.keys() <= {*encodings.names()}
+    assert {*map(str.strip, named)} <= {
         *auto.CONFIG_MAPPING_NAMES,
         "",
     }
@@ -149,15 +143,17 @@ def test_the_card_has_cost_beside_none_retrieval_and_models_that_transformers_ha
 
 @pytest.mark.slow
 def test_what_failed_is_counted_and_files_are_the_same_each_time(
-    study: Path, tmp_path: Path, capsys: Capture
-) -> None:
+    study, tmp_path, capsys
+):
     for name in ("a", "b"):
         reports.main([study], tmp_path / name)
     text = capsys.readouterr().out
     assert "Of 13 runs not done: 1 diverged, the first: loss <b>is</b> nan" in text
     assert re.search(r"learned .* undefined", text)
     page = (tmp_path / "a" / "index.html").read_text()
-    assert "0, 1 diverged" in page and "<b>is</b>" not in page and "&lt;b&gt;is" in page
+    assert "0, 1 diverged" in page
+    assert "<b>is</b>" not in page
+    assert "&lt;b&gt;is" in page
     names = sorted(path.name for path in (tmp_path / "a").iterdir())
     assert names == [
         "curves.pdf",
@@ -174,9 +170,8 @@ def test_what_failed_is_counted_and_files_are_the_same_each_time(
     frame = read([study])
     with (tmp_path / "a" / "rows.csv").open() as file:
         rows = list(csv.DictReader(file))
-    assert len(rows) == len(frame) and {row["label"] for row in rows} == set(
-        frame["label"]
-    )
+    assert len(rows) == len(frame)
+    assert {row["label"] for row in rows} == set(frame["label"])
     table = pd.read_csv(tmp_path / "a" / "table.csv").set_index("label")
     assert table.loc["none", "nll"] == pytest.approx(
         compare(frame).set_index("label").loc["none", "nll"], rel=1e-5
@@ -191,31 +186,26 @@ def test_what_failed_is_counted_and_files_are_the_same_each_time(
 
 
 @pytest.mark.usefixtures("undrawn")
-def test_few_seeds_and_unlearned_models_get_a_command(
-    template: Config, tmp_path: Path, capsys: Capture
-) -> None:
+def test_few_seeds_and_unlearned_models_get_a_command(template, tmp_path, capsys):
     truths = {"rope": Truth(3.6, 0.1, ngram=4.0), "none": Truth(4.4, 0.0, ngram=4.0)}
     study = write_study(tmp_path / "fake", template, truths, seeds=2)
     words = ["encoding=none,rope", "seed=0,1"]
     sweeps.record([*study.glob("*-s*")], words, None)
     reports.main([study])
     text = capsys.readouterr().out
-    assert "verdicts need 5" in text and "worse" not in text
+    assert "verdicts need 5" in text
+    assert "worse" not in text
     assert (
         "Not shown to have learned more than an n-gram model (4.000): 'none'." in text
     )
     tokens = 4 * template.training.tokens
     command = "posbench sweep encoding=none,rope seed=0,1,2,3,4 training.tokens="
     assert f"{command}{tokens}\n" in text
-    assert (
-        re.search(r"none +4\.\d+ +no ", text)
-        and "learned: below the n-gram model" in text
-    )
+    assert re.search(r"none +4\.\d+ +no ", text)
+    assert "learned: below the n-gram model" in text
 
 
-def test_a_command_has_the_words_of_the_sweeps_that_made_the_runs(
-    tmp_path: Path,
-) -> None:
+def test_a_command_has_the_words_of_the_sweeps_that_made_the_runs(tmp_path):
     runs = [tmp_path / name for name in ("a", "b", "c")]
     frame = pd.DataFrame({"folder": map(str, runs)})
     changes = {"seed": "0,1,2"}
@@ -237,8 +227,8 @@ def test_a_command_has_the_words_of_the_sweeps_that_made_the_runs(
 
 @pytest.mark.usefixtures("undrawn")
 def test_settings_that_may_not_be_compared_are_sets_and_a_broken_run_stops_no_report(
-    template: Config, tmp_path: Path, capsys: Capture
-) -> None:
+    template, tmp_path, capsys
+):
     study = write_study(tmp_path / "fake", template, {"rope": Truth(3.6, 0.1)}, seeds=2)
     data = {
         "name": "text",
@@ -260,11 +250,10 @@ def test_settings_that_may_not_be_compared_are_sets_and_a_broken_run_stops_no_re
     (broken / "run.json").write_text("{")
     reports.main([study])
     text = capsys.readouterr().out
-    assert "Set 1: text_sha256 " in text and "Set 2: text_sha256 " in text
-    assert (
-        f"Left out, unreadable: {broken}" in text
-        and "'own' was trained with 2 versions" in text
-    )
+    assert "Set 1: text_sha256 " in text
+    assert "Set 2: text_sha256 " in text
+    assert f"Left out, unreadable: {broken}" in text
+    assert "'own' was trained with 2 versions" in text
     assert (study / "report" / "set-2" / "curves.png").exists()
     with pytest.raises(
         UserError, match="these runs may not be compared, they differ in text_sha256"
@@ -276,20 +265,20 @@ def test_settings_that_may_not_be_compared_are_sets_and_a_broken_run_stops_no_re
     begin_run(tmp_path / "new", configured(template, "rope", 0), "stopped", tokens=None)
     reports.main([tmp_path / "new"])
     text = capsys.readouterr().out
-    assert "No run has a loss" in text and "Of 1 run not done: 1 stopped" in text
+    assert "No run has a loss" in text
+    assert "Of 1 run not done: 1 stopped" in text
 
 
 @pytest.mark.usefixtures("undrawn")
-def test_a_run_that_is_evaluated_further_stays_in_its_study(
-    template: Config, tmp_path: Path, capsys: Capture
-) -> None:
+def test_a_run_that_is_evaluated_further_stays_in_its_study(template, tmp_path, capsys):
     study = write_study(
         tmp_path / "fake",
         template,
         {"rope": Truth(3.6, 0.1), "alibi": Truth(3.7, 0.0)},
         seeds=2,
     )
-    before, folder = compare(read([study])), min(study.glob("rope-*"))
+    before = compare(read([study]))
+    folder = min(study.glob("rope-*"))
     with (folder / "rows.jsonl").open("r+") as file:
         rows = [
             json.loads(line) | {"targets_sha256": "b2", "nll": 9.0} for line in file
@@ -316,10 +305,11 @@ def test_a_run_that_is_evaluated_further_stays_in_its_study(
 
 
 @pytest.mark.slow
-def test_names_at_the_ends_of_curves_do_not_collide() -> None:
+def test_names_at_the_ends_of_curves_do_not_collide():
     frame = rows_of_study("six")
     figure = charts.of_text(frame, compare(frame))
-    assert figure is not None and len(figure.axes) == 3
+    assert figure is not None
+    assert len(figure.axes) == 3
     figure.draw_without_rendering()
     for axes in figure.axes:
         boxes = [text.get_window_extent() for text in axes.texts]
@@ -328,41 +318,35 @@ def test_names_at_the_ends_of_curves_do_not_collide() -> None:
             a.overlaps(b) for at, a in enumerate(boxes) for b in boxes[at + 1 :]
         )
     other = charts.of_text(frame, compare(frame), kind="perplexity")
-    assert (
-        other is not None
-        and len(other.axes) == 1
-        and other.axes[0].get_ylabel() == "perplexity"
-    )
+    assert other is not None
+    assert len(other.axes) == 1
+    assert other.axes[0].get_ylabel() == "perplexity"
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("undrawn")
 def test_what_was_measured_on_the_way_and_narrowed_models_are_folded(
-    template: Config, tmp_path: Path
-) -> None:
+    template, tmp_path
+):
     truth = Truth(3.5, 0.1, ngram=3.8, earlier=(Truth(4.2, 0.0, ngram=3.8),))
     study = write_study(tmp_path / "fake", template, {"rope": truth})
     reports.main([study])
     page = (study / "report" / "index.html").read_text()
-    assert "<summary>Over training</summary>" in page and "<td class=t>windowed" in page
+    assert "<summary>Over training</summary>" in page
+    assert "<td class=t>windowed" in page
     (made,) = tables.training_tables(read([study]))
-    assert [row[1] for row in made.cells] == ["1M", "2M"] and [
-        row[4] for row in made.cells
-    ] == ["no", "yes"]
+    assert [row[1] for row in made.cells] == ["1M", "2M"]
+    assert [row[4] for row in made.cells] == ["no", "yes"]
 
 
 @pytest.mark.usefixtures("undrawn")
-def test_a_report_on_a_task_from_a_study_in_one_file(
-    tmp_path: Path, capsys: Capture
-) -> None:
+def test_a_report_on_a_task_from_a_study_in_one_file(tmp_path, capsys):
     frame = rows_of_study("ledger")
     frame[(frame["trained_task"] == "copy") & (frame["seed"] < 10)].to_parquet(
         tmp_path / "copy.parquet"
     )
     reports.main([tmp_path / "copy.parquet"])
     text = capsys.readouterr().out
-    assert (
-        "copy: 4 encodings, 5 seeds" in text
-        and "Learned by most seeds: alibi, rope." in text
-    )
+    assert "copy: 4 encodings, 5 seeds" in text
+    assert "Learned by most seeds: alibi, rope." in text
     assert re.search(r"alibi +5 of 5 .*0\.98 \[0\.96, 0\.98\] +better", text)

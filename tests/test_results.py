@@ -5,7 +5,6 @@ numbers.
 import json
 import math
 from collections.abc import Iterator
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -21,7 +20,6 @@ from fake_study import (
     write_study,
 )
 
-from posbench.config.schema import Config
 from posbench.errors import UserError
 from posbench.reports import answer
 from posbench.results import compare, tasks
@@ -33,11 +31,12 @@ from posbench.run.rows import read_rows
 
 
 @pytest.mark.slow
-def test_labels_and_settings_of_a_large_study() -> None:
+def test_labels_and_settings_of_a_large_study():
     frame = rows_of_study("ledger")
     (text,) = frame.loc[frame["trained_task"].isna(), "setting"].unique()
     table = compare.compare(frame[frame["setting"] == text])
-    assert table.attrs["reference"] == "rope base=10000" and {
+    assert table.attrs["reference"] == "rope base=10000"
+    assert {
         "rope base=128",
         "drope",
         "xpos",
@@ -48,11 +47,10 @@ def test_labels_and_settings_of_a_large_study() -> None:
     )
 
 
-def test_the_context_used_is_said_of_schemes_that_beat_the_cached_ngram_model() -> None:
+def test_the_context_used_is_said_of_schemes_that_beat_the_cached_ngram_model():
     six = compare.compare(rows_of_study("six")).set_index("label")
-    assert set(six["ngram"].round(3)) == {3.748} and set(
-        six["cached_ngram"].round(3)
-    ) == {3.295}
+    assert set(six["ngram"].round(3)) == {3.748}
+    assert set(six["cached_ngram"].round(3)) == {3.295}
     beats = dict.fromkeys(["fox", "rope", "t5", "alibi"], "yes") | {
         "sinusoidal": NOT_RESOLVED,
         "none": "no",
@@ -74,16 +72,14 @@ def test_the_context_used_is_said_of_schemes_that_beat_the_cached_ngram_model() 
     assert compare.holds_to(Losses(gap), "alibi") == reach[1024] > reach[512]
 
 
-def test_a_study_is_kept_in_one_file(tmp_path: Path) -> None:
-    path, demo = (
-        tmp_path / "demo.parquet",
-        rows_of_study("six_demo").drop(columns="folder"),
-    )
+def test_a_study_is_kept_in_one_file(tmp_path):
+    path = tmp_path / "demo.parquet"
+    demo = rows_of_study("six_demo").drop(columns="folder")
     demo.to_parquet(path)
     pd.testing.assert_frame_equal(read([path, path]).drop(columns="folder"), demo)
 
 
-def test_a_broken_run_stops_no_other(template: Config, tmp_path: Path) -> None:
+def test_a_broken_run_stops_no_other(template, tmp_path):
     write_study(tmp_path, template, {"rope": SCHEMES["rope"]}, seeds=4)
     runs = sorted(tmp_path.glob("rope-*"))
     (runs[0] / "rows.jsonl").write_text("not JSON\n", encoding="utf-8")
@@ -101,13 +97,11 @@ def test_a_broken_run_stops_no_other(template: Config, tmp_path: Path) -> None:
     table = compare.compare(
         frame[frame["setting"] == frame["setting"].mode()[0]]
     ).set_index("label")
-    assert (table.loc["rope", "seeds"], table.loc["rope", "not_done"]) == (
-        1,
-        "1 unreadable, 1 oom",
-    )
+    assert table.loc["rope", "seeds"] == 1
+    assert table.loc["rope", "not_done"] == "1 unreadable, 1 oom"
 
 
-def test_what_was_scored_on_other_tokens_is_left_out() -> None:
+def test_what_was_scored_on_other_tokens_is_left_out():
     six = rows_of_study("six")
     other = six["targets_sha256"].where(
         ~((six["label"] == "fox") & (six["seed"] == 0)), "other"
@@ -140,7 +134,7 @@ def test_what_was_scored_on_other_tokens_is_left_out() -> None:
         compare.compare(six, "rop")
 
 
-def test_words_need_seeds_and_documents() -> None:
+def test_words_need_seeds_and_documents():
     six = rows_of_study("six")
     few = compare.compare(six[six["seed"] < 4]).set_index("label")
     # what is said of each of these goes by documents
@@ -156,10 +150,8 @@ def test_words_need_seeds_and_documents() -> None:
         for each in altered["unit_documents"]
     ]
     table = compare.compare(altered).set_index("label")
-    assert (
-        table.loc["none", "nll_why"].startswith("one document has 9")
-        and "holds_to" not in table
-    )
+    assert table.loc["none", "nll_why"].startswith("one document has 9")
+    assert "holds_to" not in table
 
 
 def simulated(six: pd.DataFrame, reports: int) -> Iterator[Losses]:
@@ -170,7 +162,8 @@ def simulated(six: pd.DataFrame, reports: int) -> Iterator[Losses]:
     those of the six, a seed's effect from a normal distribution with that scheme's
     spread. In truth 512 tokens add `RISE_LIMIT`, 64 cost `USES_LIMIT`.
     """
-    rng, rows = np.random.default_rng(0), main_rows(six)
+    rng = np.random.default_rng(0)
+    rows = main_rows(six)
     rows = rows[(rows["variant"] == "plain") & rows["length"].isin([32, 64, 128, 512])]
     losses = Losses(rows)
     levels = [
@@ -181,21 +174,22 @@ def simulated(six: pd.DataFrame, reports: int) -> Iterator[Losses]:
     shorter, level, longer = np.moveaxis(np.array(levels) / losses.tokens, 1, 0)
     parts = np.stack([level, longer - level, shorter - level], 1)
     parts -= parts.mean((2, 3), keepdims=True)
-    of_seed, of_document = parts.mean(3, keepdims=True), parts.mean(2, keepdims=True)
+    of_seed = parts.mean(3, keepdims=True)
+    of_document = parts.mean(2, keepdims=True)
     # those of five seeds sum to 0
     rest = (parts - of_seed - of_document) * math.sqrt(5 / 4)
     spread = of_seed.std(2, ddof=1, keepdims=True)
     # those of the simple readers too: there is no gate
-    losses.tokens, losses.sums = np.ones(49), {}
+    losses.tokens = np.ones(49)
+    losses.sums = {}
     for _ in range(reports):
-        documents, runs = rng.integers(49, size=49), rng.integers(5, size=(6, 1, 5, 1))
+        documents = rng.integers(49, size=49)
+        runs = rng.integers(5, size=(6, 1, 5, 1))
         made = of_document[..., documents] + spread * rng.normal(size=of_seed.shape)
         made = made + np.take_along_axis(rest, runs, 2)[..., documents]
-        level, rise, cost = (
-            3 + made[:, 0],
-            compare.RISE_LIMIT + made[:, 1],
-            compare.USES_LIMIT + made[:, 2],
-        )
+        level = 3 + made[:, 0]
+        rise = compare.RISE_LIMIT + made[:, 1]
+        cost = compare.USES_LIMIT + made[:, 2]
         for length, sums in {
             32: level + cost + 1,
             64: level + cost,
@@ -208,14 +202,16 @@ def simulated(six: pd.DataFrame, reports: int) -> Iterator[Losses]:
 
 
 @pytest.mark.slow
-def test_intervals_cover_and_wrong_words_are_rare() -> None:
+def test_intervals_cover_and_wrong_words_are_rare():
     """At most about 6 % of reports have a wrong word of a family, within two standard
     errors of so few reports.
 
     The level is 5 %. Of 4,000 reports 6.2 % have a wrong "uses" and 3.4 % a wrong
     "holds": documents are skewed.
     """
-    reports, covered, wrong = 250, [], {"nll or rise": 0, "holds_to": 0, "uses": 0}
+    reports = 250
+    covered = []
+    wrong = {"nll or rise": 0, "holds_to": 0, "uses": 0}
     for losses in simulated(rows_of_study("six"), reports):
         schemes = [compare.numbers(losses, label, 6) for label in losses.seeds]
         pairs = [
@@ -239,39 +235,29 @@ def test_intervals_cover_and_wrong_words_are_rare() -> None:
     ), shares
 
 
-def test_seeds_in_two_groups() -> None:
-    assert in_two_groups([0, 0.01, 0.02, 1, 1.01]) and in_two_groups(
-        [0, 0.01, 0.02, 0.03, 1]
-    )
-    assert not in_two_groups([0, 0.25, 0.5, 0.75, 1]) and not in_two_groups(
-        [0, 0.01, 0.02, 0.09]
-    )
+def test_seeds_in_two_groups():
+    assert in_two_groups([0, 0.01, 0.02, 1, 1.01])
+    assert in_two_groups([0, 0.01, 0.02, 0.03, 1])
+    assert not in_two_groups([0, 0.25, 0.5, 0.75, 1])
+    assert not in_two_groups([0, 0.01, 0.02, 0.09])
 
 
-def test_tasks_of_the_kept_rows() -> None:
+def test_tasks_of_the_kept_rows():
     frame = rows_of_study("ledger")
     frame = frame[frame["seed"] < 10]  # of which every scheme has five
     table = tasks.compare_tasks(frame[frame["trained_task"] == "copy"])
     assert list(table["label"]) == ["alibi", "rope", "randomized", "none"]
     alibi, *_, none = table.to_dict("records")
-    assert (alibi["learned"], alibi["seeds"], table.attrs) == (
-        5,
-        5,
-        {"reference": "rope", "tests": 5},
-    )
-    assert (alibi["learned_low"], alibi["learned_high"]) == (
-        pytest.approx(0.478176, abs=1e-6),
-        1,
-    )
-    assert (alibi["accuracy_2x_word"], alibi["accuracy_4x_word"]) == (
-        "better",
-        "better",
-    )
+    assert alibi["learned"] == 5
+    assert alibi["seeds"] == 5
+    assert table.attrs == {"reference": "rope", "tests": 5}
+    assert alibi["learned_low"] == pytest.approx(0.478176, abs=1e-6)
+    assert alibi["learned_high"] == 1
+    assert alibi["accuracy_2x_word"] == "better"
+    assert alibi["accuracy_4x_word"] == "better"
     assert alibi["accuracy_2x_p"] == pytest.approx(5 * 2 / 252)
-    assert (none["learned_word"], none["accuracy_2x_why"]) == (
-        "learned by fewer seeds",
-        "not learned",
-    )
+    assert none["learned_word"] == "learned by fewer seeds"
+    assert none["accuracy_2x_why"] == "not learned"
     equal = table.assign(accuracy_4x=1.0, ranked=[True, True, False, False])
     assert "trained problem: alibi, rope, 100% right" in answer.of_task(frame, equal)[0]
     places = tasks.accuracies(frame[frame["trained_task"] == "flip_flop"])
@@ -289,36 +275,33 @@ def test_tasks_of_the_kept_rows() -> None:
     ) == {0}
 
 
-def test_one_run_in_a_few_numbers() -> None:
+def test_one_run_in_a_few_numbers():
     six = rows_of_study("six")
     run = headline(six[(six["label"] == "none") & (six["seed"] == 0)])
-    assert (run["learned"], run["uses_context"], run["cached_ngram"]) == (
-        "yes",
-        "no",
-        pytest.approx(3.295, abs=1e-3),
-    )
-    assert (run["reach"], run["uses"], run["rise_16x"]) == (128, None, None)
+    assert run["learned"] == "yes"
+    assert run["uses_context"] == "no"
+    assert run["cached_ngram"] == pytest.approx(3.295, abs=1e-3)
+    assert run["reach"] == 128
+    assert run["uses"] is None
+    assert run["rise_16x"] is None
     ledger = rows_of_study("ledger")
     answers = headline(
         ledger[
             ledger["run"] == ledger.loc[ledger["trained_task"] == "copy", "run"].iloc[0]
         ]
     )
-    assert (answers["learned"], answers["accuracy_1x"]) == (
-        "yes",
-        pytest.approx(0.999628),
-    )
+    assert answers["learned"] == "yes"
+    assert answers["accuracy_1x"] == pytest.approx(0.999628)
     assert all(
         type(value) in (int, float, str, type(None))
         for value in [*run.values(), *answers.values()]
     )
 
 
-def test_only_the_plain_newest_headline_rows_count(
-    template: Config, tmp_path: Path
-) -> None:
+def test_only_the_plain_newest_headline_rows_count(template, tmp_path):
     folder = write_run(tmp_path, configured(template, "rope", 0), Truth(3.6, 0.1))
-    before, rows = headline_of(folder), read_rows(folder)
+    before = headline_of(folder)
+    rows = read_rows(folder)
     assert before["nll_1x"] == next(
         row["nll"] for row in rows if row["length_ratio"] == 1
     )
@@ -353,12 +336,13 @@ def test_only_the_plain_newest_headline_rows_count(
     ("ngram", "learned"), [(4.2, "yes"), (3.2, "no"), (3.6, NOT_RESOLVED), (None, None)]
 )
 def test_a_run_has_learned_if_it_beats_a_ngram_model_and_only_then_has_a_reach(
-    template: Config, tmp_path: Path, ngram: float | None, learned: str | None
-) -> None:
+    template, tmp_path, ngram, learned
+):
     values = headline_of(
         write_run(
             tmp_path, configured(template, "rope", 0), Truth(3.6, 0.0, ngram=ngram)
         )
     )
-    assert values["learned"] == learned and values["rise_4x"] is not None
+    assert values["learned"] == learned
+    assert values["rise_4x"] is not None
     assert (values["reach"] is not None) == (learned in (None, "yes"))

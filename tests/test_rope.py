@@ -68,9 +68,7 @@ def read(settings: dict[str, Any]) -> list[Rope]:
 
 
 @pytest.mark.parametrize("section", SECTIONS, ids=str)
-def test_frequencies_at_every_length_are_those_of_the_librarys_functions(
-    section: dict[str, Any],
-) -> None:
+def test_frequencies_at_every_length_are_those_of_the_librarys_functions(section):
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
     function = ROPE_INIT_FUNCTIONS[section["rope_type"]]
@@ -96,8 +94,8 @@ def test_frequencies_at_every_length_are_those_of_the_librarys_functions(
     ids=str,
 )
 def test_the_longest_input_is_that_of_the_configuration_or_of_the_factor(
-    section: dict[str, Any], longest: int
-) -> None:
+    section, longest
+):
     (rope,) = read({**LLAMA, "rope_scaling": section})
     assert rope.longest == longest
     assert rope.train_length == (128 if "original" in str(section) else 512)
@@ -215,9 +213,7 @@ def rotations(
 
 
 @pytest.mark.parametrize("kind", PUBLISHED)
-def test_a_configuration_means_what_the_models_own_rotary_module_computes(
-    kind: str,
-) -> None:
+def test_a_configuration_means_what_the_models_own_rotary_module_computes(kind):
     class_name, published = PUBLISHED[kind]
     settings = {**SIZES, "model_type": kind, **published}
     for rope in read(settings):
@@ -237,9 +233,7 @@ def test_a_configuration_means_what_the_models_own_rotary_module_computes(
         ("olmo3", [("full_attention", 5e5), ("sliding_attention", 5e5)]),
     ],
 )
-def test_kinds_of_layers_have_their_own_bases_and_windows(
-    kind: str, expected: list[tuple[str | None, float]]
-) -> None:
+def test_kinds_of_layers_have_their_own_bases_and_windows(kind, expected):
     read_ropes = read({**SIZES, "model_type": kind, **PUBLISHED[kind][1]})
     assert [(rope.layers, rope.base) for rope in read_ropes] == expected
     windows = [20 if layers == "sliding_attention" else None for layers, _ in expected]
@@ -250,8 +244,8 @@ def test_kinds_of_layers_have_their_own_bases_and_windows(
     ("kind", "width"), [("glm", 8), ("phi", 8), ("gpt_neox", 4), ("stablelm", 8)]
 )
 def test_the_share_of_a_head_that_turns_is_its_classs_where_the_file_is_silent(
-    kind: str, width: int
-) -> None:
+    kind, width
+):
     (rope,) = read({**SIZES, "model_type": kind, **PUBLISHED[kind][1]})
     assert rope.width == width
 
@@ -262,7 +256,7 @@ APART = """blt cohere_compass_text gemma4_assistant internlm3 iquestcoder musicg
 
 
 @pytest.mark.slow
-def test_every_causal_model_of_transformers_is_read_or_refused_by_name() -> None:
+def test_every_causal_model_of_transformers_is_read_or_refused_by_name():
     causal = transformers.models.auto.modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
     n_read = 0
     for kind in sorted({*causal} - {*APART.split()}):
@@ -289,9 +283,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("others", "message"), REFUSED, ids=str)
-def test_a_wrong_configuration_is_refused_in_one_line(
-    others: dict[str, Any], message: str
-) -> None:
+def test_a_wrong_configuration_is_refused_in_one_line(others, message):
     settings = {"model_type": others["model_type"]} if "model_type" in others else LLAMA
     with pytest.raises(UserError, match=message) as refusal:
         read({**settings, **others})
@@ -306,20 +298,20 @@ def test_a_wrong_configuration_is_refused_in_one_line(
     ],
     ids=str,
 )
-def test_a_key_that_nothing_reads_is_named(others: dict[str, Any], line: str) -> None:
+def test_a_key_that_nothing_reads_is_named(others, line):
     settings = {**LLAMA, **others}
     (finding,) = [*remarks(settings), *unread(settings, configuration(settings))]
     assert line in finding
 
 
 @pytest.mark.parametrize("kind", PUBLISHED)
-def test_nothing_is_said_of_a_published_configuration(kind: str) -> None:
+def test_nothing_is_said_of_a_published_configuration(kind):
     settings = {**SIZES, "model_type": kind, **PUBLISHED[kind][1]}
     assert remarks(settings) == []
     assert unread(settings, configuration(settings)) == []
 
 
-def test_the_first_pair_that_differs_is_named() -> None:
+def test_the_first_pair_that_differs_is_named():
     (plain,) = read(LLAMA)
     (yarn,) = read({**LLAMA, "rope_scaling": YARN})
     f = plain.at(512)[0]
@@ -332,7 +324,7 @@ def test_the_first_pair_that_differs_is_named() -> None:
     assert first_difference(plain, plain, 512) is None
 
 
-def test_an_encoding_of_posbench_and_a_file_that_say_the_same_turn_alike() -> None:
+def test_an_encoding_of_posbench_and_a_file_that_say_the_same_turn_alike():
     """The library's frequencies are fp32; ours are fp64."""
     (ours,), _ = ropes_of(
         "yarn", {"factor": "4", "head_dim": "16", "train_length": "128"}
@@ -345,9 +337,7 @@ def test_an_encoding_of_posbench_and_a_file_that_say_the_same_turn_alike() -> No
 @pytest.mark.parametrize(
     "text", ["yarn", "yarn:factor=8", "longrope", "dynamic_ntk:factor=2", "pi", "abf"]
 )
-def test_an_extension_of_an_encoding_is_that_of_a_file(
-    text: str, tmp_path: Path
-) -> None:
+def test_an_extension_of_an_encoding_is_that_of_a_file(text, tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(LLAMA))
     values = {"extension": text, "length": "2048"}
     (theirs,), _ = ropes_of(str(tmp_path), values)
@@ -360,7 +350,7 @@ def test_an_extension_of_an_encoding_is_that_of_a_file(
         assert ours.at(length)[1] == pytest.approx(factor)
 
 
-def test_kinds_of_layers_are_compared_each_with_its_own() -> None:
+def test_kinds_of_layers_are_compared_each_with_its_own():
     gemma = read({**SIZES, "model_type": "gemma3_text", **PUBLISHED["gemma3_text"][1]})
     itself = compare_ropes(["a", "b"], [gemma, gemma[::-1]])[2:]
     assert ["turn alike" in line for line in itself] == [True, True]
@@ -369,7 +359,7 @@ def test_kinds_of_layers_are_compared_each_with_its_own() -> None:
     assert ["turn alike" in line for line in beside] == [False, True]
 
 
-def test_smallest_bases_of_two_digits_are_those_of_the_page_of_results() -> None:
+def test_smallest_bases_of_two_digits_are_those_of_the_page_of_results():
     """Beside those of Men et al. (2024), Table 2, for heads of 128. A larger base than
     the smallest may fail again.
     """
@@ -378,10 +368,8 @@ def test_smallest_bases_of_two_digits_are_those_of_the_page_of_results() -> None
         (ROOT / "docs/results.md").read_text(encoding="utf-8"),
     )
     ours, theirs = (re.findall(r"[\d.]+e\d", cell) for cell in row.split("|")[2:4])
-    exponents, lengths = (
-        -torch.arange(0, 128, 2, dtype=torch.float64) / 128,
-        [1024 << i for i in range(6)],
-    )
+    exponents = -torch.arange(0, 128, 2, dtype=torch.float64) / 128
+    lengths = [1024 << i for i in range(6)]
     grid = [
         float(f"{digits / 10}e{power}")
         for power in range(3, 6)
@@ -397,7 +385,7 @@ def test_smallest_bases_of_two_digits_are_those_of_the_page_of_results() -> None
 
 
 @pytest.fixture
-def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def files(tmp_path, monkeypatch):
     """Two configurations of different bases in the current folder."""
     monkeypatch.chdir(tmp_path)
     for name, base in (("one", 1e4), ("other", 2e4)):
@@ -406,16 +394,14 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_the_command_compares_and_draws(
-    files: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_compares_and_draws(files, capsys):
     assert posbench("rope", "one.json", "other.json", "--png=a.png") == 0
     shown = capsys.readouterr().out
     assert "all layers with RoPE: differ from position 1 on, pair 1 first" in shown
     assert Path("a.png").stat().st_size > 10_000
 
 
-def test_a_picture_has_each_curve_and_the_trained_length_once() -> None:
+def test_a_picture_has_each_curve_and_the_trained_length_once():
     layers = [read({**LLAMA, "rope_theta": base}) for base in (1e4, 2e4)]
     (axes,) = picture(["a", "b"], layers, [64]).axes
     assert len(axes.get_lines()) == 4
@@ -430,9 +416,7 @@ def test_a_picture_has_each_curve_and_the_trained_length_once() -> None:
         "rope head_dim=64 extension=yarn:factor=8",
     ],
 )
-def test_an_extension_is_described(
-    words: str, files: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_extension_is_described(words, files, capsys):
     assert posbench("rope", *words.split()) == 0
     shown = capsys.readouterr().out
     assert "yarn, base 10,000" in shown
@@ -455,16 +439,14 @@ def test_an_extension_is_described(
         ("none.json", "cannot be read"),
     ],
 )
-def test_wrong_words_are_refused_in_one_line(
-    words: str, message: str, files: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_wrong_words_are_refused_in_one_line(words, message, files, capsys):
     assert posbench("rope", *words.split()) == 2
     assert message in capsys.readouterr().err
 
 
 def test_without_transformers_words_and_runs_are_read_and_a_file_says_what_it_needs(
-    files: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+    files, monkeypatch, capsys
+):
     write_text()
     words = [*TINY, "data.path=text.txt", "training.tokens=256"]
     assert posbench("train", "encoding=rope", "encoding.base=500", *words) == 0
@@ -479,9 +461,7 @@ def test_without_transformers_words_and_runs_are_read_and_a_file_says_what_it_ne
 
 @pytest.mark.parametrize("extension", ["yarn", "ntk", "pi:factor=2"])
 @pytest.mark.parametrize("kind", ["glm4", "gemma3", "mistral"])
-def test_an_extension_keeps_what_it_does_not_extend(
-    kind: str, extension: str, tmp_path: Path
-) -> None:
+def test_an_extension_keeps_what_it_does_not_extend(kind, extension, tmp_path):
     parameters = HALF if kind == "glm4" else WHOLE
     settings = {**SIZES, "model_type": kind, "rope_parameters": parameters}
     if kind == "gemma3":

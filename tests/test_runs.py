@@ -1,17 +1,14 @@
 """The run folder: one owner, whole records, nothing lost."""
 
-import dataclasses
 import os
 import signal
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from support import in_child, snapshot
+from support import changed, in_child, snapshot
 
 from posbench import encodings
-from posbench.config.schema import Config
 from posbench.errors import InUse, RunFailed, UserError
 from posbench.run import checkpoint
 from posbench.run.rows import (
@@ -42,8 +39,8 @@ def row(length: int, nll: float, **more: Any) -> EvaluationRow:
 
 
 def test_run_json_says_from_the_start_how_a_run_stands_and_how_it_ended(
-    tmp_path: Path, tiny_config: Config
-) -> None:
+    tmp_path, tiny_config
+):
     def stands() -> tuple[Any, ...]:
         record = load_record(tmp_path / "run")
         return record["status"], record["reason"], record["message"]
@@ -57,10 +54,9 @@ def test_run_json_says_from_the_start_how_a_run_stands_and_how_it_ended(
         raise RunFailed("the loss is not finite", "diverged")
     assert stands() == ("failed", "diverged", "the loss is not finite")
     record = load_record(run.folder)
-    assert (record["id"], record["command"]) == (
-        tiny_config.id,
-        "posbench train",
-    ) and "torch" in record["versions"]
+    assert record["id"] == tiny_config.id
+    assert record["command"] == "posbench train"
+    assert "torch" in record["versions"]
     assert {"device": "cpu", "pid": os.getpid()}.items() <= record["attempt"].items()
     with Run.open(tmp_path / "run", tiny_config, COMMAND) as run:
         run.finish("done")
@@ -81,26 +77,20 @@ def test_run_json_says_from_the_start_how_a_run_stands_and_how_it_ended(
 
 
 def test_another_run_in_the_folder_is_refused_and_what_is_no_identity_may_change(
-    tmp_path: Path, tiny_config: Config
-) -> None:
+    tmp_path, tiny_config
+):
     with Run.open(tmp_path / "run", tiny_config, COMMAND):
         before = snapshot(tmp_path / "run")
     with pytest.raises(UserError, match=r"holds another run .*--restart"):
-        Run.open(
-            tmp_path / "run", dataclasses.replace(tiny_config, seed=5), COMMAND
-        ).__enter__()
-    other = dataclasses.replace(
-        tiny_config,
-        runtime=dataclasses.replace(tiny_config.runtime, log_every_steps=99),
-    )
+        Run.open(tmp_path / "run", changed(tiny_config, seed=5), COMMAND).__enter__()
+    other = changed(tiny_config, runtime={"log_every_steps": 99})
     with Run.open(tmp_path / "run", other, COMMAND) as run:
-        assert load_config(run.folder) == tiny_config and run.id == tiny_config.id
+        assert load_config(run.folder) == tiny_config
+        assert run.id == tiny_config.id
     assert snapshot(tmp_path / "run") == before
 
 
-def test_restart_moves_the_old_folder_aside(
-    tmp_path: Path, tiny_config: Config
-) -> None:
+def test_restart_moves_the_old_folder_aside(tmp_path, tiny_config):
     for number in range(3):
         with Run.open(tmp_path / "run", tiny_config, COMMAND, restart=True) as run:
             assert run.rows == []
@@ -117,9 +107,7 @@ def test_restart_moves_the_old_folder_aside(
     }
 
 
-def test_a_second_process_is_refused_and_changes_nothing(
-    tmp_path: Path, tiny_config: Config
-) -> None:
+def test_a_second_process_is_refused_and_changes_nothing(tmp_path, tiny_config):
     assert not in_use(tmp_path / "run")
     with Run.open(tmp_path / "run", tiny_config, COMMAND):
         before = snapshot(tmp_path)
@@ -134,13 +122,14 @@ def test_a_second_process_is_refused_and_changes_nothing(
                     ).__enter__()
             assert in_use(tmp_path / "run")
 
-        assert in_child(second) == 0 and snapshot(tmp_path) == before
+        assert in_child(second) == 0
+        assert snapshot(tmp_path) == before
     assert not in_use(tmp_path / "run")
 
 
 def test_what_a_killed_process_leaves_is_taken_over_and_its_temporary_files_go(
-    tmp_path: Path, tiny_config: Config, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    tmp_path, tiny_config, monkeypatch
+):
     def die() -> None:
         with Run.open(tmp_path / "run", tiny_config, COMMAND) as run:
             run.log({"step": 1})
@@ -150,18 +139,21 @@ def test_what_a_killed_process_leaves_is_taken_over_and_its_temporary_files_go(
             )
             run.update(tokens=2)
 
-    assert in_child(die) == -signal.SIGKILL and not in_use(tmp_path / "run")
+    assert in_child(die) == -signal.SIGKILL
+    assert not in_use(tmp_path / "run")
     assert list((tmp_path / "run").glob(".tmp-*"))
     (tmp_path / "run/.tmp-notes").touch()  # not ours
     with Run.open(tmp_path / "run", tiny_config, COMMAND) as run:
-        assert run.rows == [{"step": 1}] and run.record["tokens"] == 1
+        assert run.rows == [{"step": 1}]
+        assert run.record["tokens"] == 1
         assert [path.name for path in run.folder.glob(".tmp-*")] == [".tmp-notes"]
 
 
 def test_rows_after_a_step_are_cut_and_half_a_line_never_spoils_the_next(
-    tmp_path: Path, tiny_config: Config
-) -> None:
-    evaluated, later = row(16, 1.0, checkpoint_step=1).to_json(), row(32, 1.0).to_json()
+    tmp_path, tiny_config
+):
+    evaluated = row(16, 1.0, checkpoint_step=1).to_json()
+    later = row(32, 1.0).to_json()
     first, second = ({"step": step, "train/loss": 2.0} for step in (1, 2))
     with Run.open(tmp_path / "run", tiny_config, COMMAND) as run:
         for logged in (first, evaluated, second, later):
@@ -186,8 +178,8 @@ def test_rows_after_a_step_are_cut_and_half_a_line_never_spoils_the_next(
 
 
 def test_the_last_row_of_a_key_wins_and_a_row_has_the_columns_that_are_promised(
-    tmp_path: Path, tiny_config: Config
-) -> None:
+    tmp_path, tiny_config
+):
     units = {"document": [0, 3], "tokens": [8, 16], "nll": [9.5, 20.25]}
     with Run.open(tmp_path / "run", tiny_config, COMMAND) as run:
         for logged in (
@@ -217,16 +209,12 @@ def test_the_last_row_of_a_key_wins_and_a_row_has_the_columns_that_are_promised(
         " ci_high ci_over ngram_nll ngram_order targets_sha256 seconds"
         " peak_memory_bytes units"
     )
-    assert (
-        lines[2]["units"] == units
-        and "units" not in lines[0]
-        and lines[4]["nll"] is None
-    )
+    assert lines[2]["units"] == units
+    assert "units" not in lines[0]
+    assert lines[4]["nll"] is None
 
 
-def test_a_curve_has_the_targets_of_the_training_length_and_of_most_longer_ones() -> (
-    None
-):
+def test_a_curve_has_the_targets_of_the_training_length_and_of_most_longer_ones():
     lengths = {"ab": (16, 32, 64), "cd": (32, 64, 128, 256), "ef": (2, 4, 8, 16)}
     rows = [
         row(length, 1.0, targets_sha256=targets)
@@ -236,16 +224,12 @@ def test_a_curve_has_the_targets_of_the_training_length_and_of_most_longer_ones(
     assert on_shared_targets(rows) == rows[:3]
 
 
-def test_another_version_of_an_own_encodings_file_is_told(
-    tiny_config: Config, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_another_version_of_an_own_encodings_file_is_told(tiny_config, monkeypatch):
     monkeypatch.setattr(
         encodings, "installed_files", lambda *_: {"own": "now", "other": "same"}
     )
     (line,) = other_code(
         tiny_config, {"installed_encodings": {"own": "before", "other": "same"}}
     )
-    assert (
-        line.startswith("'own' was trained with another version of its file")
-        and other_code(tiny_config, {}) == []
-    )
+    assert line.startswith("'own' was trained with another version of its file")
+    assert other_code(tiny_config, {}) == []

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from support import encoded
 
 from posbench import encodings
 from posbench.config.schema import Config
@@ -25,8 +26,7 @@ TOLERANCE = 2e-5
 
 
 def model_of(tiny_config: Config, name: str = "rope", **options: Any) -> GPT:
-    encoding = dataclasses.replace(tiny_config.encoding, name=name, options=options)
-    model = build(dataclasses.replace(tiny_config, encoding=encoding), V).eval()
+    model = build(encoded(tiny_config, name, **options), V).eval()
     # some begin as zeros, which would hide what they do
     for parameter in model.encoding.parameters():
         torch.nn.init.normal_(parameter)
@@ -44,17 +44,17 @@ def subject_of(model: GPT) -> TrainedGPT:
 
 @pytest.mark.parametrize("protocol", ["fixed_target", "nonoverlap"])
 def test_every_target_is_scored_after_the_context_that_its_window_holds(
-    protocol: str, tiny_config: Config
-) -> None:
-    model, split = model_of(tiny_config), text()
+    protocol, tiny_config
+):
+    model = model_of(tiny_config)
+    split = text()
     windows = protocols.plan(protocol, split, [24], 8, 16, "concat")[24]
-    targets, nll = (
-        targets_of(windows),
-        score(subject_of(model), split, windows, 2048).ravel(),
-    )
+    targets = targets_of(windows)
+    nll = score(subject_of(model), split, windows, 2048).ravel()
     ids = torch.from_numpy(split.ids.astype(np.int64))
     for i in [*range(0, 24, 5), *range(30, len(nll), 7)]:
-        at, context = targets.indices[i], targets.context[i]
+        at = targets.indices[i]
+        context = targets.context[i]
         with torch.inference_mode():
             logits = model(ids[None, at - context : at])[0, -1].double()
         assert nll[i] == pytest.approx(
@@ -64,9 +64,7 @@ def test_every_target_is_scored_after_the_context_that_its_window_holds(
 
 @pytest.mark.sample(16)
 @pytest.mark.parametrize("name", encodings.names())
-def test_the_last_rows_alone_are_the_last_rows_of_all(
-    name: str, tiny_config: Config
-) -> None:
+def test_the_last_rows_alone_are_the_last_rows_of_all(name, tiny_config):
     model = model_of(tiny_config, name)
     ids = torch.randint(
         V,
@@ -87,13 +85,9 @@ def test_the_last_rows_alone_are_the_last_rows_of_all(
             )
 
 
-def test_positions_are_drawn_by_seed_length_and_window(
-    tiny_config: Config, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    model, ids = (
-        model_of(tiny_config, "randomized"),
-        np.tile(text(65).ids.astype(np.int64), (3, 1)),
-    )
+def test_positions_are_drawn_by_seed_length_and_window(tiny_config, monkeypatch):
+    model = model_of(tiny_config, "randomized")
+    ids = np.tile(text(65).ids.astype(np.int64), (3, 1))
     seen: list[np.ndarray] = []
     hidden = model.hidden
 

@@ -15,8 +15,8 @@ pytest.importorskip("transformers")
 
 @pytest.mark.slow
 def test_a_search_ranks_by_the_worse_of_loss_and_retrieval_and_reports_test_text(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+    tmp_path, monkeypatch, capsys
+):
     monkeypatch.chdir(tmp_path)
     hf_models.save("llama", Path("llama"))
     hf_models.write_text(Path("text.txt"))
@@ -39,11 +39,9 @@ def test_a_search_ranks_by_the_worse_of_loss_and_retrieval_and_reports_test_text
     ]
     # no token of this tokenizer is a digit
     losses = [float(line[1]) for line in table[:12]]
-    assert (
-        losses == sorted(losses)
-        and "trained at 48 tokens" in shown
-        and "by loss: in passkey none" in shown
-    )
+    assert losses == sorted(losses)
+    assert "trained at 48 tokens" in shown
+    assert "by loss: in passkey none" in shown
     assert re.search(
         rf"\n{table[0][0]} less {table[1][0]} at 192 tokens of validation text: [-+].*"
         r" segments.\n",
@@ -65,14 +63,10 @@ def test_a_search_ranks_by_the_worse_of_loss_and_retrieval_and_reports_test_text
         chance=0.1,
         newest=True,
     )
-    frame["protocol"], frame["task"] = (
-        ["fixed_target"] * 3 + ["task"] * 3,
-        [None] * 3 + ["passkey"] * 3,
-    )
-    frame["nll"], frame["accuracy"] = (
-        [1.0, 1.1, 1.2, *[None] * 3],
-        [*[None] * 3, 0.1, 0.5, 0.4],
-    )
+    frame["protocol"] = ["fixed_target"] * 3 + ["task"] * 3
+    frame["task"] = [None] * 3 + ["passkey"] * 3
+    frame["nll"] = [1.0, 1.1, 1.2, *[None] * 3]
+    frame["accuracy"] = [*[None] * 3, 0.1, 0.5, 0.4]
     # on other targets
     others = (
         frame.assign(variant="sinks", extension="sinks"),

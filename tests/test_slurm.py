@@ -25,7 +25,7 @@ echo 7
 
 
 @pytest.fixture(autouse=True)
-def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def cluster(tmp_path, monkeypatch):
     """Enter a folder with a blank in its name; fake `sbatch` and `scontrol` record
     their arguments.
     """
@@ -45,17 +45,13 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_missing_runs_are_submitted_as_one_array_and_what_sbatch_refuses_is_one_line(
-    cluster: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    arguments, before = ["encoding=rope,alibi", *WORDS], snapshot(cluster)
+    cluster, tmp_path, monkeypatch, capsys
+):
+    arguments = ["encoding=rope,alibi", *WORDS]
+    before = snapshot(cluster)
     sweep.sweep(arguments, dry_run=True, slurm_options="--time=60")
-    assert (
-        "2 runs: 0 finished, 2 to do" in capsys.readouterr().out
-        and snapshot(cluster) == before
-    )
+    assert "2 runs: 0 finished, 2 to do" in capsys.readouterr().out
+    assert snapshot(cluster) == before
     with pytest.raises(
         UserError, match="--slurm submits what is missing and ends: leave out"
     ):
@@ -76,11 +72,12 @@ def test_missing_runs_are_submitted_as_one_array_and_what_sbatch_refuses_is_one_
 
 
 @pytest.mark.slow
-def test_a_task_near_its_time_limit_saves_its_run_and_is_queued_again() -> None:
+def test_a_task_near_its_time_limit_saves_its_run_and_is_queued_again():
     arguments = ["encoding=rope", *each_once([*WORDS, "training.tokens=64000000"])]
     sweep.sweep(arguments, slurm_options="")
     (job,) = plans.resolve([arguments])
-    rows, requeued = job.folder / "rows.jsonl", Path("requeued")
+    rows = job.folder / "rows.jsonl"
+    requeued = Path("requeued")
     # A limit that comes at once leaves no time to train, however often the task is
     # queued.
     cases = (
@@ -101,6 +98,7 @@ def test_a_task_near_its_time_limit_saves_its_run_and_is_queued_again() -> None:
         size = rows.stat().st_size if rows.exists() else 0
         until(lambda size=size: rows.exists() and rows.stat().st_size > size)
         task.send_signal(number)
-        assert task.wait() == 143 and pool.record(job)["status"] == "stopped"
+        assert task.wait() == 143
+        assert pool.record(job)["status"] == "stopped"
         assert (requeued.read_text() if requeued.exists() else None) == queued
         requeued.unlink(missing_ok=True)

@@ -48,7 +48,7 @@ ON += [
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def place(tmp_path_factory):
     folder = tmp_path_factory.mktemp("start")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
@@ -59,7 +59,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def here(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def here(place, tmp_path, monkeypatch):
     """Return the folder for a test's own runs; the current folder has a text and
     finished runs.
     """
@@ -90,39 +90,33 @@ def only(folder: Path) -> Path:
     return found
 
 
-def test_before_the_first_update_it_is_the_run_that_it_began_from(here: Path) -> None:
-    before, began = snapshot(Path(source("rope"))), load_config(Path(source("rope")))
+def test_before_the_first_update_it_is_the_run_that_it_began_from(here):
+    before = snapshot(Path(source("rope")))
+    began = load_config(Path(source("rope")))
     assert (
         posbench("train", f"start={source('rope')}", *on(here, "protocol=fixed_target"))
         == 0
     )
-    folder, theirs = only(here), nlls(Path(source("rope")), 512)
-    assert (
-        set(theirs) == {16, 32, 128, 256} and nlls(folder, 0).items() > theirs.items()
-    )
-    assert set(nlls(folder, 512)) == {16, 32, 64, 128, 256} and nlls(
-        folder, 512
-    ) != nlls(folder, 0)
+    folder = only(here)
+    theirs = nlls(Path(source("rope")), 512)
+    assert set(theirs) == {16, 32, 128, 256}
+    assert nlls(folder, 0).items() > theirs.items()
+    assert set(nlls(folder, 512)) == {16, 32, 64, 128, 256}
+    assert nlls(folder, 512) != nlls(folder, 0)
     config = load_config(folder)
-    assert (
-        config.start is not None
-        and config.original_length == 16
-        and config.training.train_length == 64
-    )
+    assert config.start is not None
+    assert config.original_length == 16
+    assert config.training.train_length == 64
     assert config.training.batch_size == 1  # 64 tokens an update, as before
     assert config.training.learning_rate == pytest.approx(
         began.training.learning_rate / 6
     )
-    assert (
-        config.seed == 0
-        and config.model == began.model
-        and snapshot(Path(source("rope"))) == before
-    )
+    assert config.seed == 0
+    assert config.model == began.model
+    assert snapshot(Path(source("rope"))) == before
 
 
-def test_its_name_follows_the_weights_not_the_path_and_what_is_typed_holds(
-    here: Path,
-) -> None:
+def test_its_name_follows_the_weights_not_the_path_and_what_is_typed_holds(here):
     def begun(*words: str, seed: int = 0) -> Any:
         return resolve_one([f"start={source('rope', seed)}", *on(here, *words)]).config
 
@@ -132,12 +126,11 @@ def test_its_name_follows_the_weights_not_the_path_and_what_is_typed_holds(
         == resolve_one([f"start={Path(source('rope')).resolve()}", *on(here)]).config.id
     )
     assert one.id != begun("seed=0", seed=1).id
-    assert one.encoding.options["base"] == 10000 and one.training.warmup_tokens == 25
+    assert one.encoding.options["base"] == 10000
+    assert one.training.warmup_tokens == 25
     stretched = begun("extension=yarn")
-    assert (stretched.encoding.name, stretched.encoding.options["factor"]) == (
-        "yarn",
-        4,
-    )
+    assert stretched.encoding.name == "yarn"
+    assert stretched.encoding.options["factor"] == 4
     # from which it stretches, although 64 is trained
     assert build(stretched, 257).encoding.shape.train_length == 16
     assert begun("evaluation=extrapolation").evaluation.ratios != one.evaluation.ratios
@@ -148,7 +141,7 @@ def test_its_name_follows_the_weights_not_the_path_and_what_is_typed_holds(
     assert default.training.tokens == 64  # a tenth of 512 is less than an update
 
 
-def test_runs_from_two_bases_are_two_schemes(here: Path) -> None:
+def test_runs_from_two_bases_are_two_schemes(here):
     other = shutil.copytree(source("rope"), here / Path(source("rope")).name)
     (other / "config.yaml").write_text(
         (other / "config.yaml").read_text().replace("base: 10000", "base: 500")
@@ -169,7 +162,7 @@ def test_runs_from_two_bases_are_two_schemes(here: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_glob_gives_a_run_for_each(here: Path) -> None:
+def test_a_glob_gives_a_run_for_each(here):
     given = ["start=outputs/short/rope-*", "evaluation.at_tokens=[0]", *on(here)]
     configs = [plan.config for plan in plans.resolve(plans.read_sets("extend", given))]
     ways = {
@@ -180,14 +173,11 @@ def test_a_glob_gives_a_run_for_each(here: Path) -> None:
         )
         for one in configs
     }
-    assert (
-        len(configs) == 20
-        and len(ways) == 10
-        and {one.seed for one in configs} == {0, 1}
-    )
-    assert {one.study for one in configs} == {"extend"} and all(
-        one.original_length == 16 for one in configs
-    )
+    assert len(configs) == 20
+    assert len(ways) == 10
+    assert {one.seed for one in configs} == {0, 1}
+    assert {one.study for one in configs} == {"extend"}
+    assert all(one.original_length == 16 for one in configs)
 
 
 # Words beside those of ON | what the line says.
@@ -203,19 +193,16 @@ start={rope} data.tokenizer=bpe data.vocab_size=300 | data.tokenizer=outputs/sho
 
 
 @pytest.mark.parametrize("line", REFUSED.split("\n")[1:-1])
-def test_what_cannot_be_begun_is_one_line(
-    here: Path, capsys: pytest.CaptureFixture[str], line: str
-) -> None:
+def test_what_cannot_be_begun_is_one_line(here, capsys, line):
     words, says = line.format(rope=source("rope"), learned=source("learned")).split(
         " | "
     )
     assert posbench("train", *on(here), *words.split()) != 0
-    assert says in capsys.readouterr().err.strip().splitlines()[-1] and not list(
-        here.glob("*/*/config.yaml")
-    )
+    assert says in capsys.readouterr().err.strip().splitlines()[-1]
+    assert not list(here.glob("*/*/config.yaml"))
 
 
-def test_a_start_has_the_weights_that_it_had(here: Path) -> None:
+def test_a_start_has_the_weights_that_it_had(here):
     config = resolve_one([f"start={source('rope')}", *on(here)]).config
     assert config.start is not None
     other = dataclasses.replace(
@@ -226,13 +213,11 @@ def test_a_start_has_the_weights_that_it_had(here: Path) -> None:
 
 
 def test_the_gate_is_that_of_the_tokens_of_both_runs_and_there_is_none_if_the_text_is_another(
-    here: Path,
-) -> None:
+    here,
+):
     parts = [np.array([[0, 5], [9, 12]]), np.array([[4, 10], [20, 22]])]
-    assert (
-        merge_spans(parts).tolist() == [[0, 12], [20, 22]]
-        and merge_spans(parts[:1]).tolist() == parts[0].tolist()
-    )
+    assert merge_spans(parts).tolist() == [[0, 12], [20, 22]]
+    assert merge_spans(parts[:1]).tolist() == parts[0].tolist()
     began = Path(source("rope", 1))
     words = [
         "seed=0",

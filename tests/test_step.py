@@ -90,16 +90,17 @@ def assert_gradients_are_close(
     ("parts", "scored"), [(3, [16, 3, 1, 0, 9, 16]), (2, [0, 0, 0, 0, 7, 2])]
 )
 def test_parts_with_unequal_numbers_of_scored_labels_take_the_step_of_the_whole(
-    tiny_config: Config, parts: int, scored: list[int]
-) -> None:
-    whole, divided = trainer(tiny_config), trainer(tiny_config, accumulation=parts)
+    tiny_config, parts, scored
+):
+    whole = trainer(tiny_config)
+    divided = trainer(tiny_config, accumulation=parts)
     assert update(divided, batch(0, scored)) == pytest.approx(
         update(whole, batch(0, scored)), rel=1e-5
     )
     assert_gradients_are_close(whole, divided)
 
 
-def test_parts_share_the_random_positions_of_the_whole(tiny_config: Config) -> None:
+def test_parts_share_the_random_positions_of_the_whole(tiny_config):
     whole, parts = (
         update(trainer(tiny_config, parts, encoding="randomized"), batch(0))[0]
         for parts in (1, 6)
@@ -107,9 +108,7 @@ def test_parts_share_the_random_positions_of_the_whole(tiny_config: Config) -> N
     assert parts == pytest.approx(whole, rel=1e-5)
 
 
-def test_the_optimizer_takes_torchs_steps_and_goes_on_from_its_state(
-    tiny_config: Config,
-) -> None:
+def test_the_optimizer_takes_torchs_steps_and_goes_on_from_its_state(tiny_config):
     # whose table has its own rate
     ours, theirs, resumed = (trainer(tiny_config, encoding="t5") for _ in range(3))
     theirs.optimizer = torch.optim.AdamW(theirs.optimizer.param_groups, fused=True)
@@ -120,12 +119,11 @@ def test_the_optimizer_takes_torchs_steps_and_goes_on_from_its_state(
     resumed.optimizer.load_state_dict(state)
     for each in (ours, theirs, resumed):
         trained(each)
-    assert torch.equal(weights(ours), weights(theirs)) and torch.equal(
-        weights(resumed), weights(theirs)
-    )
+    assert torch.equal(weights(ours), weights(theirs))
+    assert torch.equal(weights(resumed), weights(theirs))
 
 
-def test_t5s_table_alone_moves_ten_times_as_fast(tiny_config: Config) -> None:
+def test_t5s_table_alone_moves_ten_times_as_fast(tiny_config):
     fresh = trainer(
         dataclasses.replace(
             tiny_config, encoding=EncodingConfig("temperature", {"inner": "t5"})
@@ -144,9 +142,7 @@ def test_t5s_table_alone_moves_ten_times_as_fast(tiny_config: Config) -> None:
     assert max(farthest.values()) == pytest.approx(1e-3, rel=0.1)
 
 
-def test_weight_decay_spares_norms_and_the_encodings_parameters(
-    tiny_config: Config,
-) -> None:
+def test_weight_decay_spares_norms_and_the_encodings_parameters(tiny_config):
     fresh = trainer(tiny_config, encoding="learned")
     decayed = {
         id(p)
@@ -165,11 +161,12 @@ def test_weight_decay_spares_norms_and_the_encodings_parameters(
 
 
 def test_an_update_that_is_not_finite_and_all_after_it_change_nothing_however_late_it_is_looked_at(
-    tiny_config: Config, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    tiny_config, monkeypatch
+):
     fresh = trainer(tiny_config)
     update(fresh, batch(0))
-    before, state = weights(fresh), copy.deepcopy(fresh.optimizer.state_dict()["state"])
+    before = weights(fresh)
+    state = copy.deepcopy(fresh.optimizer.state_dict()["state"])
     with monkeypatch.context() as patch:
         patch.setattr(GPT, "loss", lambda self, hidden, *_: hidden.sum() * math.nan)
         lost = begin_update(fresh, batch(1), 1, 1e-2)
@@ -191,8 +188,8 @@ def test_an_update_that_is_not_finite_and_all_after_it_change_nothing_however_la
 
 @pytest.mark.parametrize("encoding", ["rope", "t5", "fox"])
 def test_blocks_that_are_computed_again_have_the_same_gradients_to_the_bit(
-    tiny_config: Config, encoding: str
-) -> None:
+    tiny_config, encoding
+):
     kept, again = (
         trainer(tiny_config, encoding=encoding, checkpointing=chosen)
         for chosen in (False, True)
@@ -208,7 +205,8 @@ def test_blocks_that_are_computed_again_have_the_same_gradients_to_the_bit(
     (loss, norm), (other_loss, other_norm) = (
         update(each, batch()) for each in (kept, again)
     )
-    assert loss == other_loss and norm == pytest.approx(other_norm, rel=1e-6)
+    assert loss == other_loss
+    assert norm == pytest.approx(other_norm, rel=1e-6)
     for (name, one), other in zip(
         kept.model.named_parameters(), again.model.parameters(), strict=True
     ):
@@ -220,8 +218,8 @@ def test_blocks_that_are_computed_again_have_the_same_gradients_to_the_bit(
 @pytest.mark.slow
 @pytest.mark.parametrize(("encoding", "block"), [("rope", SWIGLU), ("fire", {})])
 def test_compiled_steps_are_those_of_plain_ones_in_graphs_that_depth_adds_nothing_to(
-    tiny_config: Config, block: dict[str, str], encoding: str
-) -> None:
+    tiny_config, block, encoding
+):
     graphs = []
     for n_layers in (2, 5):
         model = dataclasses.replace(tiny_config.model, n_layers=n_layers, **block)
@@ -231,10 +229,8 @@ def test_compiled_steps_are_those_of_plain_ones_in_graphs_that_depth_adds_nothin
         torch._dynamo.reset()
         torch._dynamo.utils.counters.clear()
         with torch.compiler.set_stance(force_backend="aot_eager"):
-            plain, compiled = (
-                trainer(config),
-                trainer(config, compile=True, checkpointing=encoding == "fire"),
-            )
+            plain = trainer(config)
+            compiled = trainer(config, compile=True, checkpointing=encoding == "fire")
             assert update(compiled, batch()) == pytest.approx(
                 update(plain, batch()), rel=1e-5
             )
@@ -255,9 +251,7 @@ def test_compiled_steps_are_those_of_plain_ones_in_graphs_that_depth_adds_nothin
         "swiglu 1e9 cpu no | False",
     ],
 )
-def test_auto_compiles_where_it_pays(
-    tiny_config: Config, monkeypatch: pytest.MonkeyPatch, line: str
-) -> None:
+def test_auto_compiles_where_it_pays(tiny_config, monkeypatch, line):
     block, tokens, device, compiler, _, expected = line.split()
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
     monkeypatch.setenv("CXX", sys.executable if compiler == "yes" else "no-such")
@@ -275,21 +269,20 @@ def test_auto_compiles_where_it_pays(
     assert is_compiled(dataclasses.replace(config, runtime=always), CPU, World())
 
 
-def test_a_validation_counts_tokens_and_whole_problems(tiny_config: Config) -> None:
-    trained, ids = trainer(tiny_config), batch().ids
+def test_a_validation_counts_tokens_and_whole_problems(tiny_config):
+    trained = trainer(tiny_config)
+    ids = batch().ids
     with torch.no_grad():
         labels = trained.model.eval().logits(trained.model.hidden(ids)).argmax(-1)
     labels[:, : T // 2], labels[0, -1] = IGNORED, (labels[0, -1] + 1) % V
     numbers = validate(trained, [Batch.of(ids, labels)], answers=True)
-    assert (
-        numbers["val/accuracy"] == 1 - 2 / (B * T)
-        and numbers["val/exact_match"] == (B - 1) / B
-    )
+    assert numbers["val/accuracy"] == 1 - 2 / (B * T)
+    assert numbers["val/exact_match"] == (B - 1) / B
 
 
 def test_a_clock_counts_all_attempts_and_tokens_since_the_last_row(
-    tiny_config: Config, monkeypatch: Any
-) -> None:
+    tiny_config, monkeypatch
+):
     now = [0.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
     monkeypatch.setattr(time, "process_time", lambda: now[0] / 2)

@@ -21,7 +21,6 @@ from support import each_once, snapshot, until, write_text
 
 import posbench.reports
 from posbench import machine
-from posbench.config.schema import Config
 from posbench.config.shipped import configs_dir
 from posbench.errors import PosbenchError, RunFailed, UserError
 from posbench.launch import plans, pool, sweep
@@ -57,13 +56,13 @@ def assert_as_single_runs(todo: list[Plan], outputs: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def cache(tmp_path_factory):
     """Return the folder of tokens, which are prepared once for all tests here."""
     return tmp_path_factory.mktemp("cache")
 
 
 @pytest.fixture(autouse=True)
-def reports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[list[Path]]:
+def reports(tmp_path, monkeypatch):
     """Enter a folder with only a text; return a list to which each report adds its
     paths instead of being written.
     """
@@ -75,7 +74,7 @@ def reports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[list[Path]]
 
 
 @pytest.fixture
-def overrides(cache: Path, tmp_path: Path) -> list[str]:
+def overrides(cache, tmp_path):
     words = [
         *support.TINY,
         "data.path=text.txt",
@@ -87,9 +86,9 @@ def overrides(cache: Path, tmp_path: Path) -> list[str]:
 
 
 @pytest.fixture
-def several(tiny_config: Config) -> list[Plan]:
+def several(tiny_config):
     names = ("rope", "rope", "alibi", "alibi")
-    configs = [dataclasses.replace(tiny_config, seed=seed) for seed in range(4)]
+    configs = [support.changed(tiny_config, seed=seed) for seed in range(4)]
     return [
         plans.plan(c, [f"encoding={name}", "study=test"])
         for c, name in zip(configs, names, strict=True)
@@ -111,7 +110,7 @@ def write_choice(folder: Path, choice: str, text: str) -> None:
     path.write_text(text, encoding="utf-8")
 
 
-def test_a_sweep_is_every_combination_and_each_run_once(overrides: list[str]) -> None:
+def test_a_sweep_is_every_combination_and_each_run_once(overrides):
     found = plans.resolve(
         [
             ["encoding=rope,alibi", "seed=0,1", *overrides],
@@ -137,16 +136,17 @@ def test_a_sweep_is_every_combination_and_each_run_once(overrides: list[str]) ->
         {path.stem for path in (configs_dir() / "sweep").glob("*.yaml")} - {"extend"}
     ),
 )
-def test_every_sweep_file_composes(name: str) -> None:
+def test_every_sweep_file_composes(name):
     todo = plans.resolve(plans.read_sets(name, ["tracking=none", "seed=0"]))
-    assert len(todo) >= 3 and {job.config.study for job in todo} == {name}
+    assert len(todo) >= 3
+    assert {job.config.study for job in todo} == {name}
     names = {job.config.encoding.name for job in todo}
     assert name != "catalogue" or names >= {
         path.stem for path in configs_dir().glob("encoding/*.yaml")
     }
 
 
-def test_what_is_typed_takes_the_place_of_a_files_own_value(tmp_path: Path) -> None:
+def test_what_is_typed_takes_the_place_of_a_files_own_value(tmp_path):
     sets = ["encoding=rope encoding.base=64", "encoding=none"]
     write_choice(
         tmp_path,
@@ -190,7 +190,7 @@ sets: [{encoding: rope}] | is not a sweep: expected 'sets'
 @pytest.mark.parametrize(
     "line", [*MISTAKES.split("\n")[1:-1], *FILES.split("\n")[1:-1]]
 )
-def test_a_mistake_is_one_line_and_nothing_is_run(line: str, tmp_path: Path) -> None:
+def test_a_mistake_is_one_line_and_nothing_is_run(line, tmp_path):
     typed, message = line.split(" | ")
     write_choice(tmp_path, "sweep/mine", typed)
     with pytest.raises(UserError) as caught:
@@ -199,51 +199,47 @@ def test_a_mistake_is_one_line_and_nothing_is_run(line: str, tmp_path: Path) -> 
             if line in FILES
             else sweep.sweep(typed.split())
         )
-    assert (
-        message in str(caught.value)
-        and "\n" not in str(caught.value)
-        and not Path("outputs").exists()
-    )
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert not Path("outputs").exists()
 
 
 def test_a_sweep_shows_the_loss_after_training_and_not_one_on_the_way(
-    template: Config, tmp_path: Path
-) -> None:
+    template, tmp_path
+):
     config = configured(template, "rope", 0)
     # as its rows say
-    training = dataclasses.replace(
-        config.training, tokens=12 * config.training.tokens_per_step
-    )
-    config = dataclasses.replace(config, training=training)
+    tokens = 12 * config.training.tokens_per_step
+    config = support.changed(config, training={"tokens": tokens})
     folder = write_run(
         tmp_path, config, Truth(3.0, 0.1, earlier=(Truth(5.0, 0.1), Truth(4.0, 0.1)))
     )
     nll = pool.loss_at_train_length(Plan(config, folder, ()))
-    assert nll is not None and 2.5 < nll < 3.5
+    assert nll is not None
+    assert 2.5 < nll < 3.5
 
 
 @pytest.mark.slow
 def test_a_dry_run_lists_commands_counts_and_writes_nothing(
-    overrides: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+    overrides, tmp_path, capsys
+):
     (done,) = plans.resolve([["encoding=rope", "seed=0", *overrides]])
     train(done.config, done.folder, ["posbench", "train"])
-    tokens, before = (
-        done.config.training.steps * done.config.training.tokens_per_step,
-        snapshot(tmp_path),
-    )
+    tokens = done.config.training.steps * done.config.training.tokens_per_step
+    before = snapshot(tmp_path)
 
     def shown(*words: str) -> list[str]:
         sweep.sweep(each_once([*overrides, *words]), dry_run=True)
         *lines, last = capsys.readouterr().out.splitlines()
-        assert last == "Nothing was run or written." and snapshot(tmp_path) == before
+        assert last == "Nothing was run or written."
+        assert snapshot(tmp_path) == before
         return lines
 
     *commands, counts = shown("encoding=rope,alibi", "seed=0,1,2")
-    assert len(commands) == 5 and all(
-        line.startswith("posbench train ") for line in commands
-    )
-    assert "encoding=alibi" in commands[-1] and "seed=2" in commands[-1]
+    assert len(commands) == 5
+    assert all(line.startswith("posbench train ") for line in commands)
+    assert "encoding=alibi" in commands[-1]
+    assert "seed=2" in commands[-1]
     assert counts == f"6 runs: 1 finished, 5 to do, {5 * tokens:,} tokens to train on."
     tuned = shown("encoding=rope,alibi", "seed=0,1,2", "tune=true")[-1]
     assert (
@@ -261,9 +257,7 @@ def test_a_dry_run_lists_commands_counts_and_writes_nothing(
 
 
 @pytest.mark.slow
-def test_a_sweep_without_verdicts_says_so_before_training_with_what_to_type(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_a_sweep_without_verdicts_says_so_before_training_with_what_to_type(capsys):
     for words, *expected in (
         (
             "seed=0,1 experiment=demo",
@@ -291,11 +285,8 @@ def test_a_sweep_without_verdicts_says_so_before_training_with_what_to_type(
 
 
 def test_a_sweep_equals_single_runs_and_a_second_one_has_nothing_to_do(
-    overrides: list[str],
-    reports: list[list[Path]],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    overrides, reports, tmp_path, monkeypatch
+):
     arguments = ["encoding=rope,alibi", *overrides]
     sweep.sweep(arguments, n_jobs=2)
     todo = plans.resolve([arguments])
@@ -335,11 +326,8 @@ class Crash(Encoding):
 
 @pytest.mark.slow
 def test_failing_runs_are_recorded_with_their_reason_and_the_others_are_done(
-    overrides: list[str],
-    tmp_path: Path,
-    reports: list[list[Path]],
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+    overrides, tmp_path, reports, capsys
+):
     Path("crash.py").write_text(CRASH)
     sets = [
         "encoding=rope",
@@ -352,10 +340,8 @@ def test_failing_runs_are_recorded_with_their_reason_and_the_others_are_done(
     rope, *failed = plans.resolve(
         plans.read_sets("faults", overrides, tmp_path), tmp_path
     )
-    assert (
-        all(job.id in str(caught.value) for job in failed)
-        and caught.value.exit_code == 1
-    )
+    assert all(job.id in str(caught.value) for job in failed)
+    assert caught.value.exit_code == 1
     assert [pool.record(job)["reason"] for job in (rope, *failed)] == [
         None,
         "diverged",
@@ -367,10 +353,8 @@ def test_failing_runs_are_recorded_with_their_reason_and_the_others_are_done(
         == "killed by SIGKILL, perhaps since memory ran out"
     )
     lines = capsys.readouterr().err
-    assert (
-        lines.count("not done: ") == 3
-        and "training.learning_rate=1e30] failed (diverged): loss is" in lines
-    )
+    assert lines.count("not done: ") == 3
+    assert "training.learning_rate=1e30] failed (diverged): loss is" in lines
     assert len(reports) == 1  # of those that are done
 
 
@@ -391,9 +375,7 @@ def steps(folder: Path) -> int:
 
 
 @pytest.mark.slow
-def test_a_sweep_killed_three_times_equals_an_uninterrupted_one(
-    overrides: list[str], tmp_path: Path
-) -> None:
+def test_a_sweep_killed_three_times_equals_an_uninterrupted_one(overrides, tmp_path):
     # 192 updates
     longer = ["training.tokens=12288", "runtime.checkpoint_every_steps=10"]
     arguments = ["encoding=rope", "seed=0,1", *each_once([*overrides, *longer])]
@@ -412,9 +394,7 @@ def test_a_sweep_killed_three_times_equals_an_uninterrupted_one(
 
 
 @pytest.mark.slow
-def test_ctrl_c_lets_what_runs_save_itself(
-    overrides: list[str], tmp_path: Path
-) -> None:
+def test_ctrl_c_lets_what_runs_save_itself(overrides, tmp_path):
     # 15,625 updates
     arguments = [
         "encoding=rope,alibi",
@@ -425,8 +405,10 @@ def test_ctrl_c_lets_what_runs_save_itself(
     os.kill(process.pid, signal.SIGINT)
     process.join()
     first, second = plans.resolve([arguments])
-    assert process.exitcode == 130 and pool.record(first)["status"] == "stopped"
-    assert not processes_of(tmp_path) and not second.folder.exists()
+    assert process.exitcode == 130
+    assert pool.record(first)["status"] == "stopped"
+    assert not processes_of(tmp_path)
+    assert not second.folder.exists()
     saved = max((first.folder / "checkpoint").glob("step-*"))
     assert (
         int(saved.name.removeprefix("step-"))
@@ -436,8 +418,8 @@ def test_ctrl_c_lets_what_runs_save_itself(
 
 
 def test_what_became_of_a_run_is_what_its_record_says_or_its_processs_last_words(
-    several: list[Plan],
-) -> None:
+    several,
+):
     job = several[0]
     job.output.parent.mkdir(parents=True)
     job.output.write_text("12:00:00 preparing\nerror: there is no text.txt\n")
@@ -467,7 +449,8 @@ def test_what_became_of_a_run_is_what_its_record_says_or_its_processs_last_words
     assert pool.outcome(job, -signal.SIGKILL, before).name == "failed"
     attempt("done")
     # all the while
-    assert pool.outcome(job, 0, before) == DONE and pool.record(job)["status"] == "done"
+    assert pool.outcome(job, 0, before) == DONE
+    assert pool.record(job)["status"] == "done"
 
 
 # Cores, GPUs, --n-jobs, processes and threads of each run, OMP_NUM_THREADS | threads of
@@ -483,9 +466,7 @@ SLOTS = """
 """
 
 
-def test_threads_and_gpus_are_divided_among_the_processes(
-    several: list[Plan], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_threads_and_gpus_are_divided_among_the_processes(several, monkeypatch):
     monkeypatch.setattr(pool, "run", lambda todo, slots, _: slots)
     for line in SLOTS.split("\n")[1:-1]:
         left, _, right = line.partition(" | ")
@@ -499,17 +480,12 @@ def test_threads_and_gpus_are_divided_among_the_processes(
         device = torch.device("cpu" if gpus == "-" else "cuda")
         monkeypatch.setattr(machine, "resolve", lambda name, device=device: device)
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", gpus)
-        runtime = dataclasses.replace(
-            several[0].config.runtime,
-            device="auto",
-            threads=threads,
-            processes=processes,
-        )
+        runtime = {"device": "auto", "threads": threads, "processes": processes}
         todo = [
             dataclasses.replace(
-                c, config=dataclasses.replace(c.config, runtime=runtime)
+                plan, config=support.changed(plan.config, runtime=runtime)
             )
-            for c in several
+            for plan in several
         ]
         slots: Any = sweep.execute(todo, n_jobs)
         assert {slot["OMP_NUM_THREADS"] for slot in slots} == {each}, line
@@ -518,10 +494,8 @@ def test_threads_and_gpus_are_divided_among_the_processes(
 
 
 def test_the_best_rate_of_each_scheme_on_validation_text_is_chosen_and_one_at_the_edge_is_warned_about(
-    overrides: list[str],
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+    overrides, monkeypatch, caplog
+):
     caplog.set_level("INFO")
     todo = plans.resolve(
         [["encoding=rope,alibi", "seed=1", "training.learning_rate=0.002", *overrides]]
@@ -541,17 +515,13 @@ def test_the_best_rate_of_each_scheme_on_validation_text_is_chosen_and_one_at_th
         chosen = sweep.with_tuned_rates(todo, [0.5, 1.0, 2.0], None)
         assert [job.config.training.learning_rate for job in chosen] == rates
     (warning,) = [message for message in caplog.messages if "edge" in message]
-    assert (
-        warning.startswith("alibi: learning rate 0.004 ")
-        and "a wider tune_grid" in warning
-    )
+    assert warning.startswith("alibi: learning rate 0.004 ")
+    assert "a wider tune_grid" in warning
     assert len({trial.id for trial in tried}) == 6
     for trial in tried:
         asked = trial.config.evaluation
-        assert (asked.split, asked.ratios, asked.at_tokens, trial.config.seed) == (
-            "validation",
-            (1.0,),
-            (),
-            0,
-        )
+        assert asked.split == "validation"
+        assert asked.ratios == (1.0,)
+        assert asked.at_tokens == ()
+        assert trial.config.seed == 0
         assert trial.folder.parent == todo[0].folder.parent / "tuning"

@@ -11,7 +11,7 @@ import task_solvers
 from scipy import optimize, stats
 
 from posbench import tasks
-from posbench.errors import Undefined, UserError
+from posbench.errors import Undefined
 
 # Every task by default, and with options that take another way through its generator.
 CASES: list[tuple[str, dict[str, Any]]] = [
@@ -35,28 +35,26 @@ CASES: list[tuple[str, dict[str, Any]]] = [
 
 @pytest.mark.sample(3)
 @pytest.mark.parametrize(("name", "options"), CASES)
-def test_plain_loops_find_the_answers_of_every_length(
-    name: str, options: dict[str, Any]
-) -> None:
+def test_plain_loops_find_the_answers_of_every_length(name, options):
     task = tasks.build(name, options)
     for length in {task.least, task.shortest, task.longest, 8 * task.longest}:
         problems, again = (
             task.problems(np.random.default_rng(length), length, 10) for _ in range(2)
         )
-        assert (problems.ids == again.ids).all() and (
-            problems.scored == again.scored
-        ).all()
+        assert (problems.ids == again.ids).all()
+        assert (problems.scored == again.scored).all()
         assert problems.ids.shape == (
             10,
             task.size(length) + 1,
-        ) and problems.scored.shape == (10, task.size(length))
+        )
+        assert problems.scored.shape == (10, task.size(length))
         for ids, scored in zip(problems.ids, problems.scored, strict=True):
             words = [task.symbols[number] for number in ids]
             expected = {int(t) + 1: words[t + 1] for t in scored.nonzero()[0]}
             assert getattr(task_solvers, name)(words, options) == expected
 
 
-def test_draws_are_those_of_earlier_runs() -> None:
+def test_draws_are_those_of_earlier_runs():
     digest = hashlib.sha256()
     for name, options in CASES:
         problems = tasks.build(name, options).problems(np.random.default_rng(7), 8, 64)
@@ -70,7 +68,7 @@ def drawn(name: str, length: int, count: int = 20_000, **options: Any) -> Any:
     )
 
 
-def test_places_and_bits_are_drawn_as_often_as_the_definition_says() -> None:
+def test_places_and_bits_are_drawn_as_often_as_the_definition_says():
     counts = [
         # keys, from no filler to all
         np.bincount((drawn("passkey", 9) == 2).argmax(axis=1), minlength=11)[1:],
@@ -110,9 +108,7 @@ def test_places_and_bits_are_drawn_as_often_as_the_definition_says() -> None:
     )
 
 
-def test_one_head_can_copy_strings_of_four_bits_and_of_five_where_it_sees_lines() -> (
-    None
-):
+def test_one_head_can_copy_strings_of_four_bits_and_of_five_where_it_sees_lines():
     """Wen et al. (2026), arXiv:2607.16072, Theorems 3.1 and 4.1, of attention alone: of
     tokens that whose sum over keys is the largest is said. A term depends on query, key
     and distance. With lines, `=` ends one.
@@ -125,7 +121,8 @@ def test_one_head_can_copy_strings_of_four_bits_and_of_five_where_it_sees_lines(
             places[length + 2 :] += line and line - length - 2
             for ids in np.unique(drawn("copy", length, 512, vocabulary=2), axis=0):
                 for t in range(length + 1, 2 * length + 2):
-                    terms, answers = np.zeros((4, 4, 32)), np.eye(4)
+                    terms = np.zeros((4, 4, 32))
+                    answers = np.eye(4)
                     terms[ids[t], ids[: t + 1], places[t] - places[: t + 1]] = 1
                     gaps = (
                         answers[ids[t + 1]]
@@ -141,54 +138,15 @@ def test_one_head_can_copy_strings_of_four_bits_and_of_five_where_it_sees_lines(
         assert program.status == status
 
 
-@pytest.mark.parametrize(
-    ("name", "options", "line"),
-    [
-        (
-            "copy",
-            {"vocabluary": 3},
-            (
-                "'copy' has no option 'vocabluary': it accepts shortest, longest,"
-                " vocabulary;"
-            ),
-        ),
-        (
-            "addition",
-            {"answer": "revrsed"},
-            "data.task.answer is 'revrsed' for 'addition': input should be 'plain' or",
-        ),
-        (
-            "recall",
-            {"keys": 7},
-            "data.task.longest is 8 for 'recall': expected at most 7",
-        ),
-        ("passkey", {"depth": float("nan")}, "data.task.depth is nan"),
-        (
-            "passkeys",
-            {},
-            (
-                "unknown task 'passkeys': did you mean 'passkey'? (there are addition,"
-                " copy, counting"
-            ),
-        ),
-    ],
-)
-def test_an_option_is_refused_in_one_line(
-    name: str, options: dict[str, Any], line: str
-) -> None:
-    with pytest.raises(UserError) as error:
-        tasks.build(name, options)
-    assert line in str(error.value) and "\n" not in str(error.value)
-
-
-def test_problems_that_the_vocabulary_has_no_room_for_do_not_exist() -> None:
+def test_problems_that_the_vocabulary_has_no_room_for_do_not_exist():
     for name, options, limit in (
         ("recall", {}, 64),
         ("counting", {}, 192),
         ("addition", {"hints": 9}, 8),
     ):
         task = tasks.build(name, options)
-        assert task.limit == limit and task.problems(np.random.default_rng(0), limit, 1)
+        assert task.limit == limit
+        assert task.problems(np.random.default_rng(0), limit, 1)
         with pytest.raises(
             Undefined, match=f"'{name}' has no problem of length {limit + 1}"
         ):

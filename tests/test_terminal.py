@@ -20,8 +20,8 @@ def on(encoding: str) -> Console:
     [("utf-8", "1.2 ±0.3 ▇▇"), ("latin-1", "1.2 ±0.3 ??"), ("ascii", "1.2 ?0.3 ??")],
 )
 def test_no_terminal_fails_for_a_sign_that_it_does_not_have(
-    monkeypatch: pytest.MonkeyPatch, encoding: str, shown: str
-) -> None:
+    monkeypatch, encoding, shown
+):
     stream = io.BytesIO()
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(stream, encoding=encoding))
     exits.tolerant_output()
@@ -33,9 +33,7 @@ def test_no_terminal_fails_for_a_sign_that_it_does_not_have(
     assert shown in stream.getvalue().decode(encoding)
 
 
-def test_plain_lines_say_how_long_training_will_take(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_plain_lines_say_how_long_training_will_take(monkeypatch, caplog):
     now = 100.0
     monkeypatch.setattr(console.time, "monotonic", lambda: now)
     monkeypatch.setattr(console, "stderr", on("utf-8"))

@@ -7,14 +7,13 @@ import dataclasses
 import json
 import os
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import wandb
 import wandb_server
-from support import in_child, posbench
+from support import changed, in_child, posbench
 from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
 from wandb.cli import cli as wandb_cli
 from wandb_server import ServedRun, Server
@@ -43,7 +42,7 @@ ROW = EvaluationRow(
 
 
 @pytest.fixture(autouse=True)
-def clean(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def clean(tmp_path, monkeypatch):
     """Run a test without a key, without this machine's settings, and without a client
     left over from another test.
     """
@@ -59,7 +58,7 @@ def clean(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.fixture
-def server(clean: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
+def server(clean, monkeypatch):
     with wandb_server.serve() as server:
         monkeypatch.setenv("WANDB_BASE_URL", server.url)
         monkeypatch.setenv("WANDB_API_KEY", "x" * 40)
@@ -68,14 +67,12 @@ def server(clean: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
 
 
 @pytest.fixture
-def config(tiny_config: Config) -> Config:
+def config(tiny_config):
     return tracked(tiny_config, backend="wandb", mode="online")
 
 
 def tracked(config: Config, **tracking: Any) -> Config:
-    return dataclasses.replace(
-        config, tracking=dataclasses.replace(config.tracking, **tracking)
-    )
+    return changed(config, tracking=tracking)
 
 
 def attempt(
@@ -141,8 +138,8 @@ def only(server: Server) -> ServedRun:
 
 @pytest.mark.slow
 def test_offline_a_resumed_run_is_one_part_that_wandb_sync_sends_once(
-    server: Server, config: Config, tmp_path: Path
-) -> None:
+    server, config, tmp_path
+):
     offline = tracked(config, mode="offline")
     killed(tmp_path / "run", offline, 0, 7)
     attempt(tmp_path / "run", offline, 5, LAST, 3)
@@ -170,20 +167,18 @@ def test_offline_a_resumed_run_is_one_part_that_wandb_sync_sends_once(
         "eval/ci_low",
         "eval/context",
         "tokens",
-    } <= hidden and "eval/loss" not in hidden
+    } <= hidden
+    assert "eval/loss" not in hidden
 
 
-def test_online_every_row_arrives_once_also_after_a_kill(
-    server: Server, config: Config, tmp_path: Path
-) -> None:
+def test_online_every_row_arrives_once_also_after_a_kill(server, config, tmp_path):
     killed(tmp_path / "run", config, 0, 7)
     attempt(tmp_path / "run", config, 5, LAST, 3)
     served = only(server)
     assert served.history == sent_of(tmp_path / "run", config)
-    assert served.name.startswith(config.id) and (
-        served.last("project"),
-        served.exit_code,
-    ) == ("posbench", 0)
+    assert served.name.startswith(config.id)
+    assert served.last("project") == "posbench"
+    assert served.exit_code == 0
     assert {
         name: served.summary[name]
         for name in ("nll_1x", "status", "rise_2x", "data/name")
@@ -204,12 +199,8 @@ def test_online_every_row_arrives_once_also_after_a_kill(
 
 
 def test_posbench_sync_sends_what_is_missing_and_a_later_evaluation_goes_to_the_same_run(
-    server: Server,
-    config: Config,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    server, config, tmp_path, capsys, monkeypatch
+):
     attempt(tmp_path / "run", tracked(config, mode="offline"), 0, LAST, 2)
     for sent in (17, 0):
         assert posbench("sync", str(tmp_path / "run")) == 0
@@ -218,10 +209,8 @@ def test_posbench_sync_sends_what_is_missing_and_a_later_evaluation_goes_to_the_
         mirror(config, run, results_of)
         run.log(dataclasses.replace(ROW, length=64, length_ratio=4, nll=7.0).to_json())
     assert only(server).history == sent_of(tmp_path / "run", config)
-    assert (
-        only(server).summary["status"] == "done"
-        and only(server).history[-1]["eval/loss"] == 7.0
-    )
+    assert only(server).summary["status"] == "done"
+    assert only(server).history[-1]["eval/loss"] == 7.0
     with Run.open(tmp_path / "run", config, [], restart=True):
         pass
     attempt(tmp_path / "run", config, 0, 3)
@@ -234,8 +223,8 @@ def test_posbench_sync_sends_what_is_missing_and_a_later_evaluation_goes_to_the_
 
 
 def test_under_the_agent_of_a_sweep_the_run_is_the_agents(
-    server: Server, config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    server, config, tmp_path, monkeypatch
+):
     for name, value in {
         "SWEEP_ID": "sw33p",
         "RUN_ID": "r1",
@@ -244,24 +233,17 @@ def test_under_the_agent_of_a_sweep_the_run_is_the_agents(
         monkeypatch.setenv(f"WANDB_{name}", value)
     attempt(tmp_path / "run", config, 0, LAST, 1)
     run = only(server)
-    assert (run.name, run.last("sweep"), run.last("project"), run.exit_code) == (
-        "r1",
-        "sw33p",
-        "theirs",
-        0,
-    )
-    assert (
-        run.summary["nll_1x"] == 1.0
-        and load_record(tmp_path / "run")["wandb"]["id"] == "r1"
-    )
+    assert run.name == "r1"
+    assert run.last("sweep") == "sw33p"
+    assert run.last("project") == "theirs"
+    assert run.exit_code == 0
+    assert run.summary["nll_1x"] == 1.0
+    assert load_record(tmp_path / "run")["wandb"]["id"] == "r1"
 
 
 def test_a_failing_wandb_costs_one_warning_and_no_row(
-    config: Config,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+    config, tmp_path, monkeypatch, caplog
+):
     def fails(*_: Any, **given: Any) -> Any:
         raise OSError("no network\nand more")
 
@@ -273,11 +255,9 @@ def test_a_failing_wandb_costs_one_warning_and_no_row(
         for record in caplog.records
         if record.levelname == "WARNING"
     ]
-    assert (
-        warning.startswith("tracking: ")
-        and "'posbench sync' sends it later" in warning
-        and "\n" not in warning
-    )
+    assert warning.startswith("tracking: ")
+    assert "'posbench sync' sends it later" in warning
+    assert "\n" not in warning
 
 
 @pytest.mark.parametrize(
@@ -289,9 +269,7 @@ def test_a_failing_wandb_costs_one_warning_and_no_row(
         ({"targets_sha256": "cd12cd"}, "eval/targets cd12cd"),
     ],
 )
-def test_names_tell_checkpoints_texts_and_targets_apart(
-    config: Config, change: dict[str, Any], curve: str
-) -> None:
+def test_names_tell_checkpoints_texts_and_targets_apart(config, change, curve):
     targets: dict[Any, Any] = {}
     row_values(ROW.to_json(), config, targets)
     values = row_values(dataclasses.replace(ROW, **change).to_json(), config, targets)
@@ -303,19 +281,17 @@ def test_names_tell_checkpoints_texts_and_targets_apart(
     }
 
 
-def test_online_needs_a_key_and_nobody_is_asked_for_one(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    assert not is_online("auto") and not is_online("online")
+def test_online_needs_a_key_and_nobody_is_asked_for_one(monkeypatch):
+    assert not is_online("auto")
+    assert not is_online("online")
     monkeypatch.setenv("WANDB_API_KEY", "x" * 40)
-    assert is_online("auto") and not is_online("offline")
+    assert is_online("auto")
+    assert not is_online("offline")
     monkeypatch.setenv("WANDB_MODE", "offline")
     assert not is_online("auto")
 
 
-def test_tensorboard_shows_every_row_once_after_a_kill(
-    config: Config, tmp_path: Path
-) -> None:
+def test_tensorboard_shows_every_row_once_after_a_kill(config, tmp_path):
     config = tracked(config, backend="tensorboard")
     killed(tmp_path / "run", config, 0, 7)
     attempt(tmp_path / "run", config, 5, LAST, 2)

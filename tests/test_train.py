@@ -18,7 +18,7 @@ from unittest.mock import Mock
 import pytest
 import torch
 from fake_study import headline_of
-from support import snapshot, until, write_words
+from support import changed, snapshot, until, write_words
 
 from posbench import machine
 from posbench.config.schema import Config, EncodingConfig
@@ -42,18 +42,10 @@ STEPS = 12
 
 
 @pytest.fixture
-def config(tiny_config: Config, tmp_path: pathlib.Path) -> Config:
+def config(tiny_config, tmp_path):
     write_words(tmp_path)
     config = changed(tiny_config, data={"path": str(tmp_path / "text.txt")})
     return changed(config, runtime={"cache": str(tmp_path / "cache")})
-
-
-def changed(config: Config, **sections: dict[str, Any]) -> Config:
-    parts = {
-        name: dataclasses.replace(getattr(config, name), **values)
-        for name, values in sections.items()
-    }
-    return dataclasses.replace(config, **parts)
 
 
 def weights_sha256(folder: pathlib.Path) -> str:
@@ -116,25 +108,21 @@ def stop_after(
 
 
 def test_a_run_leaves_a_complete_folder_and_a_finished_one_computes_only_missing_rows(
-    config: Config, tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture
-) -> None:
+    config, tmp_path, caplog
+):
     folder = tmp_path / "run"
     train(config, folder, ["posbench", "train"])
     record = load_record(folder)
-    assert (
-        status(folder) == ("done", None) and record["tokens"] == config.training.tokens
-    )
+    assert status(folder) == ("done", None)
+    assert record["tokens"] == config.training.tokens
     assert record["parameters"]["encoding"] == 0 < record["parameters"]["total"]
     assert record["data"]["tokens"]["train"] > 1000
-    assert (
-        record["evaluate_seconds"] > 0
-        and record["train_seconds"] > 0
-        and record["cpu_seconds"] > 0
-    )
+    assert record["evaluate_seconds"] > 0
+    assert record["train_seconds"] > 0
+    assert record["cpu_seconds"] > 0
     rows = evaluation_rows(folder)
-    assert len(rows) == 3 + 2 + 3 and {
-        (row.status, row.checkpoint_step) for row in rows
-    } == {("ok", STEPS)}
+    assert len(rows) == 3 + 2 + 3
+    assert {(row.status, row.checkpoint_step) for row in rows} == {("ok", STEPS)}
     assert all(row.units and sum(row.units["tokens"]) == row.n_tokens for row in rows)
     assert sorted(path.name for path in (folder / "checkpoint").iterdir()) == [
         "step-00000010",
@@ -142,22 +130,19 @@ def test_a_run_leaves_a_complete_folder_and_a_finished_one_computes_only_missing
     ]
     assert (folder / "tokenizer.json").exists()
 
-    before, written = (
-        weights_sha256(folder),
-        (folder / "rows.jsonl").read_text(encoding="utf-8"),
-    )
+    before = weights_sha256(folder)
+    written = (folder / "rows.jsonl").read_text(encoding="utf-8")
     with caplog.at_level("INFO", "posbench"):
         train(config, folder, [])
     assert (folder / "rows.jsonl").read_text(encoding="utf-8") == written
     assert f"finished; nothing to do: {folder}" in caplog.text
     train(changed(config, evaluation={"ratios": (1, 2, 3)}), folder, [])
-    assert weights_sha256(folder) == before and len(losses(folder)) == STEPS
+    assert weights_sha256(folder) == before
+    assert len(losses(folder)) == STEPS
     assert {row.length_ratio for row in evaluation_rows(folder)} == {1, 2, 3, 4}
 
 
-def test_what_is_due_falls_on_its_cadence_and_on_the_last_update(
-    config: Config,
-) -> None:
+def test_what_is_due_falls_on_its_cadence_and_on_the_last_update(config):
     schedule = Schedule(
         total=10,
         log_every=4,
@@ -175,9 +160,7 @@ def test_what_is_due_falls_on_its_cadence_and_on_the_last_update(
     }
 
 
-def test_a_run_validates_four_times_unless_it_says_how_often_or_has_no_data(
-    config: Config,
-) -> None:
+def test_a_run_validates_four_times_unless_it_says_how_often_or_has_no_data(config):
     for typed, can_validate, expected in (
         (None, True, 3),  # of twelve updates
         (None, False, 0),
@@ -188,9 +171,7 @@ def test_a_run_validates_four_times_unless_it_says_how_often_or_has_no_data(
         assert schedule_of(asked, can_validate).validate_every == expected
 
 
-def test_the_validation_loss_is_a_mean_over_tokens_whatever_the_batch(
-    config: Config, tmp_path: pathlib.Path
-) -> None:
+def test_the_validation_loss_is_a_mean_over_tokens_whatever_the_batch(config, tmp_path):
     folder = tmp_path / "run"
     train(changed(config, runtime={"validate_every_steps": 1}), folder, [])
     losses = [row["val/loss"] for row in training_rows(folder) if "val/loss" in row]
@@ -199,15 +180,14 @@ def test_the_validation_loss_is_a_mean_over_tokens_whatever_the_batch(
     model.load_state_dict(checkpoint.trained(folder).weights())
     (batch,) = validation_batches(tokens.validation.ids, 16, 256, VALIDATION_SIZE)
     # the last batch is a smaller one
-    assert len(losses) == STEPS and len(batch.ids) % config.training.batch_size
+    assert len(losses) == STEPS
+    assert len(batch.ids) % config.training.batch_size
     assert losses[-1] == pytest.approx(
         float(model(batch.ids, batch.labels).detach()), abs=1e-6
     )
 
 
-def test_the_learning_rate_warms_up_and_falls_to_its_final_share(
-    config: Config,
-) -> None:
+def test_the_learning_rate_warms_up_and_falls_to_its_final_share(config):
     schedule = dataclasses.replace(
         config.training,
         learning_rate=1.0,
@@ -215,17 +195,15 @@ def test_the_learning_rate_warms_up_and_falls_to_its_final_share(
         final_learning_rate=0.1,
     )
     cosine = [learning_rate(step, 100, schedule) for step in range(100)]
-    assert cosine[:4] == [0.25, 0.5, 0.75, 1.0] and cosine[4] == 1.0
-    assert cosine[99] == pytest.approx(0.1) and cosine[4:] == sorted(
-        cosine[4:], reverse=True
-    )
+    assert cosine[:4] == [0.25, 0.5, 0.75, 1.0]
+    assert cosine[4] == 1.0
+    assert cosine[99] == pytest.approx(0.1)
+    assert cosine[4:] == sorted(cosine[4:], reverse=True)
     constant = dataclasses.replace(schedule, schedule="constant", decay_fraction=0.2)
     values = [learning_rate(step, 101, constant) for step in range(101)]
-    assert (
-        set(values[4:80]) == {1.0}
-        and values[100] == pytest.approx(0.1)
-        and values[80] < 1
-    )
+    assert set(values[4:80]) == {1.0}
+    assert values[100] == pytest.approx(0.1)
+    assert values[80] < 1
     assert values[90] == pytest.approx(0.1 + 0.9 * 10 / 20.2)
     # it stays to the end, or falls from the end of the warm-up on
     for share, step in ((0.0, 100), (1.0, 4)):
@@ -244,14 +222,12 @@ def test_the_learning_rate_warms_up_and_falls_to_its_final_share(
     ]
 
 
-def test_a_run_goes_on_from_a_prompt(config: Config, tmp_path: pathlib.Path) -> None:
+def test_a_run_goes_on_from_a_prompt(config, tmp_path):
     train(config, tmp_path / "run", [])
     text = sample(tmp_path / "run", "to be", tokens=30)
-    assert (
-        text == sample(tmp_path / "run", "to be", tokens=30)
-        and text.startswith("to be")
-        and len(text) > 20
-    )
+    assert text == sample(tmp_path / "run", "to be", tokens=30)
+    assert text.startswith("to be")
+    assert len(text) > 20
     assert text != sample(tmp_path / "run", "to be", tokens=30, seed=1)
 
 
@@ -260,8 +236,8 @@ def test_a_run_goes_on_from_a_prompt(config: Config, tmp_path: pathlib.Path) -> 
 
 
 def test_a_trained_run_whose_text_or_tokenizer_is_another_now_is_refused_in_one_line_and_left_as_it_is(
-    config: Config, tmp_path: pathlib.Path
-) -> None:
+    config, tmp_path
+):
     folder = tmp_path / "run"
     train(config, folder, [])
     before = snapshot(folder)
@@ -271,27 +247,25 @@ def test_a_trained_run_whose_text_or_tokenizer_is_another_now_is_refused_in_one_
         UserError, match=r"trained on another text than .* now: .*study=NAME.*--restart"
     ) as caught:
         train(config, folder, [])
-    assert "\n" not in str(caught.value) and snapshot(folder) == before
+    assert "\n" not in str(caught.value)
+    assert snapshot(folder) == before
     train(config, folder, [], restart=True)
     record = load_record(folder) | {"tokenizer_sha256": "beef" * 16}
     (folder / "run.json").write_text(json.dumps(record), encoding="utf-8")
     with pytest.raises(UserError, match="another tokenizer than its configuration"):
         train(config, folder, [])
-    assert load_record(folder) == record and record["status"] == "done"
+    assert load_record(folder) == record
+    assert record["status"] == "done"
     (folder / "checkpoint").rename(tmp_path / "weights")
     # a finished run without weights keeps its rows, beside the new run
     train(config, folder, [])
-    assert (
-        load_record(tmp_path / "run.old-2") == record
-        and load_record(folder)["status"] == "done"
-    )
+    assert load_record(tmp_path / "run.old-2") == record
+    assert load_record(folder)["status"] == "done"
     (folder / "run.json").write_text("{", encoding="utf-8")
     train(config, folder, [], restart=True)  # also where the record cannot be read
 
 
-def test_a_gpu_without_bf16_trains_in_fp32_and_a_line_says_so(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_gpu_without_bf16_trains_in_fp32_and_a_line_says_so(monkeypatch, caplog):
     caplog.set_level("INFO")
     gpu = torch.device("cuda")
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Tesla T4")
@@ -305,10 +279,9 @@ def test_a_gpu_without_bf16_trains_in_fp32_and_a_line_says_so(
     assert len(caplog.messages) == 1
 
 
-def test_a_run_does_not_go_on_in_another_precision(
-    config: Config, tmp_path: pathlib.Path
-) -> None:
-    config, folder = changed(config, training={"precision": "auto"}), tmp_path / "run"
+def test_a_run_does_not_go_on_in_another_precision(config, tmp_path):
+    config = changed(config, training={"precision": "auto"})
+    folder = tmp_path / "run"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(machine, "bf16_is_fast", lambda device: False)
         stop_after(7, config, folder)
@@ -334,9 +307,11 @@ def test_a_run_does_not_go_on_in_another_precision(
 
 
 def test_a_run_killed_with_sigkill_ends_with_the_weights_of_an_uninterrupted_one(
-    config: Config, tmp_path: pathlib.Path
-) -> None:  # 200 of them: slow/test_kills.py
-    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    config, tmp_path
+):
+    # 200 of them: slow/test_kills.py
+    whole = tmp_path / "whole"
+    killed = tmp_path / "killed"
     train(config, whole, [])
     process = multiprocessing.get_context("fork").Process(
         target=train, args=(config, killed, [])
@@ -350,16 +325,13 @@ def test_a_run_killed_with_sigkill_ends_with_the_weights_of_an_uninterrupted_one
     )
     process.kill()
     process.join()
-    assert (
-        load_record(killed)["status"] == "running"
-        and read([killed])["run_status"].tolist()[0] == "died"
-    )
+    assert load_record(killed)["status"] == "running"
+    assert read([killed])["run_status"].tolist()[0] == "died"
     with Run.open(killed, config, None):
         assert read([killed])["run_status"].tolist()[0] == "running"
     train(config, killed, [])
-    assert weights_sha256(killed) == weights_sha256(whole) and losses(killed) == losses(
-        whole
-    )
+    assert weights_sha256(killed) == weights_sha256(whole)
+    assert losses(killed) == losses(whole)
     timed = dict.fromkeys(("seconds", "peak_memory_bytes"))
     rows = [
         [dataclasses.replace(row, **timed) for row in evaluation_rows(folder)]
@@ -370,8 +342,8 @@ def test_a_run_killed_with_sigkill_ends_with_the_weights_of_an_uninterrupted_one
 
 @pytest.mark.slow
 def test_rows_on_the_way_change_no_weights_and_a_continued_run_has_them_once(
-    config: Config, tmp_path: pathlib.Path
-) -> None:
+    config, tmp_path
+):
     per_step = config.training.tokens_per_step
     asked = changed(config, evaluation={"at_tokens": (4 * per_step, 9 * per_step + 1)})
     plain, whole, cut = (tmp_path / name for name in ("plain", "whole", "cut"))
@@ -387,19 +359,17 @@ def test_rows_on_the_way_change_no_weights_and_a_continued_run_has_them_once(
             for row in rows
         ]
 
-    assert weights_sha256(plain) == weights_sha256(whole) == weights_sha256(
-        cut
-    ) and numbers(whole) == numbers(cut)
+    assert weights_sha256(plain) == weights_sha256(whole) == weights_sha256(cut)
+    assert numbers(whole) == numbers(cut)
     early = [row for row in numbers(whole) if row[3] < STEPS * per_step]
-    assert {row[:2] for row in early} == {("fixed_target", None)} and headline_of(
-        whole
-    ) == headline_of(plain)
+    assert {row[:2] for row in early} == {("fixed_target", None)}
+    assert headline_of(whole) == headline_of(plain)
     assert {row[3] for row in early} == {4 * per_step, 9 * per_step}
 
 
 def test_an_encoding_that_changes_on_the_way_changes_at_the_same_update_in_a_continued_run(
-    config: Config, tmp_path: pathlib.Path
-) -> None:
+    config, tmp_path
+):
     config = changed(
         config, evaluation={"ratios": (1,), "windowed": False, "at_tokens": (4 * 128,)}
     )
@@ -415,15 +385,14 @@ def test_an_encoding_that_changes_on_the_way_changes_at_the_same_update_in_a_con
     assert weights_sha256(tmp_path / "cut") == weights_sha256(tmp_path / "whole")
     train(config, tmp_path / "rope", [])
     first, second = (losses(tmp_path / name) for name in ("whole", "rope"))
-    assert (
-        first[: STEPS // 2] == second[: STEPS // 2]
-        and first[STEPS // 2][1] != second[STEPS // 2][1]
-    )
+    assert first[: STEPS // 2] == second[: STEPS // 2]
+    assert first[STEPS // 2][1] != second[STEPS // 2][1]
     (early, *_), (with_rope, *_) = (
         evaluation_numbers(tmp_path / name) for name in ("whole", "rope")
     )
     # of equal weights: rows on the way are without positions
-    assert early[:2] == with_rope[:2] and early != with_rope
+    assert early[:2] == with_rope[:2]
+    assert early != with_rope
 
 
 # -- what ends it
@@ -447,8 +416,8 @@ class WorldWithOneSignal(World):
 
 
 def test_a_signal_holds_though_updates_that_are_read_after_it_bring_none(
-    config: Config, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    config, tmp_path, monkeypatch
+):
     never = {"log_every_steps": 100, "validate_every_steps": 0}
     config = changed(config, runtime=never | {"checkpoint_every_steps": 100})
     # as on GPUs, an update is read one later
@@ -461,8 +430,8 @@ def test_a_signal_holds_though_updates_that_are_read_after_it_bring_none(
 
 
 def test_a_disk_that_is_full_as_a_checkpoint_is_written_ends_the_run_in_words(
-    config: Config, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    config, tmp_path, monkeypatch
+):
     write_bytes = pathlib.Path.write_bytes
 
     def full(path: pathlib.Path, data: bytes) -> int:
@@ -479,12 +448,11 @@ def test_a_disk_that_is_full_as_a_checkpoint_is_written_ends_the_run_in_words(
     ):
         train(config, tmp_path / "run", [])
     assert status(tmp_path / "run") == ("failed", "disk")
-    assert not evaluation_rows(tmp_path / "run") and len(losses(tmp_path / "run")) == 3
+    assert not evaluation_rows(tmp_path / "run")
+    assert len(losses(tmp_path / "run")) == 3
 
 
-def test_a_signal_ends_training_saved_and_an_evaluation_in_words(
-    config: Config, tmp_path: pathlib.Path
-) -> None:
+def test_a_signal_ends_training_saved_and_an_evaluation_in_words(config, tmp_path):
     number = signal.SIGUSR1
     before = signal.getsignal(number)
     with (
@@ -513,13 +481,11 @@ def test_a_signal_ends_training_saved_and_an_evaluation_in_words(
             lambda *_: signal.raise_signal(number),
         )
         train(config, tmp_path / "run", [])
-    assert (
-        status(tmp_path / "run") == ("stopped", "signal")
-        and signal.getsignal(number) is before
-    )
+    assert status(tmp_path / "run") == ("stopped", "signal")
+    assert signal.getsignal(number) is before
 
 
-def test_signals_are_collected_or_end_what_has_nothing_to_save() -> None:
+def test_signals_are_collected_or_end_what_has_nothing_to_save():
     before = signal.getsignal(signal.SIGINT)
     with (
         pytest.raises(KeyboardInterrupt),
@@ -527,10 +493,8 @@ def test_signals_are_collected_or_end_what_has_nothing_to_save() -> None:
     ):
         for number in (signal.SIGTERM, signal.SIGTERM, signal.SIGINT):
             signal.raise_signal(number)
-    assert (
-        received == [signal.SIGTERM, signal.SIGTERM]
-        and signal.getsignal(signal.SIGINT) is before
-    )
+    assert received == [signal.SIGTERM, signal.SIGTERM]
+    assert signal.getsignal(signal.SIGINT) is before
     # It is no error that a library may outlive: a tracker costs a warning where it
     # fails.
     with (
@@ -549,9 +513,10 @@ def test_signals_are_collected_or_end_what_has_nothing_to_save() -> None:
 
 
 def test_a_loss_that_is_not_finite_stops_before_the_update_and_says_where(
-    config: Config, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    plain, calls = GPT.forward, []
+    config, tmp_path, monkeypatch
+):
+    plain = GPT.forward
+    calls = []
 
     def poisoned(
         model: GPT, ids: torch.Tensor, labels: torch.Tensor, **given: Any
@@ -566,6 +531,5 @@ def test_a_loss_that_is_not_finite_stops_before_the_update_and_says_where(
         train(config, tmp_path / "run", [])
     assert status(tmp_path / "run") == ("failed", "diverged")
     saved = checkpoint.trained(tmp_path / "run")
-    assert saved.step == 5 and all(
-        torch.isfinite(weight).all() for weight in saved.weights().values()
-    )
+    assert saved.step == 5
+    assert all(torch.isfinite(weight).all() for weight in saved.weights().values())

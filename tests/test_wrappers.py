@@ -22,12 +22,6 @@ SHAPE = Shape(d_model=32, n_heads=4, n_layers=4, train_length=32)
 LENGTH = 40
 CLOSE = {"atol": 2e-5, "rtol": 2e-5}  # fp32 sums in another order
 COUNTED = torch.arange(LENGTH)[None]
-MIXED: list[dict[str, Any]] = [
-    {"name": "temperature", "inner": "rope", "rule": "mistral_large4", "window": 5},
-    {"name": "fox", "window": 7},
-    {"name": "deberta"},  # its logits have a size of their own
-    {"name": "shaw"},
-]
 
 
 def inputs(
@@ -38,39 +32,13 @@ def inputs(
     return q, k, v, schemes.random(2, length, 32, seed=3)
 
 
-def options_of(entry: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in entry.items() if key not in ("name", "window")}
-
-
 def row_of(encoding: Any, x: Tensor, ids: Tensor) -> Tensor:
     """Return, for each token, the row of an encoding's table that is added to it."""
     added = encoding.embed(x, COUNTED[:, : ids.shape[1]], ids) - x
     return added[:, :, None].sub(encoding.table).abs().sum(-1).argmin(-1)
 
 
-@pytest.mark.parametrize("consecutive", [False, True])
-def test_a_layer_of_layered_is_its_encoding_under_its_window(consecutive: bool) -> None:
-    layered = schemes.build("layered", {"layers": MIXED}, SHAPE)
-    for layer, entry in enumerate(MIXED):
-        alone = schemes.build(
-            entry["name"], options_of(entry), dataclasses.replace(SHAPE, n_layers=1)
-        )
-        alone.load_state_dict(layered.inners[layer].state_dict())
-        windows = (None, entry.get("window"))
-        free, narrow = (
-            attention(alone, *inputs(), COUNTED, 0, each, consecutive=consecutive)
-            for each in windows
-        )
-        assert torch.equal(
-            attention(layered, *inputs(), COUNTED, layer, consecutive=consecutive),
-            narrow,
-        )
-        assert torch.allclose(free, narrow, **CLOSE) != ("window" in entry)
-
-
-def test_what_a_temperature_learns_starts_as_the_logits_of_its_encoding_at_the_training_length() -> (
-    None
-):
+def test_what_a_temperature_learns_starts_as_the_logits_of_its_encoding_at_the_training_length():
     n = torch.tensor([1, SHAPE.train_length, SHAPE.train_length**2])
     for rule, expected in (
         ("ssmax", [0.0, 1.0, 2.0]),
@@ -85,7 +53,7 @@ def test_what_a_temperature_learns_starts_as_the_logits_of_its_encoding_at_the_t
         )
 
 
-def test_drope_is_rope_before_the_drop_and_nothing_after_it_also_in_a_layer() -> None:
+def test_drope_is_rope_before_the_drop_and_nothing_after_it_also_in_a_layer():
     drope = encodings.build("drope", SHAPE, {"drop_at": 0.75, "base": 500.0})
     layered = encodings.build(
         "layered", SHAPE, {"layers": [{"name": "drope", "drop_at": 0.75, "window": 5}]}
@@ -111,16 +79,12 @@ def test_drope_is_rope_before_the_drop_and_nothing_after_it_also_in_a_layer() ->
             expected = encodings.build(
                 name, SHAPE, {"base": base} if name == "rope" else {}
             )
-            ours, theirs = (
-                attention(encoding, *given),
-                attention(expected, *given, window),
-            )
+            ours = attention(encoding, *given)
+            theirs = attention(expected, *given, window)
             assert torch.equal(ours, theirs), done
 
 
-def test_a_window_of_a_class_holds_in_a_layer_and_is_refused_in_heads(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_window_of_a_class_holds_in_a_layer_and_is_refused_in_heads(monkeypatch):
     monkeypatch.setattr(encodings.load("alibi"), "window", 4)
     for window, n_visible in ((None, 4), (3, 3), (9, 4)):
         layered = encodings.build(
@@ -136,13 +100,9 @@ def test_a_window_of_a_class_holds_in_a_layer_and_is_refused_in_heads(
 IDS = torch.zeros(3, 30, dtype=torch.long)
 
 
-def test_randomized_draws_each_position_as_often_and_of_as_many_as_tokens_are_the_encoding_itself() -> (
-    None
-):
-    encoding, stream = (
-        encodings.build("randomized", SHAPE, {"max_length": 40}),
-        torch.Generator().manual_seed(0),
-    )
+def test_randomized_draws_each_position_as_often_and_of_as_many_as_tokens_are_the_encoding_itself():
+    encoding = encodings.build("randomized", SHAPE, {"max_length": 40})
+    stream = torch.Generator().manual_seed(0)
     counts = torch.cat(
         [encoding.positions(IDS[:, :10], stream)[0] for _ in range(1000)]
     ).bincount(minlength=40)
@@ -150,13 +110,9 @@ def test_randomized_draws_each_position_as_often_and_of_as_many_as_tokens_are_th
     assert (counts - 250).abs().max() < 5 * (1000 * 0.25 * 0.75) ** 0.5
 
 
-def test_shape_starts_anywhere_below_its_shift_in_training_and_behind_it_in_evaluation() -> (
-    None
-):
-    encoding, stream = (
-        encodings.build("shape", SHAPE, {"shift": 7}),
-        torch.Generator().manual_seed(0),
-    )
+def test_shape_starts_anywhere_below_its_shift_in_training_and_behind_it_in_evaluation():
+    encoding = encodings.build("shape", SHAPE, {"shift": 7})
+    stream = torch.Generator().manual_seed(0)
     assert (encoding.positions(IDS, stream).diff() == 1).all()
     assert {int(encoding.positions(IDS, stream)[0, 0]) for _ in range(200)} == set(
         range(7)
@@ -164,93 +120,65 @@ def test_shape_starts_anywhere_below_its_shift_in_training_and_behind_it_in_eval
     assert torch.equal(encoding.eval().positions(IDS, None), 7 + torch.arange(30)[None])
 
 
-def test_cape_moves_jitters_and_stretches_positions_in_training_alone() -> None:
-    whole, stream = torch.arange(30.0), torch.Generator().manual_seed(0)
+def test_cape_moves_jitters_and_stretches_positions_in_training_alone():
+    whole = torch.arange(30.0)
+    stream = torch.Generator().manual_seed(0)
     nothing = {"global_shift": 0.0, "local_shift": 0.0, "scaling": 1.0}
     # each part by itself
     for options, bound in (({"global_shift": 4.0}, 4), ({"local_shift": 0.5}, 0.5)):
         alone = encodings.build("cape", SHAPE, nothing | options)
         moved = torch.cat([alone.positions(IDS, stream) for _ in range(300)]) - whole
-        assert (
-            0.95 * bound < moved.max() <= bound + 1e-5
-            and -bound - 1e-5 <= moved.min() < -0.95 * bound
-        )
+        assert 0.95 * bound < moved.max() <= bound + 1e-5
+        assert -bound - 1e-5 <= moved.min() < -0.95 * bound
         same = (moved - moved[:, :1]).abs().amax(1) < 1e-5
         assert same.all() if "global_shift" in options else not same.any()
     alone = encodings.build("cape", SHAPE, nothing | {"scaling": 1.25})
     stretches = (
         torch.cat([alone.positions(IDS, stream) for _ in range(300)])[:, 1:] / whole[1:]
     )
-    assert 0.8 <= stretches.min() < 0.81 and 1.24 < stretches.max() <= 1.2501
+    assert 0.8 <= stretches.min() < 0.81
+    assert 1.24 < stretches.max() <= 1.2501
     assert abs(float(stretches.log().mean())) < 0.05  # as often squeezed as stretched
     assert torch.equal(alone.eval().positions(IDS, None), torch.arange(30)[None])
 
 
 DIGITS = tuple("0123456789+=")
-ADDED = ("<|endoftext|>", *DIGITS)
 
 
 @pytest.mark.parametrize(
-    ("name", "options", "vocabulary", "rows", "places", "offsets"),
+    ("name", "options", "problem", "offsets"),
     [
-        (
-            "abacus",
-            {"max_offset": 5, "rows": 8},
-            DIGITS,
-            ["1 2 + 3 4 5 =", "+ = 7 7 7 7 7"],
-            [[1, 2, 0, 1, 2, 3, 0], [0, 0, 1, 2, 3, 4, 5]],
-            range(6),
-        ),
-        (
-            "coupling",
-            {"max_position": 8},
-            ADDED,
-            ["<|endoftext|> 6 5 3 + 0 4 9 = 2 0 7 0 <|endoftext|>"],
-            # figure 2, which begins at 6; row 8 is the last
-            [[0, 2, 3, 4, 5, 2, 3, 4, 5, 4, 3, 2, 1, 0]],
-            range(4),
-        ),
+        ("abacus", {"max_offset": 5, "rows": 8}, "12+345=+7777", range(6)),
+        ("coupling", {"max_position": 8}, "653+049=2070", range(4)),
     ],
-    ids=["abacus", "coupling"],
 )
-def test_digits_have_the_papers_rows_and_in_training_begin_anywhere(
-    name: str,
-    options: Any,
-    vocabulary: tuple[str, ...],
-    rows: list[str],
-    places: Any,
-    offsets: range,
-) -> None:
-    encoding: Any = schemes.build(
-        name, options, dataclasses.replace(SHAPE, vocabulary=vocabulary)
-    )
-    ids = torch.tensor(
-        [[vocabulary.index(token) for token in row.split(" ")] for row in rows]
-    )
-    places = torch.tensor(places)
-    x, drawn = schemes.random(*ids.shape, SHAPE.d_model), []
+def test_digits_begin_anywhere_in_training_by_a_draw_that_follows_from_the_update(
+    name, options, problem, offsets
+):
+    shape = dataclasses.replace(SHAPE, vocabulary=DIGITS)
+    encoding: Any = schemes.build(name, options, shape)
     last = len(encoding.table) - 1
+    ids = torch.tensor([[DIGITS.index(token) for token in problem]])
+    x = schemes.random(*ids.shape, SHAPE.d_model)
+    places = row_of(encoding.eval(), x, ids)
+
+    drawn = []
     for update in [*range(100), 99, 7]:
-        tell_progress(encoding, update / 100)
-        given = row_of(encoding, x, ids)
-        drawn.append(int((given - places)[places > 0][0]))
-        assert torch.equal(
-            given, torch.where(places > 0, (places + drawn[-1]).clamp(max=last), 0)
-        )
+        tell_progress(encoding.train(), update / 100)
+        rows = row_of(encoding, x, ids)
+        drawn.append(int((rows - places).max()))
+        moved = (places + drawn[-1]).clamp(max=last)
+        assert torch.equal(rows, torch.where(places > 0, moved, 0))
+
     assert set(drawn) == set(offsets)
-    # A draw follows from the share of the updates, so a continued run draws alike.
-    assert drawn[100:] == [drawn[99], drawn[7]] and torch.equal(
-        row_of(encoding.eval(), x, ids), places
-    )
-    # of tokens that are no digits
-    assert name == "coupling" or not encodings.build(name, SHAPE).table[0].any()
+    assert drawn[100:] == [drawn[99], drawn[7]]  # so a continued run draws alike
 
 
 @pytest.mark.sample(6)
 @pytest.mark.parametrize("name", schemes.NAMES)
 def test_heads_may_be_wider_than_their_share_of_the_model_and_share_keys_and_values(
-    name: str,
-) -> None:
+    name,
+):
     encoding = schemes.build(name, {}, Shape(24, 4, 2, 32, head_dim=8, n_kv_heads=2))
     (q, k, v, _), x, positions = (
         inputs(12, kv_heads=2),
@@ -281,8 +209,8 @@ def test_heads_may_be_wider_than_their_share_of_the_model_and_share_keys_and_val
 
 @pytest.mark.parametrize("name", ["partial_rope", "lerope", "grape_m", "pope", "repo"])
 def test_interpolated_positions_are_the_trained_ones_and_no_stretch_changes_nothing(
-    name: str,
-) -> None:
+    name,
+):
     trained: Any = schemes.build(name, {}, SHAPE)
     q, k, v, x = inputs(32)
     for method in ("pi", "ntk", "ntk_by_parts", "yarn", "llama3"):
@@ -292,7 +220,9 @@ def test_interpolated_positions_are_the_trained_ones_and_no_stretch_changes_noth
         ), method
     after, _ = extend_encoding(trained, "pi", 128, 32)
     places = COUNTED[:, :20]
-    q, k, x = q[:, :, :20], k[:, :, :20], x[:, :20]
+    q = q[:, :, :20]
+    k = k[:, :, :20]
+    x = x[:, :20]
     ours = attention_logits(after, q, k, x, positions=4 * places)
     torch.testing.assert_close(
         ours, attention_logits(trained, q, k, x, positions=places), atol=1e-5, rtol=1e-5
@@ -305,8 +235,8 @@ def test_interpolated_positions_are_the_trained_ones_and_no_stretch_changes_noth
 
 @pytest.mark.parametrize("method", ["yarn", "rerope"])
 def test_a_wrapper_hands_an_extension_on_to_those_it_is_for_and_they_keep_their_windows(
-    method: str,
-) -> None:
+    method,
+):
     entries = [
         {"name": "rope", "window": 12},
         {"name": "none"},
@@ -333,7 +263,7 @@ def test_a_wrapper_hands_an_extension_on_to_those_it_is_for_and_they_keep_their_
     }
 
 
-def test_an_extension_in_a_wrapper_goes_by_the_length_that_was_trained_last() -> None:
+def test_an_extension_in_a_wrapper_goes_by_the_length_that_was_trained_last():
     """A run that began from another has the shape of that one, and a training length of
     its own.
     """
@@ -354,7 +284,7 @@ def test_an_extension_in_a_wrapper_goes_by_the_length_that_was_trained_last() ->
 @pytest.mark.parametrize(
     "inner", [{"inner": "rope"}, {"inner": "canon", "inner_options": {"inner": "rope"}}]
 )
-def test_a_temperature_acts_on_far_pairs_too(inner: dict[str, Any]) -> None:
+def test_a_temperature_acts_on_far_pairs_too(inner):
     trained = schemes.build("temperature", inner, SHAPE)
     after, _ = extend_encoding(
         trained, "self_extend", train_length=32, length=64, group=1
@@ -365,7 +295,7 @@ def test_a_temperature_acts_on_far_pairs_too(inner: dict[str, Any]) -> None:
     torch.testing.assert_close(ours, expected, **CLOSE)
 
 
-def test_a_temperature_around_heads_is_refused_where_it_would_miss_far_pairs() -> None:
+def test_a_temperature_around_heads_is_refused_where_it_would_miss_far_pairs():
     inner = {
         "inner": "heads",
         "inner_options": {"heads": [{"name": "rope"}, {"name": "none"}]},

@@ -109,7 +109,8 @@ class Server(http.server.ThreadingHTTPServer):
                 self.unknown.append(asked["query"])
             return {"data": data or {}}
         if stream := re.fullmatch(r"/files/[^/]+/[^/]+/([^/]+)/file_stream", path):
-            sent, run = json.loads(body), self.runs[stream[1]]
+            sent = json.loads(body)
+            run = self.runs[stream[1]]
             for name, part in (sent.get("files") or {}).items():
                 run.streams[name].update(enumerate(part["content"], part["offset"]))
             if sent.get("complete"):

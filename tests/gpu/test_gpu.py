@@ -2,7 +2,6 @@
 are skipped.
 """
 
-import dataclasses
 import math
 import pathlib
 from typing import Any
@@ -14,7 +13,7 @@ import torch
 import torch.nn.functional as F
 
 from posbench import encodings, machine
-from posbench.config.schema import Config, EncodingConfig
+from posbench.config.schema import AttentionConfig, Config
 from posbench.data.batches import Batch
 from posbench.errors import Stopped, UserError
 from posbench.evaluation.models import TrainedGPT, nll_of
@@ -37,13 +36,11 @@ pytestmark = [
 
 
 def configured(config: Config, name: str, window: int | None = None) -> Config:
-    model = dataclasses.replace(config.model, d_model=64, n_heads=2)
-    model = dataclasses.replace(
-        model, attention=dataclasses.replace(model.attention, window=window)
-    )
-    given = dataclasses.replace(config.training, train_length=LENGTH, tokens=10**6)
-    return dataclasses.replace(
-        config, model=model, training=given, encoding=EncodingConfig(name)
+    attention = AttentionConfig(window)
+    return support.changed(
+        support.encoded(config, name),
+        model={"d_model": 64, "n_heads": 2, "attention": attention},
+        training={"train_length": LENGTH, "tokens": 10**6},
     )
 
 
@@ -118,10 +115,7 @@ def test_compiled_and_recomputed_training_is_the_eager_one(
     tiny_config: Config, name: str, changes: list[str]
 ) -> None:
     eager = configured(tiny_config, name)
-    other = dataclasses.replace(
-        eager,
-        runtime=dataclasses.replace(eager.runtime, **dict.fromkeys(changes, True)),
-    )
+    other = support.changed(eager, runtime=dict.fromkeys(changes, True))
     trainers = [trainer(config, torch.float32) for config in (eager, other)]
     for step in range(3):
         expected, computed = (
@@ -209,13 +203,11 @@ def test_a_run_goes_on_where_it_stopped(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     support.write_text()
-    training = dataclasses.replace(tiny_config.training, precision="bf16")
-    runtime = dataclasses.replace(
-        tiny_config.runtime, device="cuda", cache=str(tmp_path / "cache")
-    )
-    data = dataclasses.replace(tiny_config.data, path="text.txt")
-    config = dataclasses.replace(
-        tiny_config, training=training, runtime=runtime, data=data
+    config = support.changed(
+        tiny_config,
+        training={"precision": "bf16"},
+        runtime={"device": "cuda", "cache": str(tmp_path / "cache")},
+        data={"path": "text.txt"},
     )
     train(config, tmp_path / "whole", [])
     plain = begin_update

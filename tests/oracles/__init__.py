@@ -97,7 +97,8 @@ def third_party_file(package: str, path: str) -> types.ModuleType:
     spec = importlib.util.spec_from_file_location(
         f"oracle_{package}_{file.parent.name}", file
     )
-    assert spec is not None and spec.loader is not None
+    assert spec is not None
+    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module

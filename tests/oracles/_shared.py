@@ -107,10 +107,8 @@ def frequencies(kind, shape, base, train_length=None, length=None, **parameters)
 def rotated(q, k, positions, layout, inv_freq, attention_factor=1.0):
     """Return q and k turned by Llama's code (half) or GPT-J's (interleaved)."""
     angles = positions[..., None].double() * inv_freq.double()
-    sin, cos = (
-        (angles.sin() * attention_factor).float(),
-        (angles.cos() * attention_factor).float(),
-    )
+    sin = (angles.sin() * attention_factor).float()
+    cos = (angles.cos() * attention_factor).float()
     if layout == "half":
         llama = third_party("transformers.models.llama.modeling_llama")
         q, k = llama.apply_rotary_pos_emb(

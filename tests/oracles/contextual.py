@@ -24,7 +24,8 @@ class fox(Ordered):
         return shape.n_layers * shape.n_heads * (shape.d_model + 1)
 
     def reference(parameters, shape, options, q, k, v, x, positions, layer, causal):
-        weight, bias = parameters["weight"][layer], parameters["gate_bias"][layer]
+        weight = parameters["weight"][layer]
+        bias = parameters["gate_bias"][layer]
         module = third_party("x_transformers.x_transformers").DataDependentAlibi
         module = module(shape.d_model, shape.n_heads, causal=True)
         named = {
@@ -49,7 +50,8 @@ class cable(fox):
     CASES = [{}, {"gate_bias": -2.0}]
 
     def reference(parameters, shape, options, q, k, v, x, positions, layer, causal):
-        weight, offset = parameters["weight"][layer], parameters["gate_bias"][layer]
+        weight = parameters["weight"][layer]
+        offset = parameters["gate_bias"][layer]
         lengths = torch.log(
             1 + torch.exp(torch.einsum("btd,hd->bht", x, weight) + offset[:, None])
         )
@@ -91,12 +93,10 @@ class fox_pro(Ordered):
     CAUSAL = (True,)
 
     def parameter_count(shape, options):
-        heads, kv_heads, width, model = (
-            shape.n_heads,
-            shape.n_kv_heads,
-            shape.head_dim,
-            shape.d_model,
-        )
+        heads = shape.n_heads
+        kv_heads = shape.n_kv_heads
+        width = shape.head_dim
+        model = shape.d_model
         gates = heads * (model + 1) + options["output_gate"] * heads * width * model
         norms = (
             options["qk_norm"] * (heads + kv_heads) * width
@@ -125,9 +125,11 @@ class fox_pro(Ordered):
             )
 
         if options["kv_shift"]:
-            k, v = shifted("k", k), shifted("v", v)
+            k = shifted("k", k)
+            v = shifted("v", v)
         if options["qk_norm"]:
-            q, k = normed("q", q, 1e-5), normed("k", k, 1e-5)
+            q = normed("q", q, 1e-5)
+            k = normed("k", k, 1e-5)
         gates = (
             torch.einsum("btd,hd->bht", x, parameters["weight"][layer])
             + parameters["gate_bias"][layer][:, None]
@@ -230,7 +232,8 @@ class path(Ordered):
     CAUSAL = (True,)
 
     def parameter_count(shape, options):
-        low_rank, convolution = 2 * options["rank"] * shape.d_model, 3 * shape.d_model
+        low_rank = 2 * options["rank"] * shape.d_model
+        convolution = 3 * shape.d_model
         return shape.n_layers * (
             low_rank + convolution + shape.n_heads * (shape.d_model + 1)
         )

@@ -72,10 +72,8 @@ class bam:
     def reference(parameters, shape, options, q, k, v, x, positions, layer, causal):
         heads = []
         for h in range(shape.n_heads):
-            alpha, beta = (
-                parameters["scale"][layer][h].exp(),
-                parameters["exponent"][layer][h],
-            )
+            alpha = parameters["scale"][layer][h].exp()
+            beta = parameters["exponent"][layer][h]
             loc = (
                 parameters["location"][layer][h]
                 if options["location"]
@@ -208,7 +206,8 @@ class dynamic_bias:
     PARTLY_UNUSED = "what shifts whole rows: the last constants"
 
     def parameter_count(shape, options):
-        width, depth = options["width"] or shape.d_model // 4, options["depth"]
+        width = options["width"] or shape.d_model // 4
+        depth = options["depth"]
         return (
             2 * width + (depth - 1) * (width + 1) * width + (width + 1) * shape.n_heads
         )
@@ -259,7 +258,8 @@ class fire:
         return shape.n_layers * (network + 2)  # and c, and the threshold's multiplier
 
     def reference(parameters, shape, options, q, k, v, x, positions, layer, causal):
-        c, multiplier = parameters["c"][layer], parameters["multiplier"][layer]
+        c = parameters["c"][layer]
+        multiplier = parameters["multiplier"][layer]
         names = ("0.weight", "0.bias", "2.weight", "2.bias")
         first, first_bias, last, last_bias = (
             parameters[f"networks.{layer}.{name}"] for name in names

@@ -151,11 +151,10 @@ class deberta:
 
     def reference(parameters, shape, options, q, k, v, x, positions, layer, causal):
         module = third_party("transformers.models.deberta_v2.modeling_deberta_v2")
-        furthest, buckets = (
-            options["max_distance"] or shape.train_length,
-            options["num_buckets"] or -1,
-        )
-        width, length = shape.d_model, q.shape[2]
+        furthest = options["max_distance"] or shape.train_length
+        buckets = options["num_buckets"] or -1
+        width = shape.d_model
+        length = q.shape[2]
         config = third_party("transformers").DebertaV2Config(
             hidden_size=width,
             num_attention_heads=shape.n_heads,
@@ -249,7 +248,8 @@ class projected_bias:
         )
 
     def reference(parameters, shape, options, q, k, v, x, positions, layer, causal):
-        weight, curves = parameters["weight"][layer], parameters["curves"][layer]
+        weight = parameters["weight"][layer]
+        curves = parameters["curves"][layer]
         count, extent = curves.shape
         mixtures = torch.einsum("btd,hcd->bthc", x, weight)
         if len(positions) > 1:

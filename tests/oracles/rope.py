@@ -18,8 +18,8 @@ from oracles.absolute import none
 
 
 class rope:
-    """transformers: Llama's frequencies and rotation for the half layout, GPT-J's for
-    the interleaved one.
+    """transformers: Llama's frequencies, and its rotation for the half layout, GPT-J's
+    for the interleaved one.
     """
 
     CASES = [
@@ -36,36 +36,15 @@ class rope:
     TOLERANCE = ROPE_TOLERANCE
 
     def reference(parameters, shape, options, q, k, v, x, positions, layer, causal):
-        base, law = options["base"], options.get("frequencies", "geometric")
-        if options["layout"] == "half":
-            return rotated(
-                q,
-                k,
-                positions,
-                "half",
-                frequencies("linear", shape, base, factor=1.0)[0],
-            )
-        if law == "geometric" and base == 10000:  # built into GPT-J's table
-            gptj = third_party("transformers.models.gptj.modeling_gptj")
-            sin, cos = gptj.create_sinusoidal_positions(
-                shape.train_length, shape.head_dim
-            )[positions].chunk(2, dim=-1)
-            q, k = (
-                gptj.apply_rotary_pos_emb(a.transpose(1, 2), sin, cos).transpose(1, 2)
-                for a in (q, k)
-            )
-            return {"q": q, "k": k}
+        law = options.get("frequencies", "geometric")
         if law == "geometric":
-            law = powers(base, shape.head_dim)
-        # resonance, the paper's equation: wavelengths rounded to whole numbers
-        if isinstance(law, str):
-            law = [
-                2 * math.pi / round(2 * math.pi / p)
-                for p in powers(base, shape.head_dim).tolist()
-            ]
-        return rotated(
-            q, k, positions, "interleaved", torch.as_tensor(law, dtype=torch.float64)
-        )
+            law = frequencies("linear", shape, options["base"], factor=1.0)[0]
+        elif law == "resonance":
+            # the paper's equation: wavelengths rounded to whole numbers
+            waves = 2 * math.pi / powers(options["base"], shape.head_dim)
+            law = 2 * math.pi / waves.round()
+        law = torch.as_tensor(law, dtype=torch.float64)
+        return rotated(q, k, positions, options["layout"], law)
 
 
 class partial_rope(rope):
@@ -95,13 +74,12 @@ class partial_rope(rope):
         if options["layout"] == "half":
             q, k = neox.apply_rotary_pos_emb(q, k, *embedding(q, positions))
             return {"q": q, "k": k}
-        width = 2 * len(embedding.inv_freq)
-        first = rotated(
-            q[..., :width], k[..., :width], positions, "interleaved", embedding.inv_freq
-        )
+        law = embedding.inv_freq
+        width = 2 * len(law)
+        turning = rotated(q[..., :width], k[..., :width], positions, "interleaved", law)
         return {
-            name: torch.cat((first[name], a[..., width:]), -1)
-            for name, a in (("q", q), ("k", k))
+            "q": torch.cat((turning["q"], q[..., width:]), -1),
+            "k": torch.cat((turning["k"], k[..., width:]), -1),
         }
 
 
@@ -204,7 +182,8 @@ class grape_m:
                 else (pair, pair + width // 2)
             )
             plane = torch.zeros(width, width, dtype=torch.float64)
-            plane[two, one], plane[one, two] = 1, -1
+            plane[two, one] = 1
+            plane[one, two] = -1
             generator = (
                 generator
                 + plane
@@ -266,11 +245,9 @@ class dynamic_ntk(rope):
     ]
 
     def reference(parameters, shape, options, q, k, v, x, positions, layer, causal):
-        base, factor, original = (
-            options["base"],
-            options["factor"],
-            options["original_length"] or shape.train_length,
-        )
+        base = options["base"]
+        factor = options["factor"]
+        original = options["original_length"] or shape.train_length
         laws = [
             frequencies("dynamic", shape, base, original, each, factor=factor)[0]
             for each in lengths(positions)
@@ -359,11 +336,9 @@ class longrope(rope):
     ]
 
     def reference(parameters, shape, options, q, k, v, x, positions, layer, causal):
-        base, factor, original = (
-            options["base"],
-            options["factor"],
-            options["original_length"] or shape.train_length,
-        )
+        base = options["base"]
+        factor = options["factor"]
+        original = options["original_length"] or shape.train_length
         plain, _ = frequencies("linear", shape, base, factor=1.0)
         yarn, _ = frequencies("yarn", shape, base, original, factor=factor)
         parts = {

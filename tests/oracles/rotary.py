@@ -63,10 +63,8 @@ class pope:
         polar = x_transformers.PolarEmbedding(
             shape.head_dim, shape.n_heads, base=options["base"]
         )
-        phase, apply = (
-            {"learned_bias": parameters["phase"][layer][:, None]},
-            x_transformers.apply_polar_pos_emb,
-        )
+        phase = {"learned_bias": parameters["phase"][layer][:, None]}
+        apply = x_transformers.apply_polar_pos_emb
         sequences = []
         for b, place in enumerate(positions.expand(len(q), -1)):
             angles, bias = torch.func.functional_call(polar, phase, (place,))
@@ -101,7 +99,8 @@ class rope_pp:
         out = []
         for head in range(shape.n_heads):
             shared = head - head % 2
-            query, key = as_complex(q[:, shared]), as_complex(k[:, shared])
+            query = as_complex(q[:, shared])
+            key = as_complex(k[:, shared])
             logits = torch.einsum(
                 "bip,bjp,bijp->bij", query, key.conj(), turns.expand(len(q), -1, -1, -1)
             )
@@ -138,7 +137,8 @@ class fope:
         )
 
     def reference(parameters, shape, options, q, k, v, x, positions, layer, causal):
-        kept, pairs = fope.frequencies_within(shape, options), shape.head_dim // 2
+        kept = fope.frequencies_within(shape, options)
+        pairs = shape.head_dim // 2
         turning = min(len(kept), shape.head_dim // 4)
         step = math.ceil(len(kept) / turning)
         angles = positions[:, None, :, None] * kept  # (1|B, 1, T, kept)
@@ -181,10 +181,8 @@ class decoupled_rope:
             return {
                 "output": deepseek_v4(shape, options, turning, q, k, v, positions, mask)
             }
-        query, key = (
-            parameters[f"query.{layer}.weight"],
-            parameters[f"key.{layer}.weight"],
-        )
+        query = parameters[f"query.{layer}.weight"]
+        key = parameters[f"key.{layer}.weight"]
         return {
             "output": deepseek_v3(
                 query, key, shape, options, turning, q, k, v, x, positions, mask
@@ -197,7 +195,8 @@ def deepseek_v3(query, key, shape, options, turning, q, k, v, x, positions, mask
     the latents is left out.
     """
     module = third_party("transformers.models.deepseek_v3.modeling_deepseek_v3")
-    heads, width = shape.n_heads, shape.head_dim
+    heads = shape.n_heads
+    width = shape.head_dim
     content = heads * width
     config = third_party("transformers").DeepseekV3Config(
         hidden_size=3 * content + shape.d_model,
@@ -215,7 +214,8 @@ def deepseek_v3(query, key, shape, options, turning, q, k, v, x, positions, mask
     attention = module.DeepseekV3Attention(config, 0)
     attention.kv_a_layernorm = attention.o_proj = torch.nn.Identity()
     pick = torch.eye(3 * content, 3 * content + shape.d_model)
-    pick_q, pick_kv = pick[:content].unflatten(0, (heads, width)), pick[content:]
+    pick_q = pick[:content].unflatten(0, (heads, width))
+    pick_kv = pick[content:]
     from_x = F.pad(query, (3 * content, 0)).unflatten(0, (heads, turning))
     weights = {
         "q_proj.weight": torch.cat((pick_q, from_x), dim=1).flatten(0, 1),
@@ -237,7 +237,8 @@ def deepseek_v3(query, key, shape, options, turning, q, k, v, x, positions, mask
 def deepseek_v4(shape, options, turning, q, k, v, positions, mask):
     module = third_party("transformers.models.deepseek_v4.modeling_deepseek_v4")
     angles = positions[..., None] * powers(options["base"], turning)
-    cos, sin = angles.cos().float(), angles.sin().float()
+    cos = angles.cos().float()
+    sin = angles.sin().float()
     q, k = (module.apply_rotary_pos_emb(a, cos, sin) for a in (q, k))
     weights = (q @ k.mT * shape.head_dim**-0.5 + mask).softmax(-1)
     if not options["turn_values"]:
@@ -267,7 +268,8 @@ class carope(Ordered):
             torch.tensor(options["base"], dtype=torch.float64) ** (2 / shape.head_dim)
             - 1
         )
-        angles, angle = [], 0
+        angles = []
+        angle = 0
         for t in range(x.shape[1]):
             asked = x[:, t] @ parameters["step"][layer].T + (start.exp() - 1).log()
             f = 1 / (F.softplus(asked) + 1)
@@ -309,7 +311,8 @@ class selective_rope(Ordered):
         )
         # (H P, 4), the last for the token itself
         taps = parameters[f"convolution.{layer}.weight"][:, 0]
-        totals, total = [], 0
+        totals = []
+        total = 0
         for t in range(x.shape[1]):
             phi = sum(
                 low[:, t - back] * taps[:, 3 - back] for back in range(4) if t >= back
@@ -353,7 +356,8 @@ class repo:
         return layers * (shape.d_model // 8) * (2 * shape.d_model + shape.n_heads)
 
     def reference(parameters, shape, options, q, k, v, x, positions, layer, causal):
-        at, places = layer - repo.first_of(shape, options), positions[:, None]
+        at = layer - repo.first_of(shape, options)
+        places = positions[:, None]
         if at >= 0:
             gate = x @ parameters[f"gate.{at}.weight"].T
             gated = (
@@ -366,11 +370,13 @@ class repo:
 
 def generator(entries, width):
     """A skew-symmetric matrix, from what stands above its diagonal, row by row."""
-    matrix, rest = torch.zeros(width, width, dtype=entries.dtype), iter(entries)
+    matrix = torch.zeros(width, width, dtype=entries.dtype)
+    rest = iter(entries)
     for i in range(width):
         for j in range(i + 1, width):
             unit = torch.zeros(width, width, dtype=entries.dtype)
-            unit[i, j], unit[j, i] = 1, -1
+            unit[i, j] = 1
+            unit[j, i] = -1
             matrix = matrix + unit * next(rest)
     return matrix
 
@@ -483,7 +489,8 @@ class spe:
             if options["gated"]
             else torch.zeros(gain.shape[:2])
         )
-        distance, kernel = (positions[:, :, None] - positions[:, None, :]).double(), 0
+        distance = (positions[:, :, None] - positions[:, None, :]).double()
+        kernel = 0
         for s in range(options["sines"]):
             angles = (
                 2 * math.pi * torch.einsum("bij,hc->bhijc", distance, frequency[..., s])

@@ -85,7 +85,9 @@ def coupled(tokens, options):
     """Return the position of each token."""
     begin = 2 if options["answer"] == "reversed" else 2 + options["longer"]
     # `size`: tokens of the part so far; `following`: an answer's next position
-    numbers, size, following = [], 0, None
+    numbers = []
+    size = 0
+    following = None
     for text in tokens:
         if text == "<|endoftext|>":
             numbers.append(0)
@@ -126,7 +128,8 @@ class bipe:
     def reference(
         parameters, shape, options, q, k, v, x, positions, layer, causal, ids
     ):
-        segments, places = [], []
+        segments = []
+        places = []
         for row in ids.tolist():
             segment = place = 0
             segments.append([])
@@ -167,13 +170,15 @@ class rope_2d:
                 numbers[-1].append(line * 2**20 + place)
                 place += 1
                 if breaks := rope_2d.VOCABULARY[token].count("\n"):
-                    line, place = line + breaks, 0
+                    line = line + breaks
+                    place = 0
         two = [turned_2d(a, positions, shape, options) for a in (q, k)]
         return {"positions": torch.tensor(numbers), "q": two[0], "k": two[1]}
 
 
 def turned_2d(a, positions, shape, options):
-    half, quarter = shape.head_dim // 2, shape.head_dim // 4
+    half = shape.head_dim // 2
+    quarter = shape.head_dim // 4
     out = a.clone()
     for b, row in enumerate(positions.expand(len(a), -1).tolist()):
         for t, number in enumerate(row):
@@ -186,7 +191,8 @@ def turned_2d(a, positions, shape, options):
                     if options["layout"] == "half"
                     else (2 * pair, 2 * pair + 1)
                 )
-                first, second = a[b, :, t, one], a[b, :, t, two]
+                first = a[b, :, t, one]
+                second = a[b, :, t, two]
                 out[b, :, t, one] = math.cos(angle) * first - math.sin(angle) * second
                 out[b, :, t, two] = math.sin(angle) * first + math.cos(angle) * second
     return out

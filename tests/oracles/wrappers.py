@@ -158,11 +158,9 @@ class dape(Counting):
     GRAPH_BREAKS = ""
 
     def parameter_count(shape, options):
-        heads, hidden, kernel = (
-            shape.n_heads,
-            options["hidden"],
-            options.get("kernel", 1),
-        )
+        heads = shape.n_heads
+        hidden = options["hidden"]
+        kernel = options.get("kernel", 1)
         network = 2 * heads * hidden * kernel + hidden + hidden * heads * kernel + heads
         inner_shape = (
             dataclasses.replace(shape, n_layers=1) if options["per_layer"] else shape
@@ -216,7 +214,8 @@ class dape_v2(dape):
     def reference(parameters, shape, options, q, k, v, x, positions, layer, causal):
         given = (parameters, shape, options, q, k, v, x, positions, layer, causal)
         bias, both, (w1, c1, w2, c2) = dape.inputs(*given)
-        length, reach = q.shape[2], options["kernel"] // 2
+        length = q.shape[2]
+        reach = options["kernel"] // 2
 
         def convolved(keys, j, weight, constant):
             total = constant
@@ -376,10 +375,8 @@ class cape:
                         if halves
                         else (2 * pair, 2 * pair + 1)
                     )
-                    code[b, t, first], code[b, t, second] = (
-                        math.sin(angle),
-                        math.cos(angle),
-                    )
+                    code[b, t, first] = math.sin(angle)
+                    code[b, t, second] = math.cos(angle)
         return {"embedded": x + given.get("scale", shape.token_rms) * code}
 
 
@@ -556,7 +553,8 @@ class temperature(Counting):
 
 
 def sharpened(q, parameters, shape, options, layer):
-    rule, length = options["rule"], q.shape[2]
+    rule = options["rule"]
+    length = q.shape[2]
     floor = options["floor"] or shape.train_length
     if rule == "mistral_large4":
         module = third_party(

@@ -7,7 +7,6 @@ failure takes with it is not tried here.
 """
 
 import builtins
-import dataclasses
 import hashlib
 import io
 import os
@@ -20,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support import EVERY, start_child, write_words
+from support import EVERY, changed, start_child, write_words
 
 from posbench.config.schema import Config
 from posbench.launch import run as launch
@@ -38,34 +37,26 @@ _OF_TIME = {"seconds", "train/tokens_per_second", "peak_memory_bytes"}
 _OF_RECORD = ("status", "reason", "tokens", "parameters", "data", "tokenizer_sha256")
 
 
-def changed(config: Config, place: Path, steps: int, every: int) -> Config:
+def saving(config: Config, place: Path, steps: int, every: int) -> Config:
     """Return a configuration of `steps` updates, saved after each `every`; write its
     text of random words.
     """
     write_words(place)
-    changes: dict[str, dict[str, Any]] = {
-        "data": {"path": str(place / "text.txt")},
-        "training": {"tokens": 16 * 8 * steps},
-        "runtime": {"checkpoint_every_steps": every, "validate_every_steps": 3},
-        "evaluation": {"ratios": (1, 2), "blocks": 8},
-    }
-    parts = {
-        name: dataclasses.replace(getattr(config, name), **values)
-        for name, values in changes.items()
-    }
-    return dataclasses.replace(config, **parts)
+    return changed(
+        config,
+        data={"path": str(place / "text.txt")},
+        training={"tokens": 16 * 8 * steps},
+        runtime={"checkpoint_every_steps": every, "validate_every_steps": 3},
+        evaluation={"ratios": (1, 2), "blocks": 8},
+    )
 
 
 def work(config: Config, folder: Path) -> None:
     """Prepare the text, train, evaluate, and evaluate further, as two commands that are
     repeated would.
     """
-    runtime = dataclasses.replace(config.runtime, cache=f"{folder}-cache")
-    launch.run(
-        Plan(
-            dataclasses.replace(config, runtime=runtime), folder, ("posbench", "train")
-        )
-    )
+    config = changed(config, runtime={"cache": f"{folder}-cache"})
+    launch.run(Plan(config, folder, ("posbench", "train")))
     launch.evaluate_runs([folder], ["ratio=1,2,4,6"])
 
 
@@ -89,7 +80,8 @@ def status_of(child: int) -> int:
 
 def outcome(folder: Path) -> dict[str, Any]:
     """Return everything that a run results in, except times and memory."""
-    last, record = max((folder / "checkpoint").glob("step-*")), load_record(folder)
+    last = max((folder / "checkpoint").glob("step-*"))
+    record = load_record(folder)
     return {
         "files": sorted(path.name for path in folder.iterdir()),
         "temporaries": [str(path) for path in folder.rglob(".tmp-*")],
@@ -124,14 +116,17 @@ def check_readable(folder: Path, lost: int) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_signals_at_random_moments_leave_nothing_unreadable_and_change_no_number(
-    tiny_config: Config, tmp_path: Path, number: signal.Signals
-) -> None:
+    tiny_config, tmp_path, number
+):
     """40 updates, saved after every fifth; SIGTERM saves the last one."""
-    config, chance, kills = changed(tiny_config, tmp_path, 40, 5), random.Random(0), 0
+    config = saving(tiny_config, tmp_path, 40, 5)
+    chance = random.Random(0)
+    kills = 0
     work(config, tmp_path / "first")  # it imports what the others find
     began = time.monotonic()
     assert status_of(start(config, tmp_path / "whole")) == 0
-    seconds, expected = time.monotonic() - began, outcome(tmp_path / "whole")
+    seconds = time.monotonic() - began
+    expected = outcome(tmp_path / "whole")
     while kills < KILLS // 2:
         folder = tmp_path / f"run-{kills}"
         for attempt in range(10_000):
@@ -182,7 +177,8 @@ class Watch:
                 return self.reach() or original(*given, **named)
 
             setattr(os, name, watched)
-        opened, reach = builtins.open, self.reach
+        opened = builtins.open
+        reach = self.reach
 
         class Watched(io.FileIO):
             def write(self, data: Any, /) -> int:
@@ -215,15 +211,11 @@ class Watch:
         builtins.open = io.open = watched_open  # pathlib's are of io
 
 
-def test_a_kill_at_any_change_of_the_disk_changes_no_number(
-    tiny_config: Config, tmp_path: Path
-) -> None:
+def test_a_kill_at_any_change_of_the_disk_changes_no_number(tiny_config, tmp_path):
     """Three updates, each of them saved, so that the third save drops the first."""
-    config, watch = changed(tiny_config, tmp_path, 3, 1), Watch()
-    config = dataclasses.replace(
-        config,
-        evaluation=dataclasses.replace(config.evaluation, protocols=("fixed_target",)),
-    )
+    config = saving(tiny_config, tmp_path, 3, 1)
+    watch = Watch()
+    config = changed(config, evaluation={"protocols": ("fixed_target",)})
     work(config, tmp_path / "whole")
     expected = outcome(tmp_path / "whole")
 
@@ -245,9 +237,10 @@ def test_a_kill_at_any_change_of_the_disk_changes_no_number(
 
 
 def test_of_two_trainings_at_once_one_wins_and_the_other_changes_nothing(
-    tiny_config: Config, tmp_path: Path
-) -> None:
-    config, statuses = changed(tiny_config, tmp_path, 30, 10), []
+    tiny_config, tmp_path
+):
+    config = saving(tiny_config, tmp_path, 30, 10)
+    statuses = []
     work(config, tmp_path / "whole")
     for trial in range(RACES):
         folder = tmp_path / f"run-{trial}"
@@ -257,7 +250,8 @@ def test_of_two_trainings_at_once_one_wins_and_the_other_changes_nothing(
         assert status_of(start(config, folder)) == 0 and outcome(folder) == outcome(
             tmp_path / "whole"
         ), trial
-    assert {tuple(each) for each in statuses} <= {(0, 0), (0, 75), (75, 75)} and [
+    assert {tuple(each) for each in statuses} <= {(0, 0), (0, 75), (75, 75)}
+    assert [
         0,
         75,
     ] in statuses

@@ -27,18 +27,14 @@ ARGUMENTS = [
     "runtime.cache=cache",
     "log_every_steps=1",
 ]
-SHORT, LONG = (
-    ["training.tokens=1024"],
-    ["training.tokens=1000000", "checkpoint_every_steps=100000"],
-)
-HERE, TORCHRUN = (
-    ("-m", "posbench"),
-    ("-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "posbench"),
-)
+SHORT = ["training.tokens=1024"]
+LONG = ["training.tokens=1000000", "checkpoint_every_steps=100000"]
+HERE = ("-m", "posbench")
+TORCHRUN = ("-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "posbench")
 
 
 @pytest.fixture(autouse=True)
-def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def elsewhere(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     write_text()
@@ -91,26 +87,22 @@ def is_running(pid: int) -> bool:
     return Path(f"/proc/{pid}").exists()
 
 
-def test_two_processes_of_torchrun_give_what_one_gives() -> None:
+def test_two_processes_of_torchrun_give_what_one_gives():
     assert start("one", *SHORT).wait() == 0
     two = start("two", *SHORT, by=TORCHRUN)
     errors = two.communicate()[1]
     assert two.returncode == 0 and errors.count("Run folder") <= 1, errors
     assert load_record(folder("two"))["attempt"]["processes"] == 2
-    assert (
-        losses("two") == pytest.approx(losses("one"), abs=1.5e-6)
-        and len(losses("one")) == 16
-    )
+    assert losses("two") == pytest.approx(losses("one"), abs=1.5e-6)
+    assert len(losses("one")) == 16
     for row, expected in zip(
         evaluation_rows(folder("two")), evaluation_rows(folder("one")), strict=True
     ):
-        assert (
-            row.nll == pytest.approx(expected.nll, abs=1e-6)
-            and row.targets_sha256 == expected.targets_sha256
-        )
+        assert row.nll == pytest.approx(expected.nll, abs=1e-6)
+        assert row.targets_sha256 == expected.targets_sha256
 
 
-def test_sigterm_to_one_process_saves_the_run_and_ends_all() -> None:
+def test_sigterm_to_one_process_saves_the_run_and_ends_all():
     process, ranks = start_two()
     os.kill(ranks[1], signal.SIGTERM)
     errors = process.communicate(timeout=60)[1]
@@ -125,7 +117,7 @@ def test_sigterm_to_one_process_saves_the_run_and_ends_all() -> None:
     ]
 
 
-def test_no_process_outlives_the_first() -> None:
+def test_no_process_outlives_the_first():
     process, ranks = start_two()
     process.kill()
     process.wait()

@@ -54,10 +54,9 @@ def by_definition(
     return attention_output(encoding, q, k, v, layer.x, layer.index, layer.positions)
 
 
-def test_training_loses_what_it_loses_by_definition(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    fast, half = losses("t5", torch.float32), losses("t5", torch.bfloat16)
+def test_training_loses_what_it_loses_by_definition(monkeypatch):
+    fast = losses("t5", torch.float32)
+    half = losses("t5", torch.bfloat16)
     monkeypatch.setattr("posbench.model.gpt.attention", by_definition)
     exact = losses("t5", torch.float32)
     assert exact[-1] < exact[0] - 1  # it did learn
