@@ -423,10 +423,10 @@ def sync(
 
     WANDB_PROJECT and WANDB_ENTITY send them elsewhere than before.
     """
-    from posbench.evaluation.job import results_of
-    from posbench.run import find, tracking
+    from posbench.run import find
+    from posbench.tracking import sync
 
-    tracking.sync(find.run_folders(paths), results_of)
+    sync.sync(find.run_folders(paths))
 
 
 @app.command()

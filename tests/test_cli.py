@@ -167,9 +167,9 @@ train experiment=tasks data=task/addition data.task.answer=revrsed | data.task.a
 train experiment=tasks data=task/recall data.task.keys=7 | data.task.longest is 8 for 'recall': expected at most 7
 train experiment=tasks data=task/passkey data.task.depth=nan | data.task.depth is nan
 train data=task/passkeys | did you mean 'task/passkey'
-train probe=passkey:depth=2 | 0 to 1 with one key
-train probe=passkey:keys=11 | expected 1 to 10
-train probe=induction:pairs=1 | 2 to 64
+train probe=passkey:depth=2 | less than or equal to 1
+train probe=passkey:keys=11 | less than or equal to 10
+train probe=induction:pairs=1 | greater than or equal to 2
 train offsets=64 | evaluation.offsets is [64]: expected [] for data=builtin
 train experiment=tasks data=task/copy at_tokens=5376 | evaluation.at_tokens is [5376]: expected [] for data=task
 rope yarn factor=4 yarn factor=8 | or two to compare; a key= once

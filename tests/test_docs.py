@@ -131,7 +131,6 @@ def test_the_results_of_the_readme_and_of_the_front_page_are_those_of_the_page_o
         assert all({*cells} <= printed[name] for name, *cells in rows)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "place",
     [

@@ -19,10 +19,10 @@ from wandb.cli import cli as wandb_cli
 from wandb_server import ServedRun, Server
 
 from posbench.config.schema import Config
-from posbench.evaluation.job import results_of
 from posbench.run.rows import EvaluationRow, read_rows
 from posbench.run.run import Run, load_record
-from posbench.run.tracking import is_online, mirror, row_values
+from posbench.tracking import mirror, row_values
+from posbench.tracking.wandb import is_online
 
 LAST = 12  # updates of the tiny configuration
 ROW = EvaluationRow(
@@ -87,7 +87,7 @@ def attempt(
     it ends, or is killed.
     """
     with Run.open(folder, config, ["posbench", "train"]) as run:
-        mirror(config, run, results_of)
+        mirror(config, run)
         run.begin_attempt()
         run.cut(after)
         if run.tracker:
@@ -206,7 +206,7 @@ def test_posbench_sync_sends_what_is_missing_and_a_later_evaluation_goes_to_the_
         assert posbench("sync", str(tmp_path / "run")) == 0
         assert f"run: {sent} rows: {server.url}" in capsys.readouterr().out
     with Run.open(tmp_path / "run", config, None) as run:
-        mirror(config, run, results_of)
+        mirror(config, run)
         run.log(dataclasses.replace(ROW, length=64, length_ratio=4, nll=7.0).to_json())
     assert only(server).history == sent_of(tmp_path / "run", config)
     assert only(server).summary["status"] == "done"

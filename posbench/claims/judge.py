@@ -209,7 +209,7 @@ def _level(term: Term, losses: Losses, frame: pd.DataFrame) -> pd.DataFrame:
     else:
         nll = _value(term, frame[frame["label"] == term.run])
         level = nll.to_frame(0) * losses.tokens.sum()
-    if level is None or level.empty or level.isna().any(axis=None):
+    if level.empty or level.isna().any(axis=None):
         raise LookupError(
             f"{term.run} has no loss at {length} tokens ({term.protocol}, {term.kind})"
         )

@@ -3,7 +3,7 @@
 import dataclasses
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from posbench import machine
+from posbench import machine, tracking
 from posbench.config.schema import Config, EvaluationConfig
 from posbench.data.batches import merge_spans
 from posbench.data.tokens import TaskData, Tokens, data_of
@@ -24,9 +24,7 @@ from posbench.evaluation.plan import AnyEvaluation, check
 from posbench.evaluation.problems import TaskEvaluation
 from posbench.model.gpt import GPT
 from posbench.processes import World
-from posbench.results.frame import read
-from posbench.results.headline import headline
-from posbench.run import TOKENIZER, checkpoint, tracking
+from posbench.run import TOKENIZER, checkpoint
 from posbench.run.model import model_of
 from posbench.run.rows import EvaluationRow, every_row
 from posbench.run.run import Run, load_record
@@ -63,7 +61,7 @@ def evaluate_run(folder: Path, config: Config) -> None:
     machine.set_threads(config.runtime.threads)
     machine.be_deterministic(device, config.runtime.deterministic)
     with Run.open(folder, config, command=None) as run, signals_as_errors():
-        tracking.mirror(config, run, results_of)
+        tracking.mirror(config, run)
         tokens = data_of(config.data, config.runtime.cache, folder / TOKENIZER)
         run.refuse_changes(tokens.record["sha256"], tokens.tokenizer.sha256)
         model = model_of(folder, config, tokens.tokenizer).to(device)
@@ -204,17 +202,3 @@ def _reader(
 
     ngrams = NGrams(tokens.train.ids, merge_spans(spans), tokens.tokenizer.vocab_size)
     return CachedNGrams(ngrams, text, tokens.validation.ids)
-
-
-def results_of(folder: Path) -> tuple[Mapping[str, Any], Callable[[], Any]]:
-    """Return the headline of a run, even an unfinished one, and a function that draws
-    the curve of its rows.
-    """
-    frame = read([folder]).assign(run_status="done", repeated=False)
-
-    def draw() -> Any:
-        from posbench.reports import charts
-
-        return charts.of_runs(frame)
-
-    return headline(frame), draw

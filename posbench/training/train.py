@@ -14,15 +14,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from posbench import machine
+from posbench import machine, tracking
 from posbench.config.schema import Config, EvaluationConfig, to_container
 from posbench.data.batches import ProblemBatches, TrainingBatches
 from posbench.data.tokens import TaskData, Tokens, data_of
 from posbench.errors import Stopped, UserError
-from posbench.evaluation.job import evaluate_into, results_of, subject_of
+from posbench.evaluation.job import evaluate_into, subject_of
 from posbench.model.gpt import build, parameter_counts
 from posbench.processes import World
-from posbench.run import TOKENIZER, checkpoint, tracking
+from posbench.run import TOKENIZER, checkpoint
 from posbench.run.run import Run
 from posbench.terminal import console
 from posbench.terminal.signals import signals_as_errors, stop_signals
@@ -76,7 +76,7 @@ def train(
         opened = Run.open(folder, config, command, restart=restart)
     with opened as run, signals_as_errors():
         if run:
-            tracking.mirror(config, run, results_of)
+            tracking.mirror(config, run)
             resources = {
                 "device": str(requested),
                 "threads": threads,

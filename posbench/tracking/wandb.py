@@ -1,0 +1,139 @@
+"""A run at W&B, through its client."""
+
+import logging
+import os
+import secrets
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from posbench.config.schema import Config, to_container
+from posbench.run.run import Run
+from posbench.tracking.session import CONTEXT, in_sweep
+
+logger = logging.getLogger(__name__)
+_AXES = ("tokens", "step", "seconds", CONTEXT)
+_SHOWN = ("eval/loss", "eval/accuracy")  # of the curves of evaluation, with a panel
+_EXIT_CODES = {"done": 0, "stopped": 255}
+
+
+class WandbSession:
+    """A session of a run at W&B."""
+
+    def __init__(self, config: Config, run: Run) -> None:
+        self._run = _init(config, run)
+        self._defined = set[str]()
+        self._last_step = 0
+        self.starting_step = self._run.starting_step
+        self.url = self._run.url or self._run.settings.sync_dir
+        logger.info("W&B: %s", self.url)
+
+    def log(self, step: int, values: Mapping[str, Any]) -> None:
+        for name in (*_AXES, *values):
+            if name not in self._defined:
+                self._define(name)
+                self._defined.add(name)
+        if step >= self.starting_step:
+            self._run.log(dict(values), step=step)
+        self._last_step = step
+
+    def _define(self, name: str) -> None:
+        """Tell W&B the axis of a metric, whether it has a panel, and a summary."""
+        if name in _AXES:
+            self._run.define_metric(name, summary="none", hidden=True)
+        elif name.startswith("eval/"):
+            hidden = name not in _SHOWN
+            self._run.define_metric(
+                name, step_metric=CONTEXT, summary="none", hidden=hidden
+            )
+        else:
+            self._run.define_metric(name, step_metric="tokens")
+
+    def finish(self, status: str, facts: Mapping[str, Any], rows: pd.DataFrame) -> None:
+        import wandb
+
+        # In W&B a point in a name means a part of a value.
+        summary = {name.replace(".", "_"): fact for name, fact in facts.items()}
+        self._run.summary.update(summary)
+        if rows["protocol"].notna().any():
+            from posbench.reports import charts
+
+            picture = Path(self._run.settings.sync_dir, "curve.png")
+            figure: Any = charts.of_runs(rows)
+            figure.savefig(picture)
+            image = wandb.Image(str(picture))
+            self._run.log({"curve": image}, step=self._last_step)
+        self._run.finish(exit_code=_EXIT_CODES.get(status, 1))
+
+
+def _init(config: Config, run: Run) -> Any:
+    """Open a run's session at W&B, in the place that the environment names, else where
+    it was before.
+    """
+    import wandb
+
+    tracking = config.tracking
+    online = is_online(tracking.mode)
+    if not online:
+        # Each offline session has the whole run: an older one would send it twice.
+        for earlier in run.folder.glob("wandb/offline-run-*"):
+            shutil.rmtree(earlier)
+    place = _place(config, run)
+    run.update(wandb=place)
+    logging.getLogger("wandb").propagate = False  # its diary goes to its own debug.log
+    # The command line, the environment and the code are not uploaded.
+    settings = wandb.Settings(
+        silent=True,
+        quiet=True,
+        console="off",
+        init_timeout=60,
+        finish_timeout=60,
+        reinit="create_new",  # several runs in one process do not end each other
+        program="",
+        x_disable_meta=True,
+        save_code=False,
+        disable_code=True,
+        x_save_requirements=False,
+        disable_git=True,
+        x_disable_stats=True,
+        x_disable_machine_info=True,
+    )
+    return wandb.init(
+        **{} if in_sweep() else place,
+        name=run.id,
+        group=config.study,
+        job_type="train",
+        resume="allow",
+        mode="online" if online else "offline",
+        tags=[config.encoding.name, *tracking.tags],
+        config=to_container(config),
+        settings=settings,
+        dir=run.folder,
+    )
+
+
+def _place(config: Config, run: Run) -> dict[str, Any]:
+    """Return the id, project and entity of a run at W&B."""
+    recorded = run.record["wandb"] or {"id": f"{run.id}-{secrets.token_hex(4)}"}
+    place: dict[str, Any] = {"id": recorded["id"]}
+    if in_sweep():
+        place["id"] = os.environ["WANDB_RUN_ID"]
+    for key in ("project", "entity"):
+        asked = os.environ.get(f"WANDB_{key.upper()}")
+        place[key] = asked or recorded.get(key) or getattr(config.tracking, key)
+    return place
+
+
+def is_online(mode: str) -> bool:
+    """Return whether there is an API key, and neither setting nor WANDB_MODE says
+    `offline`; never asks for a key.
+    """
+    import wandb
+
+    # init's own settings come too late to silence the login
+    wandb.setup(wandb.Settings(silent=True, quiet=True))
+    offline = {mode, os.environ.get("WANDB_MODE")} & {"offline", "dryrun"}
+    return not offline and wandb.login(prompt=False, verify=False)
