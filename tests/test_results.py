@@ -27,8 +27,9 @@ from posbench.reports import answer
 from posbench.results import compare, tasks
 from posbench.results.compare import NOT_RESOLVED, Losses, main_rows
 from posbench.results.estimate import in_two_groups
-from posbench.results.frame import differing_settings, read
+from posbench.results.frame import read
 from posbench.results.headline import headline
+from posbench.results.settings import differing_settings
 from posbench.run.rows import read_rows
 
 
@@ -53,14 +54,13 @@ def test_the_context_used_is_said_of_schemes_that_beat_the_cached_ngram_model() 
     assert set(six["ngram"].round(3)) == {3.748} and set(
         six["cached_ngram"].round(3)
     ) == {3.295}
-    beats = dict.fromkeys(["fox", "rope", "t5", "alibi"], "yes") | {
+    users = ["fox", "rope", "t5", "alibi"]
+    beats = dict.fromkeys(users, "yes") | {
         "sinusoidal": NOT_RESOLVED,
         "none": "no",
     }
     assert six["uses_context"].to_dict() == beats
-    assert six["uses"].dropna().to_dict() == dict.fromkeys(
-        ["fox", "rope", "t5", "alibi"], 128
-    )
+    assert six["uses"].dropna().to_dict() == dict.fromkeys(users, 128)
     rows = main_rows(rows_of_study("six"))  # said only where less was measured
     assert [
         compare.uses(Losses(rows[rows["length"] >= least]), "none")

@@ -206,12 +206,8 @@ def _mean(test: Inequality, losses: Losses, frame: pd.DataFrame) -> Estimate:
                 & (rows["length"] == length)
                 & (rows["variant"] == term.kind)
             ]
-            level = (
-                rows[["nll"]].set_axis([0], axis=1) * losses.tokens.sum()
-                if len(rows)
-                else None
-            )
-        if level is None or level.isna().any(axis=None):
+            level = rows[["nll"]].set_axis([0], axis=1) * losses.tokens.sum()
+        if level.empty or level.isna().any(axis=None):
             raise LookupError(
                 f"{term.run} has no loss at {length} tokens ({term.protocol},"
                 f" {term.kind})"

@@ -71,7 +71,7 @@ def read(folder: Path, split: str | None, lengths: Sequence[int]) -> pd.DataFram
         row.targets_sha256: plain[row.targets_sha256] + place / len(rows)
         for place, row in enumerate(rows)
     }
-    return frames.read([folder], split, {str(folder): counts})
+    return frames.read([folder], split, counts)
 
 
 def print_results(

@@ -18,7 +18,8 @@ from posbench.errors import UserError
 from posbench.reports import answer, card, tables
 from posbench.reports.render import Table, csv_text
 from posbench.results import compare, tasks
-from posbench.results import frame as frames
+from posbench.results.frame import read
+from posbench.results.settings import differing_settings
 from posbench.terminal import console as terminal
 from posbench.terminal.exits import plural
 
@@ -63,7 +64,7 @@ def main(
     """
     from posbench.reports import charts
 
-    frame = frames.read(map(Path, paths))
+    frame = read(map(Path, paths))
     runs, readable = (
         frame.drop_duplicates("folder"),
         frame[frame["run_status"] != "unreadable"],
@@ -209,7 +210,7 @@ def _sections(
         )
     )
     by_task = frame.groupby(frame["trained_task"].fillna(""))
-    settings = ChainMap(*(frames.differing_settings(of_task) for _, of_task in by_task))
+    settings = ChainMap(*(differing_settings(of_task) for _, of_task in by_task))
     sections = []
     for number, group in enumerate(sets, start=1):
         task, facts = group["trained_task"].iloc[0], answer.facts(group)

@@ -18,7 +18,7 @@ from posbench.errors import UserError
 from posbench.reports.tables import cut
 from posbench.results import compare, tasks
 from posbench.results.compare import ENDPOINT_RATIO
-from posbench.results.frame import differing_settings
+from posbench.results.settings import differing_settings
 from posbench.run.rows import PLAIN, WINDOWED
 
 FigureKind = Literal["panels", "curve", "perplexity"]
@@ -145,9 +145,7 @@ def of_text(
         table.attrs["reference"],
         table.attrs["train_length"],
     )
-    points = points[
-        (points["status"] == "ok") & (points["ratio"] >= 1 / ENDPOINT_RATIO)
-    ]
+    points = points[points["ratio"] >= 1 / ENDPOINT_RATIO]
     readers = {name: table[reader].median() for reader, name in compare.READERS.items()}
     if kind == "perplexity":
         losses = ["nll", "nll_low", "nll_high"]

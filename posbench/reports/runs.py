@@ -7,7 +7,8 @@ from pathlib import Path
 
 from posbench import files
 from posbench.reports.render import Column, Table
-from posbench.results import frame as frames
+from posbench.results.frame import read
+from posbench.results.settings import differing_settings
 from posbench.results.tasks import as_trained
 from posbench.terminal import console as terminal
 
@@ -19,7 +20,7 @@ def main(paths: list[Path]) -> None:
     """Print a line per run below the paths, with the settings that differ in its study;
     a pipe gets whole lines.
     """
-    frame = frames.read(paths)
+    frame = read(paths)
     headline = as_trained(frame) | (frame["curve"] == "fixed_target")
     losses = frame[
         frame["newest"] & headline & (frame["length_ratio"] == 1)
@@ -33,8 +34,7 @@ def main(paths: list[Path]) -> None:
     runs["study"] = [Path(folder).parent.name for folder in runs["folder"]]
     runs["mb"] = [files.size(Path(folder)) / 1e6 for folder in runs["folder"]]
     settings = {
-        study: frames.differing_settings(group)
-        for study, group in runs.groupby("study")
+        study: differing_settings(group) for study, group in runs.groupby("study")
     }
     for run in runs.itertuples():
         differing = settings[run.study].get(run.setting, {})

@@ -22,9 +22,7 @@ LEAST_GAP = 0.1  # nats per token, between two groups of seeds
 
 @dataclasses.dataclass(frozen=True)
 class Estimate:
-    """A mean with its standard error and degrees of freedom, and its interval that
-    misses with probability alpha.
-    """
+    """A mean with its standard error and degrees of freedom."""
 
     mean: float
     error: float  # nan if it cannot be estimated
@@ -33,13 +31,12 @@ class Estimate:
     units: int = 0  # units of text behind the interval; 0: it holds for this text alone
 
     def half(self, alpha: float = 0.05) -> float:
+        """Return half of the interval that misses with probability alpha."""
         from scipy import special
 
-        return (
-            float(special.stdtrit(self.df, 1 - alpha / 2)) * self.error
-            if self.error
-            else 0.0
-        )
+        if self.error == 0:
+            return 0.0
+        return float(special.stdtrit(self.df, 1 - alpha / 2)) * self.error
 
     def low(self, alpha: float = 0.05) -> float:
         return self.mean - self.half(alpha)
@@ -49,87 +46,93 @@ class Estimate:
 
 
 def estimate(sums: Floats | Integers, tokens: Floats | Integers) -> Estimate:
-    """Estimate the mean of sums (seeds, units) over tokens (units,), for other seeds on
-    other text like this.
+    """Estimate the mean of sums (seeds, units) over tokens (units,).
 
-    Seeds and units of text are crossed random factors. The variance of the mean is that
-    over seeds plus that over units less that of the interaction, which both contain
-    (Cameron, Gelbach & Miller, 2011, "Robust Inference With Multiway Clustering",
-    section 2.1). All are of the linearised ratio of sums (Cochran, 1977, "Sampling
-    Techniques", section 6.5). Degrees of freedom: Satterthwaite (1946). With one seed
-    the interval is over units, for that checkpoint alone. With one unit it is over
-    seeds, for this text alone. With one of each there is none.
+    The interval is for other seeds on other text like this. Seeds and units of text are
+    crossed random factors. The variance of the mean is that over seeds plus that over
+    units less that of the interaction, which both contain (Cameron, Gelbach & Miller,
+    2011, "Robust Inference With Multiway Clustering", section 2.1). All are of the
+    linearised ratio of sums (Cochran, 1977, "Sampling Techniques", section 6.5).
+    Degrees of freedom: Satterthwaite (1946).
+
+    With one seed the interval is over units, for that checkpoint alone. With one unit
+    it is over seeds, for this text alone. With one of each there is none.
     """
     n_seeds, n_units = sums.shape
     mean = float(sums.sum() / (n_seeds * tokens.sum()))
-    residuals = (sums - mean * tokens) / tokens.mean()
-    by_seed, by_unit = residuals.mean(1), residuals.mean(0)
-    means = tuple((mean + by_seed).tolist())
-    over_seeds, over_units = (
-        float(x.var(ddof=1)) / len(x) if len(x) > 1 else math.nan
-        for x in (by_seed, by_unit)
-    )
+    residuals = (sums - mean * tokens) / tokens.mean()  # (seeds, units)
+    by_seed = residuals.mean(axis=1)
+    by_unit = residuals.mean(axis=0)
+    seeds = tuple((mean + by_seed).tolist())
+
+    over_seeds = _variance_of_mean(by_seed)
+    over_units = _variance_of_mean(by_unit)
     if n_seeds == 1:
-        return Estimate(
-            mean, math.sqrt(over_units), max(1, n_units - 1), means, n_units
-        )
+        df = max(1, n_units - 1)
+        return Estimate(mean, math.sqrt(over_units), df, seeds, n_units)
     if n_units == 1:
-        return Estimate(mean, math.sqrt(over_seeds), n_seeds - 1, means)
+        return Estimate(mean, math.sqrt(over_seeds), n_seeds - 1, seeds)
+
     interaction = residuals - by_seed[:, None] - by_unit
-    in_both = float((interaction**2).sum()) / (
-        (n_seeds - 1) * (n_units - 1) * n_seeds * n_units
-    )
+    interaction_df = (n_seeds - 1) * (n_units - 1)
+    in_both = float((interaction**2).sum()) / (interaction_df * n_seeds * n_units)
     variance = max(over_seeds + over_units - in_both, over_seeds, over_units)
+
     spread = over_seeds**2 / (n_seeds - 1) + over_units**2 / (n_units - 1)
-    return Estimate(
-        mean,
-        math.sqrt(variance),
-        variance**2 / spread if spread else n_seeds - 1,
-        means,
-        n_units,
-    )
+    df = variance**2 / spread if spread else n_seeds - 1
+    return Estimate(mean, math.sqrt(variance), df, seeds, n_units)
+
+
+def _variance_of_mean(values: Floats) -> float:
+    if len(values) == 1:
+        return math.nan
+    return float(values.var(ddof=1)) / len(values)
 
 
 def in_two_groups(values: Sequence[float]) -> bool:
-    """Return whether seeds fall into two groups, or one lies apart: a mean and its
-    interval would hide that.
+    """Return whether seeds fall into two groups, or one lies apart.
 
-    The widest gap must be half of the range or, with one value on a side, twice the
-    range of the rest. This is a hint, not a test: normal values that spread far more
-    than `LEAST_GAP` meet it in 1 of 4 sets of five and 1 of 100 of ten.
+    A mean and its interval would hide that. The widest gap must be half of the range
+    or, with one value on a side, twice the range of the rest. This is a hint, not a
+    test: normal values that spread far more than `LEAST_GAP` meet it in 1 of 4 sets of
+    five and 1 of 100 of ten.
     """
     if len(values) < 4:
         return False
-    gaps, span = np.diff(np.sort(values)), max(values) - min(values)
-    outlying = max(gaps[0], gaps[-1]) >= max(LEAST_GAP, 2 / 3 * span)
-    return bool(outlying or gaps[1:-1].max() >= max(LEAST_GAP, span / 2))
+    gaps = np.diff(np.sort(values))
+    span = max(values) - min(values)
+    outermost = max(gaps[0], gaps[-1])
+    if outermost >= max(LEAST_GAP, 2 / 3 * span):
+        return True
+    return bool(gaps[1:-1].max() >= max(LEAST_GAP, span / 2))
 
 
 def units_of_text(documents: Integers, stretches: Integers | None) -> Integers:
-    """Return the number of each block's unit of text, from 0 on. `stretches` is None if
-    documents are in one piece.
+    """Return the number of each block's unit of text, from 0 on.
 
     Units are documents. Where there are fewer than `FEW_DOCUMENTS`, they are segments:
-    the separate stretches that were held out, or parts of the documents. Intervals over
-    segments speak for these very documents.
+    the separate stretches that were held out (None: documents are in one piece), or
+    parts of the documents. Intervals over segments speak for these very documents.
     """
-    numbers, document, blocks = np.unique(
+    names, document, n_blocks = np.unique(
         documents, return_inverse=True, return_counts=True
     )
-    if len(numbers) >= FEW_DOCUMENTS:
+    if len(names) >= FEW_DOCUMENTS:
         return document
-    if stretches is not None and len(np.unique(stretches)) >= FEW_DOCUMENTS:
-        return np.unique(stretches, return_inverse=True)[1]
-    parts = np.minimum(
-        np.maximum(1, np.round(SEGMENTS * blocks / len(documents)).astype(np.int64)),
-        blocks,
-    )
-    # the place of each block in its document
-    place = np.empty(len(documents), np.int64)
-    place[np.argsort(document, kind="stable")] = np.concatenate(
-        [np.arange(n) for n in blocks]
-    )
-    return np.asarray(
-        np.cumsum([0, *parts])[document] + place * parts[document] // blocks[document],
-        dtype=np.int64,
-    )
+    if stretches is not None:
+        numbers, stretch = np.unique(stretches, return_inverse=True)
+        if len(numbers) >= FEW_DOCUMENTS:
+            return stretch
+
+    # Each document is cut into segments by its share of the blocks, at least one.
+    share = np.round(SEGMENTS * n_blocks / len(documents)).astype(np.int64)
+    n_segments = np.clip(share, 1, n_blocks)
+    first_segment = np.cumsum(n_segments) - n_segments
+
+    units = np.empty(len(documents), np.int64)
+    for number in range(len(names)):
+        blocks = np.flatnonzero(document == number)
+        place = np.arange(len(blocks))
+        segment = place * n_segments[number] // len(blocks)
+        units[blocks] = first_segment[number] + segment
+    return units

@@ -7,7 +7,6 @@ by the outcome. A seed that diverged has no answer right.
 """
 
 import math
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -33,93 +32,78 @@ def as_trained(rows: pd.DataFrame) -> pd.Series:
     """Return which rows have the task, the positions and the model of the training, at
     any length.
     """
-    variation = rows["task"].astype(str).str.contains(":")
-    return (
-        (rows["protocol"] == "problems")
-        & ~variation
-        & (rows["offset"].fillna(0) == 0)
-        & (rows["variant"] == PLAIN)
-    )
+    is_variation = rows["task"].astype(str).str.contains(":")
+    is_plain = (rows["offset"].fillna(0) == 0) & (rows["variant"] == PLAIN)
+    return (rows["protocol"] == "problems") & ~is_variation & is_plain
 
 
 def task_rows(frame: pd.DataFrame) -> pd.DataFrame:
     """Return the newest rows on problems, each seed once, of runs for which it is known
     whether they learned.
 
-    `of_task` is the option that a test varies, such as depth=0.5. A run that diverged
-    has no answer right anywhere.
+    `of_task` is the option that a test varies, such as depth=0.5. `seed_learned` tells
+    whether the run learned. One that diverged has no answer right anywhere.
     """
-    once = frame[~frame["repeated"]]
-    rows = once[
-        (once["protocol"] == "problems")
-        & once["newest"]
-        & (once["run_status"] == "done")
-    ]
-    rows = rows.assign(
-        of_task=[task.partition(":")[2] for task in rows["task"]],
-        offset=rows["offset"].fillna(0),
-        as_trained=as_trained(rows),
-        steps_to_gate=rows["steps_to_gate"].astype("float64"),
-        **{
-            name: rows[name].where(rows["status"] == "ok")
-            for name in ("accuracy", "exact_match")
-        },
-    )
+    runs = frame[~frame["repeated"]]
+    rows = runs[(runs["protocol"] == "problems") & runs["newest"]]
+    rows = rows[rows["run_status"] == "done"].copy()
+    rows["of_task"] = [task.partition(":")[2] for task in rows["task"]]
+    rows["offset"] = rows["offset"].fillna(0)
+    rows["as_trained"] = as_trained(rows)
+    rows["steps_to_gate"] = rows["steps_to_gate"].astype("float64")
+    not_measured = rows["status"] != "ok"
+    rows.loc[not_measured, ["accuracy", "exact_match"]] = math.nan
+
     trained = rows[rows["as_trained"] & (rows["length_ratio"] <= 1)]
-    rows["seed_learned"] = ~rows["folder"].isin(
-        trained.loc[~(trained["accuracy"] >= GATE), "folder"]
+    below_gate = trained.loc[~(trained["accuracy"] >= GATE), "folder"]
+    tested = trained.loc[trained["length_ratio"] == 1, "folder"]
+    rows["seed_learned"] = ~rows["folder"].isin(below_gate)
+    rows = rows[rows["folder"].isin(tested)]
+
+    parts = [rows]
+    places = rows.drop_duplicates(_PLACE).assign(
+        accuracy=0.0,
+        exact_match=0.0,
+        status="ok",
+        seed_learned=False,
+        steps_to_gate=math.nan,
     )
-    rows = rows[
-        rows["folder"].isin(trained.loc[trained["length_ratio"] == 1, "folder"])
-    ]
-    places, diverged = (
-        rows.drop_duplicates(_PLACE),
-        once[once["run_status"] == "diverged"].drop_duplicates("folder"),
-    )
-    zeros = {
-        "accuracy": 0.0,
-        "exact_match": 0.0,
-        "seed_learned": False,
-        "status": "ok",
-        "steps_to_gate": math.nan,
-    }
-    facts = diverged[["folder", "label", "encoding", "seed"]].to_dict("records")
-    return pd.concat(
-        [rows, *(places.assign(**run, **zeros) for run in facts)], ignore_index=True
-    )
+    diverged = runs[runs["run_status"] == "diverged"].drop_duplicates("folder")
+    facts = diverged[["folder", "label", "encoding", "seed"]]
+    for run in facts.to_dict("records"):
+        parts.append(places.assign(**run))
+    return pd.concat(parts, ignore_index=True)
 
 
 def accuracies(frame: pd.DataFrame) -> pd.DataFrame:
-    """Return a row per scheme of one setting and place where it was tested: variation,
-    variant, offset, length ratio.
+    """Return a row per scheme of one setting and place where it was tested.
 
-    `accuracy` (of tokens) is the median over all seeds, NaN unless `status` is ok.
+    A place is a variation, variant, offset and length ratio. `accuracy` (of tokens) is
+    the median over all seeds, NaN unless `status` is ok.
     """
     places = []
     for (label, *place), group in task_rows(frame).groupby(["label", *_PLACE]):
-        status = next((status for status in group["status"] if status != "ok"), "ok")
-        shares = group["accuracy"] if status == "ok" else group["accuracy"] * math.nan
-        row = {
-            "label": label,
-            **dict(zip(_PLACE, place, strict=True)),
-            "status": status,
-            "seeds": len(group),
-        }
-        row |= {name: group[name].iloc[0] for name in ("as_trained", "trivial")}
-        places.append(
-            row
-            | {
-                "accuracy": shares.median(),
-                "accuracy_min": shares.min(),
-                "accuracy_max": shares.max(),
-            }
-        )
+        failures = group.loc[group["status"] != "ok", "status"]
+        accuracy = group["accuracy"]
+        if len(failures):
+            accuracy = accuracy * math.nan
+        row = dict(zip(_PLACE, place, strict=True))
+        row["label"] = label
+        row["status"] = failures.iloc[0] if len(failures) else "ok"
+        row["seeds"] = len(group)
+        row["as_trained"] = group["as_trained"].iloc[0]
+        row["trivial"] = group["trivial"].iloc[0]
+        row["accuracy"] = accuracy.median()
+        row["accuracy_min"] = accuracy.min()
+        row["accuracy_max"] = accuracy.max()
+        places.append(row)
     return pd.DataFrame(places)
 
 
 def compare_tasks(frame: pd.DataFrame, reference: str | None = None) -> pd.DataFrame:
-    """Compare the schemes of one setting on a task. The default reference is `rope`,
-    else `none`, else the first one.
+    """Compare the schemes of one setting on a task.
+
+    The default reference is `rope`, else `none`, else the first one.
 
     Returns:
         A row per scheme: the most accurate beyond trained lengths first, schemes that
@@ -131,138 +115,144 @@ def compare_tasks(frame: pd.DataFrame, reference: str | None = None) -> pd.DataF
         `_difference`, a `_word`, and `_why` there is none. `attrs`: `reference`,
         `tests`.
     """
-    rows, places = task_rows(frame), accuracies(frame)
-    if not len(rows):
+    rows = task_rows(frame)
+    if rows.empty:
         return pd.DataFrame()
-    choices = (reference_label(frame, reference), "none", rows["label"].min())
-    base = next(label for label in choices if label in set(rows["label"]))
-    of_base, schemes, tests = rows[rows["label"] == base], [], []
-    for label, group in rows.groupby("label"):
-        schemes.append(
-            _scheme(group, places[(places["label"] == label) & places["as_trained"]])
-        )
-        tests += [
-            (schemes[-1], *test)
-            for test in (_comparisons(group, of_base) if label != base else [])
-        ]
+    labels = sorted(rows["label"].unique())
+    choices = (reference_label(frame, reference), "none", labels[0])
+    base = next(label for label in choices if label in labels)
+
+    places = accuracies(frame)
+    places = places[places["as_trained"]]
+    schemes = {}
+    tests = []
+    for label in labels:
+        of_label = rows[rows["label"] == label]
+        schemes[label] = _scheme(of_label, places[places["label"] == label])
+        if label != base:
+            of_base = rows[rows["label"] == base]
+            tests += [(label, *test) for test in _tests(of_label, of_base)]
+
     number = sum(not why for _, _, why, _ in tests)
-    for row, name, why, shares in tests:
-        row |= (
-            {f"{name}_word": "", f"{name}_why": why}
-            if why
-            else _test_columns(row, name, shares, number)
-        )
-    table = pd.DataFrame(sorted(schemes, key=lambda row: row.pop("order")))
+    for label, name, why, shares in tests:
+        row = schemes[label]
+        row[f"{name}_word"] = ""
+        row[f"{name}_why"] = why
+        if not why:
+            row |= _result(row, name, shares, number)
+
+    order = ["ranked", "accuracy_beyond", "accuracy_1x", "label"]
+    table = pd.DataFrame(schemes.values()).sort_values(
+        order, ascending=[False, False, False, True], ignore_index=True
+    )
     table.attrs = {"reference": base, "tests": number}
     return table
 
 
 def _scheme(rows: pd.DataFrame, places: pd.DataFrame) -> dict[str, Any]:
-    """Return a scheme's columns, with `order` to sort by."""
+    """Return a scheme's columns that need no reference."""
     from scipy import stats
 
     runs = rows.drop_duplicates("folder")
-    learned, ranked = (
-        int(runs["seed_learned"].sum()),
-        bool(runs["seed_learned"].mean() >= HALF),
-    )
+    learned = int(runs["seed_learned"].sum())
     share = stats.binomtest(learned, len(runs)).proportion_ci(method="exact")
-    row: dict[str, Any] = {
+    steps = runs["steps_to_gate"].fillna(math.inf)
+    row = {
         "label": runs["label"].iloc[0],
         "encoding": runs["encoding"].iloc[0],
         "seeds": len(runs),
-    }
-    row |= {
         "learned": learned,
         "learned_low": float(share.low),
         "learned_high": float(share.high),
-        "ranked": ranked,
+        "ranked": learned >= HALF * len(runs),
+        "steps_to_gate": float(steps.median()),
     }
-    row["steps_to_gate"] = float(np.median(runs["steps_to_gate"].fillna(math.inf)))
     for place in places.to_dict("records"):
         name = f"accuracy_{place['length_ratio']:.3g}x"
-        row |= {f"{name}{end}": place[f"accuracy{end}"] for end in ("", "_min", "_max")}
-        row |= {f"{name}_{fact}": place[fact] for fact in ("status", "trivial")}
-    beyond = places.loc[places["length_ratio"] > 1, "accuracy"].fillna(0).mean()
-    order = (
-        not ranked,
-        -np.nan_to_num(beyond) * ranked,
-        -np.nan_to_num(row["accuracy_1x"]),
-        row["label"],
-    )
-    return row | {"order": order}
+        row[name] = place["accuracy"]
+        row[f"{name}_min"] = place["accuracy_min"]
+        row[f"{name}_max"] = place["accuracy_max"]
+        row[f"{name}_status"] = place["status"]
+        row[f"{name}_trivial"] = place["trivial"]
+
+    # Schemes are ordered by it: a place without a number counts as 0.
+    beyond = places.loc[places["length_ratio"] > 1, "accuracy"].fillna(0)
+    row["accuracy_beyond"] = beyond.mean() if row["ranked"] else math.nan
+    return row
 
 
-def _comparisons(
+def _tests(
     scheme: pd.DataFrame, base: pd.DataFrame
-) -> Iterator[tuple[str, str, list[pd.Series]]]:
-    """Yield the tests of a scheme against the reference: the column, why it is not
-    tested, and the shares of both.
+) -> list[tuple[str, str, list[pd.Series]]]:
+    """Return the tests of a scheme against the reference.
+
+    Each has the name of its column, why it is not made, and the shares of both.
     """
-    learned = [
-        rows.drop_duplicates("folder")["seed_learned"].astype(float)
-        for rows in (scheme, base)
-    ]
-    seeds = min(map(len, learned))
-    too_few = f"{seeds} of {ENOUGH_SEEDS} seeds" if seeds < ENOUGH_SEEDS else ""
-    gate = "not learned" if learned[0].mean() < HALF else ""
-    gate = gate or ("the reference has not learned" if learned[1].mean() < HALF else "")
-    yield "learned", too_few, learned
+    learned = []
+    for rows in (scheme, base):
+        learned.append(rows.drop_duplicates("folder")["seed_learned"].astype(float))
+    seeds = min(len(learned[0]), len(learned[1]))
+    few = f"{seeds} of {ENOUGH_SEEDS} seeds" if seeds < ENOUGH_SEEDS else ""
+
+    gate = few
+    if not gate and learned[0].mean() < HALF:
+        gate = "not learned"
+    if not gate and learned[1].mean() < HALF:
+        gate = "the reference has not learned"
+
+    tests = [("learned", few, learned)]
     for ratio in RATIOS:
-        tested = [
-            rows[rows["as_trained"] & (rows["length_ratio"] == ratio)]
-            for rows in (scheme, base)
-        ]
+        why = gate
+        tested = []
+        for rows, of_seeds in zip((scheme, base), learned, strict=True):
+            rows = rows[rows["as_trained"] & (rows["length_ratio"] == ratio)]
+            failures = rows.loc[rows["status"] != "ok", "status"]
+            if len(failures):
+                why = why or failures.iloc[0].replace("_", " ")
+            if len(rows) < len(of_seeds):
+                why = why or "not tested in all seeds"
+            tested.append(rows)
         pooled = pd.concat(tested)
-        failures = pooled.loc[pooled["status"] != "ok", "status"].str.replace("_", " ")
-        differ = (pooled[["targets_sha256", "dtype"]].nunique() > 1).any()
-        missing = (
-            ""
-            if [*map(len, tested)] == [*map(len, learned)]
-            else "not tested in all seeds"
-        )
-        reason = (
-            too_few
-            or gate
-            or "".join(failures[:1])
-            or ("other problems or precision" if differ else missing)
-        )
-        yield f"accuracy_{ratio:g}x", reason, [rows["accuracy"] for rows in tested]
+        if (pooled[["targets_sha256", "dtype"]].nunique() > 1).any():
+            why = why or "other problems or precision"
+        shares = [rows["accuracy"] for rows in tested]
+        tests.append((f"accuracy_{ratio:g}x", why, shares))
+    return tests
 
 
-def _test_columns(
+def _result(
     row: dict[str, Any], name: str, shares: list[pd.Series], tests: int
 ) -> dict[str, Any]:
-    """Return the exact test of two sets of unpaired seeds as columns of this name,
-    adjusted for `tests` tests.
+    """Return the columns of an exact test, adjusted for so many tests.
+
+    It permutes two sets of seeds, which are not paired.
     """
     from scipy import stats
 
     test = stats.permutation_test(
-        [seeds.to_numpy() for seeds in shares],
-        lambda a, b, axis: np.mean(a, axis=axis) - np.mean(b, axis=axis),
+        [of_seeds.to_numpy() for of_seeds in shares],
+        lambda a, b, axis: a.mean(axis=axis) - b.mean(axis=axis),
         permutation_type="independent",
         vectorized=True,
         n_resamples=MOST_ORDERS,
         batch=10_000,
         rng=np.random.default_rng(0),
     )
-    p, reason = min(1.0, tests * float(test.pvalue)), ""
-    words = (
-        ("learned by fewer seeds", "learned by more seeds")
-        if name == "learned"
-        else ("worse", "better")
-    )
-    word = words[int(test.statistic > 0)]
-    if (
-        tests
-        * max(2 / math.comb(sum(map(len, shares)), len(shares[0])), 2 / MOST_ORDERS)
-        >= ALPHA
-    ):
-        word, reason = "", "too few seeds for any outcome"
-    elif p >= ALPHA or abs(test.statistic) < LEAST:
+    p = min(1.0, tests * float(test.pvalue))
+    difference = float(test.statistic)
+
+    words = ("worse", "better")
+    if name == "learned":
+        words = ("learned by fewer seeds", "learned by more seeds")
+    word = words[1] if difference > 0 else words[0]
+    why = ""
+    if p >= ALPHA or abs(difference) < LEAST:
         word = NOT_RESOLVED
-    elif row.get(name, math.nan) <= row.get(f"{name}_trivial", math.nan):
-        reason = "no better than the trivial reader"
-    columns = {"p": p, "difference": float(test.statistic), "word": word, "why": reason}
-    return {f"{name}_{key}": value for key, value in columns.items()}
+    elif name != "learned" and row[name] <= row[f"{name}_trivial"]:
+        why = "no better than the trivial reader"
+    return {
+        f"{name}_p": p,
+        f"{name}_difference": difference,
+        f"{name}_word": word,
+        f"{name}_why": why,
+    }

@@ -5,7 +5,6 @@ name, which rows make a curve.
 import dataclasses
 import json
 import math
-import operator
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,9 +12,14 @@ from typing import Any
 from posbench.errors import UserError
 from posbench.run import ROWS
 
-PLAIN, WINDOWED = "plain", "windowed"
-# protocols that score the same targets at every length
-PAIRED = ("fixed_target", "nonoverlap")
+PLAIN = "plain"
+WINDOWED = "windowed"
+PAIRED = ("fixed_target", "nonoverlap")  # they score the same targets at every length
+
+# How much targets are preferred, by their digest.
+Counts = Mapping[Any, float]
+
+# The columns that tell one evaluation of a run from another.
 EVALUATION_KEY = (
     "protocol",
     "length",
@@ -27,7 +31,6 @@ EVALUATION_KEY = (
     "problem_length",
     "offset",
 )
-_curve_of = operator.attrgetter("split", "checkpoint_step", "protocol")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -36,77 +39,61 @@ class EvaluationRow:
     What is undefined is None.
     """
 
-    # fixed_target, nonoverlap, task, problems
-    protocol: str
+    protocol: str  # fixed_target, nonoverlap, task, problems
     length: int  # tokens of context; for problems, tokens read
-    # length / training length; for problems, problem_length / longest trained one
-    length_ratio: float
+    length_ratio: float  # to the training length; of problems to the longest trained
     window: int | None = None  # keys that each query saw, if attention was narrowed
     extension: str | None = None  # as it was typed, such as yarn:factor=4; or sinks
     extension_options: dict[str, Any] | None = None  # what was done to the model
-    # a probe; for problems the task, with the option that a test varies:
-    # passkey:depth=0.5
-    task: str | None = None
-    # in the task's own unit; None = text, not problems
-    problem_length: int | None = None
+    task: str | None = None  # a probe or a task, with what varies: passkey:depth=0.5
+    problem_length: int | None = None  # in the task's own unit; None: text
     offset: int | None = None  # for problems: the position of their first token
     split: str
     documents: str | None = None  # doc, concat
     checkpoint_step: int
-    # tokens of training; None: unknown
-    tokens: int | None = None
+    tokens: int | None = None  # tokens of training; None: unknown
     status: str  # ok, undefined, too_short, failed
-    # why a status is not ok; for a selection of tokens, who made it
-    reason: str | None = None
+    reason: str | None = None  # of the status; of a selection of tokens, who made it
     dtype: str | None = None
     n_tokens: int | None = None  # scored tokens
     n_bytes: int | None = None  # of the original text of the scored tokens
     n_blocks: int | None = None
-    # for problems: how many of the blocks differ
-    n_distinct: int | None = None
+    n_distinct: int | None = None  # for problems: how many of the blocks differ
     n_documents: int | None = None  # documents that the blocks are from
     mean_context: float | None = None  # tokens
     nll: float | None = None  # nats per token
     perplexity: float | None = None
     bits_per_byte: float | None = None
-    # for problems: share of the scored tokens that the model found likeliest
-    accuracy: float | None = None
-    # accuracy of guessing: among candidates, or among all answer tokens of these
-    # problems
-    chance: float | None = None
-    # for problems: accuracy of the task's trivial reader on them
-    trivial: float | None = None
-    # share of the problems whose scored tokens all were the likeliest
-    exact_match: float | None = None
+    accuracy: float | None = None  # for problems: share of right tokens
+    chance: float | None = None  # accuracy of guessing, among candidates or all answers
+    trivial: float | None = None  # for problems: accuracy of the trivial reader
+    exact_match: float | None = None  # share of problems with all tokens right
     ci_low: float | None = None  # 95 % interval of nll, for this checkpoint
     ci_high: float | None = None
-    # its units: documents, segments, problems
-    ci_over: str | None = None
-    # nats per token of the training tokens' best n-gram model, on the same targets
-    ngram_nll: float | None = None
-    # that model's order
+    ci_over: str | None = None  # its units: documents, segments, problems
+    ngram_nll: float | None = None  # of the best n-gram model on the same targets
     ngram_order: int | None = None
     # rows that share it scored the same tokens in the same blocks: they pair
     targets_sha256: str | None = None
     seconds: float | None = None
     peak_memory_bytes: int | None = None
-    # per unit of text: document, tokens, and in nats nll, ngram
+    # per unit of text: document, tokens, and in nats nll, ngram, cached_ngram
     units: dict[str, list[Any]] | None = None
 
     @classmethod
     def from_json(cls, line: Mapping[str, Any]) -> "EvaluationRow":
-        """Return the row of a line. Unknown columns of other versions are left out, and
-        a missing value is None.
-        """
-        return cls(**{name: line.get(name) for name in (*COLUMNS, "units")})  # type: ignore[arg-type]
+        """Return the row of a line. A missing value is None."""
+        values: dict[str, Any] = {name: line.get(name) for name in COLUMNS}
+        return cls(**values, units=line.get("units"))
 
     def to_json(self) -> dict[str, Any]:
         """Return the row's columns in the order of the file, then its sums by unit of
         text, if it has any.
         """
-        return {name: getattr(self, name) for name in COLUMNS} | (
-            {"units": self.units} if self.units else {}
-        )
+        line = {name: getattr(self, name) for name in COLUMNS}
+        if self.units:
+            line["units"] = self.units
+        return line
 
     @property
     def key(self) -> tuple[Any, ...]:
@@ -122,13 +109,13 @@ class EvaluationRow:
         """How the model was changed: plain, windowed, or an extension's name (sinks,
         too, which are windowed).
         """
-        return self.extension or (WINDOWED if self.window else PLAIN)
+        if self.extension:
+            return self.extension
+        return WINDOWED if self.window else PLAIN
 
     @property
     def curve_name(self) -> str:
-        return curve_name(
-            self.protocol, self.task, self.offset, self.extension, self.window
-        )
+        return curve_name(self)
 
 
 COLUMNS = tuple(
@@ -136,30 +123,25 @@ COLUMNS = tuple(
 )
 
 
-def curve_name(
-    protocol: str,
-    task: str | None,
-    offset: int | None,
-    extension: str | None,
-    window: int | None,
-) -> str:
-    """Return the name of the curve that rows of these columns form: `fixed_target`,
-    `task_recall_windowed`.
+def curve_name(row: Any) -> str:
+    """Return the name of the curve that a row is of: `fixed_target`, `windowed`,
+    `task_recall_windowed`. `row` has at least the columns that are read here.
     """
-    shifted = f"from_{offset}" if offset else None
-    name = "_".join(
-        part
-        for part in (protocol, task, shifted, extension, WINDOWED if window else None)
-        if part
-    )
+    parts = [row.protocol, row.task]
+    if row.offset:
+        parts.append(f"from_{row.offset}")
+    parts.append(row.extension)
+    if row.window:
+        parts.append(WINDOWED)
+    name = "_".join(part for part in parts if part)
     return WINDOWED if name == f"fixed_target_{WINDOWED}" else name
 
 
 def multiple(ratio: float) -> str:
     """Return a context as a multiple of the training length: `1/16x`, `0.75x`, `4x`."""
-    return (
-        f"1/{1 / ratio:g}x" if ratio < 1 and (1 / ratio).is_integer() else f"{ratio:g}x"
-    )
+    if ratio < 1 and (1 / ratio).is_integer():
+        return f"1/{1 / ratio:g}x"
+    return f"{ratio:g}x"
 
 
 def plain(value: Any) -> Any:
@@ -172,30 +154,30 @@ def plain(value: Any) -> Any:
         return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [plain(item) for item in value]
-    return plain(value.item()) if hasattr(value, "item") else value
+    if hasattr(value, "item"):
+        return plain(value.item())
+    return value
 
 
-def number(value: object) -> float | None:
+def number(value: Any) -> float | None:
     """Return a finite number from a file, None if it is anything else."""
-    if type(value) not in (int, float):
-        return None
-    as_float = float(value)  # type: ignore[arg-type]
-    return as_float if math.isfinite(as_float) else None
+    if type(value) in (int, float) and math.isfinite(value):
+        return float(value)
+    return None
 
 
 def read_rows(folder: Path) -> list[dict[str, Any]]:
     """Return the rows of a run folder, of training, validation and evaluation; an
     incomplete last line is left out.
     """
-    *lines, _ = (
-        (folder / ROWS).read_bytes().split(b"\n") if (folder / ROWS).exists() else [b""]
-    )
+    path = folder / ROWS
+    if not path.exists():
+        return []
+    lines = path.read_bytes().split(b"\n")[:-1]
     try:
         return [json.loads(line) for line in lines]
     except ValueError as error:
-        raise UserError(
-            f"{folder / ROWS} has a line that is not JSON: {error}"
-        ) from None
+        raise UserError(f"{path} has a line that is not JSON: {error}") from None
 
 
 def training_rows(folder: Path) -> list[dict[str, Any]]:
@@ -209,28 +191,24 @@ def every_row(folder: Path) -> list[EvaluationRow]:
     """Return the last evaluation row per key and targets. One without a number counts
     until its key has a later row.
     """
-    rows = [
-        EvaluationRow.from_json(row) for row in read_rows(folder) if "protocol" in row
-    ]
+    lines = [line for line in read_rows(folder) if "protocol" in line]
+    rows = [EvaluationRow.from_json(line) for line in lines]
     last = {row.key: row for row in rows}
     newest = {(row.key, row.targets_sha256): row for row in rows}
-    return [row for (key, _), row in newest.items() if row.measured or row is last[key]]
+    return [row for row in newest.values() if row.measured or row is last[row.key]]
 
 
-def evaluation_rows(
-    folder: Path, counts: Mapping[str | None, int] | None = None
-) -> list[EvaluationRow]:
+def evaluation_rows(folder: Path, counts: Counts | None = None) -> list[EvaluationRow]:
     """Return one evaluation row per key: the last one, unless an earlier one pairs with
     more rows of its curve.
 
     A later evaluation of a few lengths on other targets therefore never breaks a curve.
     """
     rows = every_row(folder)
-    paired = {id(row) for row in on_shared_targets(rows, counts)}
-    chosen = {
-        row.key: row
-        for row in sorted(rows, key=lambda row: (row.measured, id(row) in paired))
-    }
+    measured = [row for row in rows if row.measured]
+    chosen = {}
+    for row in [*rows, *measured, *on_shared_targets(measured, counts)]:
+        chosen[row.key] = row  # a later one replaces an earlier one
     return [row for row in rows if chosen[row.key] is row]
 
 
@@ -243,41 +221,39 @@ def headline_split(rows: Sequence[EvaluationRow], split: str) -> str:
 
 
 def on_shared_targets(
-    rows: list[EvaluationRow], counts: Mapping[str | None, int] | None = None
+    rows: Sequence[EvaluationRow], counts: Counts | None = None
 ) -> list[EvaluationRow]:
     """Return the rows that one line may join: for each split, checkpoint and protocol,
     those on its shared targets.
 
-    These targets have the highest of `counts`. Ties go to targets that the training
-    length was scored on, then to the most common ones from that length on, then at all
-    lengths, then to the newest. Rows without a number stay, and so do problems, whose
-    rows never pair.
+    These targets have the highest of `counts`. Ties go to those that the training
+    length was scored on, then most longer ones, then most rows, then to the newest.
+    Rows without a number stay, and so do problems, whose rows never pair.
     """
-    ranks: dict[tuple[Any, ...], list[int]] = {}
+    on_targets: dict[tuple[Any, ...], list[EvaluationRow]] = {}
     for row in rows:
-        if row.protocol in PAIRED and row.measured:
-            key, ratio = (
-                (_curve_of(row), row.targets_sha256),
-                row.length_ratio if row.kind == PLAIN else 0,
-            )
-            points = ratio == 1, ratio >= 1, 1
-            ranks[key] = [
-                sum(pair)
-                for pair in zip(points, ranks.get(key, [0, 0, 0]), strict=True)
-            ]
-    # the highest stays
-    shared = dict(
-        sorted(ranks, key=lambda key: [(counts or {}).get(key[1], 0), *ranks[key]])
-    )
-    unused = {digest for _, digest in ranks} - {*shared.values()}
-    # `offset`, `shuffle`
-    rows = [
-        row
-        for row in rows
-        if not (row.protocol == "task" and row.targets_sha256 in unused)
-    ]
-    return [
-        row
-        for row in rows
-        if not row.measured or shared.get(_curve_of(row)) in (None, row.targets_sha256)
-    ]
+        if row.measured and row.protocol in PAIRED:
+            key = (_curve(row), row.targets_sha256)
+            on_targets.setdefault(key, []).append(row)
+
+    shared: dict[Any, str | None] = {}
+    highest: dict[Any, tuple[float, ...]] = {}
+    for (curve, targets), members in on_targets.items():
+        ratios = [row.length_ratio for row in members if row.kind == PLAIN]
+        longer = [ratio for ratio in ratios if ratio >= 1]
+        count = 0 if counts is None else counts.get(targets, 0)
+        rank = (count, longer.count(1), len(longer), len(members))
+        if rank >= highest.get(curve, rank):
+            highest[curve] = rank
+            shared[curve] = targets
+
+    kept = []
+    for row in rows:
+        targets = shared.get(_curve(row))
+        if not row.measured or targets in (None, row.targets_sha256):
+            kept.append(row)
+    return kept
+
+
+def _curve(row: EvaluationRow) -> tuple[str, int, str]:
+    return row.split, row.checkpoint_step, row.protocol

@@ -1,0 +1,249 @@
+"""What runs have in common and what sets them apart: their setting, scheme and label.
+
+A setting is all that must be equal in runs that are compared; a scheme is what may
+differ: the encoding, the learning rate that suits it, and where a run began.
+"""
+
+import functools
+import hashlib
+import itertools
+import json
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pandas as pd
+
+from posbench.config import shipped
+from posbench.config.identity import NOT_IDENTITY
+from posbench.run.facts import as_json, settings_of
+
+_RATE = "training.learning_rate"
+_SCHEME = ("encoding.", "model.attention.", _RATE)
+_START = "start"
+# Of the run that one began from.
+_STARTS = ("start.encoding", "start.tokens", "start.options", "start.text_sha256")
+# The digest of a text stands for the other settings of `data`.
+_TEXT = ("data.name", "data.task", "data.offset", "data.document_mask")
+_TEXT_FACTS = ["text_sha256", "text_split", "tokenizer_sha256"]
+_SECTIONS = tuple(f"{section}." for section in (*NOT_IDENTITY, "data", _START))
+_NOT_COMPARED = ("study", "seed", *_SCHEME, *_SECTIONS)
+
+_OFF = ("null", "false", "0")  # as JSON: values of an option that is off or unset
+_DIGEST = re.compile(r"\b([0-9a-f]{12})[0-9a-f]{52}\b")  # twelve digits are shown
+
+
+def with_schemes(frame: pd.DataFrame) -> pd.DataFrame:
+    """Return the frame with `setting`, `scheme`, `label`, `options` and `repeated`."""
+    runs = frame.drop_duplicates("folder").set_index("folder")
+    settings = [json.loads(text or "{}") for text in runs["settings"]]
+    runs["scheme"] = [as_json(_scheme(of_run)) for of_run in settings]
+    runs["setting"] = _settings(runs, settings)
+    runs["label"] = ""
+    for (_, encoding), group in runs.groupby(["setting", "encoding"]):
+        labels = _labels(str(encoding), group["scheme"].unique())
+        runs.loc[group.index, "label"] = group["scheme"].map(labels)
+    runs["options"] = ""
+    for _, group in runs.groupby("encoding"):
+        words = _words(group["scheme"].unique())
+        options = {scheme: " ".join(of.values()) for scheme, of in words.items()}
+        runs.loc[group.index, "options"] = group["scheme"].map(options)
+
+    finished_first = runs.sort_values(
+        "run_status", key=lambda status: status != "done", kind="stable"
+    )
+    repeated = finished_first.duplicated(["setting", "encoding", "scheme", "seed"])
+    has_text = runs["text_sha256"].notna() | runs["text_split"].notna()
+    runs["repeated"] = repeated & has_text
+
+    derived = runs[["setting", "scheme", "label", "options", "repeated"]]
+    return frame.join(derived, on="folder")
+
+
+def _settings(runs: pd.DataFrame, settings: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return a digest of what must be equal in runs that are compared, for each run.
+
+    A run that ended before it knew its text joins those with its configuration.
+    """
+    known: dict[str, list[Any]] = {}
+    parts = []
+    texts = runs[_TEXT_FACTS].to_numpy(dtype=object).tolist()
+    for of_run, text in zip(settings, texts, strict=True):
+        compared = as_json(_compared(of_run))
+        parts.append((compared, text))
+        if any(text[:2]):
+            known[compared] = text
+
+    digests = []
+    for compared, text in parts:
+        if not any(text[:2]):
+            text = known.get(compared, text)
+        digest = hashlib.sha256(as_json([compared, text]).encode())
+        digests.append(digest.hexdigest()[:12])
+    return digests
+
+
+def _compared(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings that must be equal in runs that are compared: model,
+    initialisation, budget, kind of text.
+    """
+    compared = {}
+    for key, value in settings.items():
+        if key.startswith(_TEXT) or not key.startswith(_NOT_COMPARED):
+            compared[key] = value
+    if "start.tokens" in settings:  # compared with runs that train as long from 0
+        compared["training.tokens"] += settings["start.tokens"]
+        compared["training.warmup_tokens"] = settings["start.warmup_tokens"]
+    return compared
+
+
+def _scheme(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of a run's scheme: the encoding's options, the learning rate,
+    and where the run began.
+    """
+    scheme = {}
+    for key, value in settings.items():
+        if key.startswith(_SCHEME) and key != "encoding.file":
+            scheme[key] = value
+    if "start.tokens" in settings:
+        for key, value in settings.items():
+            if key.startswith(_STARTS):
+                scheme[key] = value
+        scheme[_START] = settings["start.train_length"]
+        scheme["start.warmup_tokens"] = settings["training.warmup_tokens"]
+    return scheme
+
+
+def _labels(encoding: str, schemes: Sequence[str]) -> dict[str, str]:
+    """Return the label of each scheme of one encoding: `rope base=500`.
+
+    That is the name of the encoding and the words that set the scheme apart. The name
+    of a configuration choice that has a scheme's options stands for those.
+    """
+    labels = {}
+    for scheme, words in _words(schemes).items():
+        of_encoding = {}
+        for key, value in json.loads(scheme).items():
+            if key.startswith("encoding."):
+                of_encoding[key] = value
+        choice = _choices().get(as_json(of_encoding))
+        names = [choice or encoding]
+        for key, word in words.items():
+            if choice is None or not key.startswith("encoding."):
+                names.append(word)
+        labels[scheme] = " ".join(names)
+    return labels
+
+
+def _words(schemes: Sequence[str]) -> dict[str, dict[str, str]]:
+    """Return the words that set each scheme of one encoding apart from the others, by
+    key: `base=500`, `start=128`.
+
+    A value is left out if more than half of the schemes have it or, if none is so
+    common, if it turns the option off.
+    """
+    options = {scheme: json.loads(scheme) for scheme in schemes}
+    keys = _keys_apart([*options.values()])
+    usual = {}
+    for key in keys:
+        counts = Counter(as_json(values.get(key)) for values in options.values())
+        value, count = counts.most_common(1)[0]
+        if key.startswith(_START):
+            usual[key] = _OFF[0]
+        elif 2 * count > len(options):
+            usual[key] = value
+        else:
+            usual[key] = next((off for off in _OFF if off in counts), "")
+
+    words: dict[str, dict[str, str]] = {scheme: {} for scheme in schemes}
+    for scheme, values in options.items():
+        for key in keys:
+            value = values.get(key)
+            if as_json(value) != usual[key]:
+                name = key if key.startswith(_START) else key.rpartition(".")[2]
+                name = name.removesuffix("_sha256")
+                words[scheme][key] = f"{name}={setting_text(value)}"
+    return words
+
+
+def _keys_apart(options: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the keys whose values set schemes of one encoding apart.
+
+    A run that begins from another has its own rate, which is left out unless nothing
+    else sets schemes apart.
+    """
+    keys = _differing(options)
+    starts = _differing([each for each in options if _START in each])
+    keys = [key for key in keys if not key.startswith("start.") or key in starts]
+    without_rate = {as_json({**each, _RATE: None}) for each in options}
+    if _START in keys and len(without_rate) == len(options):
+        keys = [key for key in keys if key != _RATE]
+    return keys
+
+
+@functools.cache
+def _choices() -> dict[str, str]:
+    """Return the names of configuration choices such as `layered/gemma3` by their
+    options.
+    """
+    names = {}
+    for name, path in shipped.choices("encoding", pattern=shipped.NESTED).items():
+        settings = settings_of({"encoding": shipped.load(path)})
+        names[as_json(_scheme(settings))] = name
+    return names
+
+
+def differing_settings(frame: pd.DataFrame) -> dict[str, dict[str, str]]:
+    """Return, by setting, the values of its compared keys that are not the same in all
+    settings of the frame.
+    """
+    runs = frame[frame["settings"].notna()].drop_duplicates("setting")
+    facts = {}
+    for run in runs.to_dict("records"):
+        of_text = {name: run[name] for name in _TEXT_FACTS}
+        facts[str(run["setting"])] = _compared(json.loads(run["settings"])) | of_text
+
+    keys = _differing([*facts.values()])
+    differing: dict[str, dict[str, str]] = {setting: {} for setting in facts}
+    for setting, values in facts.items():
+        for key in keys:
+            if values.get(key) is not None:
+                differing[setting][key] = setting_text(values[key])
+    return differing
+
+
+def setting_text(value: Any) -> str:
+    """Return a setting as text: digests by their first digits, layers as `3 rope
+    window=64 + none`.
+    """
+    if isinstance(value, list) and value and isinstance(value[0], dict):
+        return _layers_text(value)
+    if not isinstance(value, str):
+        value = as_json(value)
+    return _DIGEST.sub(r"\1", value)
+
+
+def _layers_text(layers: Sequence[Mapping[str, Any]]) -> str:
+    texts = []
+    for layer in layers:
+        words = [str(layer["name"])]
+        for key in sorted(layer.keys() - {"name"}):
+            words.append(f"{key}={setting_text(layer[key])}")
+        texts.append(" ".join(words))
+
+    groups = []
+    for text, alike in itertools.groupby(texts):
+        count = len(list(alike))
+        groups.append(f"{count} {text}" if count > 1 else text)
+    return " + ".join(groups)
+
+
+def _differing(settings: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the sorted keys whose values are not the same in all settings."""
+    differing = []
+    for key in sorted(set().union(*settings)):
+        values = {as_json(setting.get(key)) for setting in settings}
+        if len(values) > 1:
+            differing.append(key)
+    return differing
