@@ -203,7 +203,7 @@ def _tests(
     tests = [("learned", few, learned)]
     for ratio in RATIOS:
         why = gate
-        shares = []
+        tested = []
         for rows, of_seeds in zip((scheme, base), learned, strict=True):
             rows = rows[rows["as_trained"] & (rows["length_ratio"] == ratio)]
             failures = rows.loc[rows["status"] != "ok", "status"]
@@ -211,7 +211,11 @@ def _tests(
                 why = why or failures.iloc[0].replace("_", " ")
             if len(rows) < len(of_seeds):
                 why = why or "not tested in all seeds"
-            shares.append(rows["accuracy"])
+            tested.append(rows)
+        pooled = pd.concat(tested)
+        if (pooled[["targets_sha256", "dtype"]].nunique() > 1).any():
+            why = why or "other problems or precision"
+        shares = [rows["accuracy"] for rows in tested]
         tests.append((f"accuracy_{ratio:g}x", why, shares))
     return tests
 
