@@ -24,8 +24,7 @@ from support import posbench
 from posbench import api, encodings, reports
 from posbench.config.schema import Config
 from posbench.errors import UserError
-from posbench.evaluation import printed
-from posbench.reports import answer, card, charts, sweeps, tables
+from posbench.reports import answer, card, charts, one_run, sweeps, tables
 from posbench.reports.render import Table
 from posbench.results.compare import compare
 from posbench.results.frame import read
@@ -297,7 +296,7 @@ def test_a_run_that_is_evaluated_further_stays_in_its_study(
         rows.append(rows[0] | {"length": 32 * rows[0]["length"], "length_ratio": 32.0})
         file.write(further := "".join(json.dumps(row) + "\n" for row in rows))
     pd.testing.assert_frame_equal(compare(read([study])), before)
-    printed.print_results(folder, lengths=[rows[0]["length"], rows[-1]["length"]])
+    one_run.print_results(folder, lengths=[rows[0]["length"], rows[-1]["length"]])
     assert re.search(
         r"\(1x\) +9\.000.*\(32x\) +9\.000", capsys.readouterr().out, re.DOTALL
     )
