@@ -355,11 +355,11 @@ def test_names_at_the_ends_of_curves_do_not_collide() -> None:
         assert not any(
             a.overlaps(b) for at, a in enumerate(boxes) for b in boxes[at + 1 :]
         )
-    other = charts.of_text(frame, compare(frame), kind="perplexity")
+    other = charts.of_text(frame, compare(frame), kind="curve")
     assert (
         other is not None
         and len(other.axes) == 1
-        and other.axes[0].get_ylabel() == "perplexity"
+        and other.axes[0].get_ylabel() == "loss, nats per token"
     )
 
 
