@@ -300,11 +300,6 @@ def test_a_run_that_is_evaluated_further_stays_in_its_study(
     assert re.search(
         r"\(1x\) +9\.000.*\(32x\) +9\.000", capsys.readouterr().out, re.DOTALL
     )
-    reports.main([study])
-    assert (
-        "targets than the curve of their run, of 1 of 4 runs\n"
-        in capsys.readouterr().out
-    )
     (folder / "rows.jsonl").write_text(further)
     reports.main([study])
     asked = (
