@@ -327,7 +327,7 @@ def report(
         least: the smallest difference, in nats per token, that gets a word.
         reference: label or encoding that others are compared with. None: `rope`, or
             `none` on tasks without it.
-        figure: `panels`, `curve` or `perplexity`.
+        figure: `panels` or `curve`, the loss alone.
     """
     reports.main(paths, out, least, reference, figure)
     return runs(*paths)

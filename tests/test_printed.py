@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from posbench.config.schema import to_container
-from posbench.evaluation import printed
+from posbench.reports import one_run
 
 
 def row(length: int, nll: float | None, **more: Any) -> dict[str, Any]:
@@ -50,7 +50,7 @@ def draw(tiny_config, tmp_path, capsys, monkeypatch):
         (tmp_path / "rows.jsonl").write_text(
             "".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8"
         )
-        printed.print_results(tmp_path, split)
+        one_run.print_results(tmp_path, split)
         return capsys.readouterr().out
 
     return drawn
@@ -104,10 +104,10 @@ def test_the_curve_is_on_the_targets_of_the_lengths_and_extensions_asked_for(
     ]
     draw([*earlier, *asked])
     assert {
-        *printed.read(tmp_path, "test", (16, 32)).query("main")["targets_sha256"]
+        *one_run.read(tmp_path, "test", (16, 32)).query("main")["targets_sha256"]
     } == {"cd"}
     assert {
-        *printed.read(tmp_path, "test", (16, 64)).query("main")["targets_sha256"]
+        *one_run.read(tmp_path, "test", (16, 64)).query("main")["targets_sha256"]
     } == {"ab"}
 
 

@@ -23,10 +23,9 @@ from support import posbench
 
 from posbench import api, encodings, reports
 from posbench.errors import UserError
-from posbench.evaluation import printed
-from posbench.reports import answer, card, charts, sweeps, tables
+from posbench.reports import answer, card, charts, one_run, sweeps, tables
 from posbench.reports.render import Table
-from posbench.results.compare import compare
+from posbench.results.compare import compare, curves
 from posbench.results.frame import read
 
 
@@ -286,14 +285,9 @@ def test_a_run_that_is_evaluated_further_stays_in_its_study(template, tmp_path, 
         rows.append(rows[0] | {"length": 32 * rows[0]["length"], "length_ratio": 32.0})
         file.write(further := "".join(json.dumps(row) + "\n" for row in rows))
     pd.testing.assert_frame_equal(compare(read([study])), before)
-    printed.print_results(folder, lengths=[rows[0]["length"], rows[-1]["length"]])
+    one_run.print_results(folder, lengths=[rows[0]["length"], rows[-1]["length"]])
     assert re.search(
         r"\(1x\) +9\.000.*\(32x\) +9\.000", capsys.readouterr().out, re.DOTALL
-    )
-    reports.main([study])
-    assert (
-        "targets than the curve of their run, of 1 of 4 runs\n"
-        in capsys.readouterr().out
     )
     (folder / "rows.jsonl").write_text(further)
     reports.main([study])
@@ -302,6 +296,35 @@ def test_a_run_that_is_evaluated_further_stays_in_its_study(template, tmp_path, 
         " ratio=1,2,4,8,16 longest=16'"
     )
     assert asked in capsys.readouterr().out
+
+
+def test_the_band_of_a_curve_is_its_interval():
+    frame = rows_of_study("six")
+    figure = charts.of_text(frame, compare(frame), "curve")
+    assert figure is not None
+    bands = {band.get_gid(): band for band in figure.axes[0].collections}
+
+    points = curves(frame).query("label == 'rope' and variant == 'plain'")
+    points = points[points["ratio"] >= 1 / 4]
+    assert (points["nll_high"] - points["nll_low"] > 0.01).all()
+
+    drawn = bands["curve-rope"].get_paths()[0].vertices[:, 1]
+    assert set(points["nll_low"]) | set(points["nll_high"]) <= set(drawn)
+
+
+def test_the_intervals_of_differences_are_the_adjusted_ones():
+    frame = rows_of_study("six")
+    table = compare(frame)
+    figure = charts.of_text(frame, table)
+    assert figure is not None
+
+    fox = table.set_index("label").loc["fox"]
+    low, high = fox["nll_difference_adjusted_low"], fox["nll_difference_adjusted_high"]
+    assert low < fox["nll_difference_low"]
+
+    drawn = [line for line in figure.axes[2].lines if line.get_gid() == "curve-fox"]
+    assert drawn[0].get_xdata() == pytest.approx([low, high])
+    assert drawn[1].get_xdata() == pytest.approx([fox["nll_difference"]])
 
 
 @pytest.mark.slow
@@ -325,18 +348,12 @@ def test_names_at_the_ends_of_curves_do_not_collide():
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("undrawn")
-def test_what_was_measured_on_the_way_and_narrowed_models_are_folded(
-    template, tmp_path
-):
+def test_narrowed_models_are_folded(template, tmp_path):
     truth = Truth(3.5, 0.1, ngram=3.8, earlier=(Truth(4.2, 0.0, ngram=3.8),))
     study = write_study(tmp_path / "fake", template, {"rope": truth})
     reports.main([study])
     page = (study / "report" / "index.html").read_text()
-    assert "<summary>Over training</summary>" in page
     assert "<td class=t>windowed" in page
-    (made,) = tables.training_tables(read([study]))
-    assert [row[1] for row in made.cells] == ["1M", "2M"]
-    assert [row[4] for row in made.cells] == ["no", "yes"]
 
 
 @pytest.mark.usefixtures("undrawn")

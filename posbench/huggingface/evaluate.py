@@ -35,7 +35,6 @@ from posbench.config.shipped import GROUPS
 from posbench.data import tokens as data
 from posbench.data.tokens import Tokens
 from posbench.errors import UserError
-from posbench.evaluation import printed
 from posbench.evaluation.evaluate import Evaluation
 from posbench.evaluation.job import rows_into
 from posbench.evaluation.models import Variant
@@ -48,6 +47,7 @@ from posbench.huggingface.load import (
     position_of,
 )
 from posbench.huggingface.subject import HuggingFaceModel
+from posbench.reports import one_run
 from posbench.rope.library import library_errors, transformers
 from posbench.run import TOKENIZER
 from posbench.run.rows import every_row
@@ -68,7 +68,7 @@ def evaluate_models(words: list[str], overrides: list[str]) -> None:
     console.log_to_terminal()
     machine.keep_freed_memory()
     for word in words:
-        printed.print_results(*evaluate_model(word, overrides))
+        one_run.print_results(*evaluate_model(word, overrides))
 
 
 def evaluate_model(word: str, overrides: list[str]) -> tuple[Path, str, list[int]]:

@@ -16,10 +16,10 @@ import pandas as pd
 from posbench import machine
 from posbench.config.overrides import LENGTH, apply, by_key
 from posbench.errors import UserError
-from posbench.evaluation import printed
 from posbench.evaluation.job import evaluate_run
 from posbench.huggingface.evaluate import evaluate_model, parse_words
 from posbench.huggingface.load import find
+from posbench.reports import one_run
 from posbench.reports.render import Column, Table
 from posbench.results.compare import ALPHA
 from posbench.results.estimate import estimate
@@ -135,7 +135,7 @@ def search(subject: str | Path, words: Sequence[str]) -> None:
             *_LEAN,
         ],
     )
-    table = ranked(printed.read(folder, "validation", measured), length)
+    table = ranked(one_run.read(folder, "validation", measured), length)
     if {*table["extension"]} <= {"none"}:
         raise UserError(
             f"no extension has a number at {length} tokens: its RoPE is not plain, or"
@@ -162,9 +162,9 @@ def search(subject: str | Path, words: Sequence[str]) -> None:
     folder = _evaluate(
         subject, [*words, lengths, *extension, f"task={PROBE}", "split=test"]
     )
-    printed.print_results(folder, "test", measured)
+    one_run.print_results(folder, "test", measured)
     rows = {
-        split: printed.read(folder, split, measured) for split in ("validation", "test")
+        split: one_run.read(folder, split, measured) for split in ("validation", "test")
     }
     for split, at, rival in (
         ("validation", length, second),

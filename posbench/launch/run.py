@@ -19,12 +19,12 @@ from posbench import machine
 from posbench.config.overrides import apply
 from posbench.config.schema import Config, refuse_uneven
 from posbench.errors import PosbenchError, RunFailed, Stopped, UserError
-from posbench.evaluation import printed
 from posbench.evaluation.job import evaluate_run
 from posbench.evaluation.plan import lengths_of
 from posbench.launch import pool
 from posbench.launch.plans import Plan
 from posbench.processes import PeerLost, Place, World, joined, place
+from posbench.reports import one_run
 from posbench.run.rows import evaluation_rows, on_shared_targets
 from posbench.run.run import Run, load_config
 from posbench.terminal import console, exits
@@ -42,7 +42,7 @@ def run(plan: Plan, restart: bool = False) -> None:
     console.log_to_terminal()
     machine.keep_freed_memory()
     if train(plan, restart):
-        printed.print_results(plan.folder, plan.config.evaluation.split)
+        one_run.print_results(plan.folder, plan.config.evaluation.split)
 
 
 def train(plan: Plan, restart: bool = False) -> bool:
@@ -95,7 +95,7 @@ def evaluate_runs(folders: list[Path], overrides: list[str]) -> None:
         try:
             evaluate_run(folder, config)
             lengths = lengths_of(config.evaluation, config.training.train_length)
-            printed.print_results(folder, config.evaluation.split, lengths)
+            one_run.print_results(folder, config.evaluation.split, lengths)
         except PosbenchError as error:
             if len(configs) == 1 or isinstance(error, Stopped):
                 raise

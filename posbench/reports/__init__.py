@@ -5,7 +5,6 @@ from runs.
 import dataclasses
 import json
 import os
-from collections import ChainMap, Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -62,54 +61,70 @@ def main(
         reference: label or encoding that others are compared with. None: `rope`, or
             `none` on tasks without it.
     """
-    from posbench.reports import charts
-
     frame = read(map(Path, paths))
-    runs, readable = (
-        frame.drop_duplicates("folder"),
-        frame[frame["run_status"] != "unreadable"],
-    )
+    runs = frame.drop_duplicates("folder")
+    readable = frame[frame["run_status"] != "unreadable"]
     if not len(readable):
         raise UserError(f"none of the runs can be read: {runs['run_reason'].iloc[0]}")
-    if out is None:
-        studies = [Path(run).absolute().parent for run in runs["folder"]]
-        folder = Path(os.path.commonpath(studies), "report")
-    else:
-        folder = Path(out)
-    title, warnings = (
-        ", ".join(sorted(set(runs["study"].dropna()))),
-        _warnings(frame, runs),
-    )
     compare.reference_label(readable, reference)  # refuses an unknown one
-    sections = _sections(readable, least, reference, figure)
-    for number, section in enumerate(sections, start=1):
-        target = folder if number == 1 else folder / f"set-{number}"
-        if section.figure:
-            for kind in ("png", "pdf"):
-                files.write(
-                    target / f"curves.{kind}", charts.drawn(section.figure, kind)
-                )
-        if section.main:
-            files.write(target / "table.csv", csv_text(section.main.frame).encode())
-            files.write(
-                target / "table.tex", section.main.latex(f"posbench-{number}").encode()
-            )
-    files.write(
-        folder / "rows.csv",
-        csv_text(
-            frame.loc[:, ~frame.columns.str.match("unit_|settings|scheme")]
-        ).encode(),
-    )
-    files.write(folder / "index.html", _page(title, warnings, sections, runs).encode())
+    if least is None:
+        least = compare.LEAST
 
+    title = ", ".join(sorted(set(runs["study"].dropna())))
+    warnings = _warnings(frame, runs)
+    sections = _sections(readable, least, reference, figure)
+
+    folder = _folder(runs, out)
+    for number, section in enumerate(sections, start=1):
+        _write_section(folder, number, section)
+    details = frame.columns.str.match("unit_|settings|scheme")
+    files.write(folder / "rows.csv", csv_text(frame.loc[:, ~details]).encode())
+    page = _page(title, warnings, sections, runs)
+    files.write(folder / "index.html", page.encode())
+
+    _print(folder, title, warnings, sections)
+
+
+def _folder(runs: pd.DataFrame, out: str | Path | None) -> Path:
+    if out is not None:
+        return Path(out)
+    studies = [Path(run).absolute().parent for run in runs["folder"]]
+    return Path(os.path.commonpath(studies), "report")
+
+
+def _write_section(folder: Path, number: int, section: Section) -> None:
+    """Write the figure and the table of a section: those of the first stand in the
+    report's folder itself.
+    """
+    from posbench.reports import charts
+
+    if number > 1:
+        folder = folder / f"set-{number}"
+    if section.figure:
+        for kind in ("png", "pdf"):
+            files.write(folder / f"curves.{kind}", charts.drawn(section.figure, kind))
+    if section.main:
+        latex = section.main.latex(f"posbench-{number}")
+        files.write(folder / "table.csv", csv_text(section.main.frame).encode())
+        files.write(folder / "table.tex", latex.encode())
+
+
+def _print(
+    folder: Path, title: str, warnings: Sequence[str], sections: Sequence[Section]
+) -> None:
     console = terminal.stdout()
     if not console.is_terminal:
         console.width = max(console.width, WIDTH)
-    label = f"Figure: {folder / 'curves.png'}; page" if sections[0].figure else "Page"
+
+    label = "Page"
+    if sections[0].figure:
+        label = f"Figure: {folder / 'curves.png'}; page"
     for line in (f"{label}: {folder / 'index.html'}", *warnings):
         console.print(line, soft_wrap=True)
+
     for section in sections:
-        for line in (f"{section.heading or title}: {section.facts}", *section.answer):
+        console.print(f"{section.heading or title}: {section.facts}")
+        for line in section.answer:
             sentence, _, command = line.partition("\n")
             console.print(sentence)
             if command:  # on one line, so that it can be copied
@@ -122,134 +137,150 @@ def _warnings(frame: pd.DataFrame, runs: pd.DataFrame) -> list[str]:
     """Return lines on runs that are left out, failed, or differ in the code of an
     encoding.
     """
-    lines, not_done = [], runs[~runs["run_status"].isin(["done", "unreadable"])]
+    lines = []
+    unreadable = runs[runs["run_status"] == "unreadable"]
+    not_done = runs[~runs["run_status"].isin(["done", "unreadable"])]
     if len(not_done):
-        statuses = ", ".join(
-            f"{number} {status}"
-            for status, number in not_done["run_status"].value_counts().items()
-        )
-        first_reason = "".join(
-            f", the first: {' '.join(why.split())}"
-            for why in not_done["run_reason"].dropna()[:1]
-        )
-        lines.append(
-            f"Of {plural(len(runs), 'run')} not done: {statuses}{first_reason}"
-        )
-    for run in runs[runs["run_status"] == "unreadable"].itertuples():
-        lines.append(f"Left out, unreadable: {run.folder}: {run.run_reason}")
-    if len(copies := runs.loc[runs["repeated"], "folder"]):
+        lines.append(f"Of {plural(len(runs), 'run')} not done: {_endings(not_done)}")
+    for folder, reason in zip(
+        unreadable["folder"], unreadable["run_reason"], strict=True
+    ):
+        lines.append(f"Left out, unreadable: {folder}: {reason}")
+
+    copies = runs.loc[runs["repeated"], "folder"]
+    if len(copies):
         lines.append(
             f"Left out: {plural(len(copies), 'run')} with the setting and seed of"
             f" another: {copies.iloc[0]}"
         )
-    splits = frame[frame["main"]].groupby("folder")["split"].first()
-    elsewhere = (
-        (frame["status"] == "ok")
-        & ~frame["main"]
-        & (frame["split"] == frame["folder"].map(splits))
-    )
-    if number := frame.loc[elsewhere, "folder"].nunique():
-        lines.append(
-            f"Left out: rows on other targets than the curve of their run, of {number}"
-            f" of {len(runs)} runs"
-        )
-    for _, group in (
-        compare.main_rows(frame)
-        .query("curve == 'fixed_target' and status == 'ok'")
-        .groupby("setting")
-    ):
-        shared = (
-            group["targets_sha256"]
-            == group.query("length_ratio == 1")["targets_sha256"].mode().max()
-        )
-        if len(outliers := group[~shared].query("length_ratio == 1")["folder"]):
-            ratios = [
-                f"{ratio:g}" for ratio in sorted(group["length_ratio"][shared].unique())
-            ]
-            hint = (
-                f"'posbench evaluate {outliers.iloc[0]} ratio={','.join(ratios)}"
-                f" longest={ratios[-1]}' computes them"
-            )
+    return lines + _on_other_targets(frame) + _versions(runs)
+
+
+def _endings(not_done: pd.DataFrame) -> str:
+    """Return how runs ended: `2 failed, 1 stopped, the first: out of memory`."""
+    counts = not_done["run_status"].value_counts()
+    text = ", ".join(f"{number} {status}" for status, number in counts.items())
+    reasons = not_done["run_reason"].dropna()
+    if len(reasons):
+        text += f", the first: {' '.join(reasons.iloc[0].split())}"
+    return text
+
+
+def _on_other_targets(frame: pd.DataFrame) -> list[str]:
+    """Return a line for each setting of which runs lack the targets that most share,
+    with the command that evaluates the first such run on them.
+    """
+    rows = compare.main_rows(frame)
+    rows = rows[(rows["curve"] == "fixed_target") & (rows["status"] == "ok")]
+    lines = []
+    for _, group in rows.groupby("setting"):
+        at_one = group[group["length_ratio"] == 1]
+        most_common = at_one["targets_sha256"].mode().max()
+        outliers = at_one.loc[at_one["targets_sha256"] != most_common, "folder"]
+        if len(outliers):
+            shared = group[group["targets_sha256"] == most_common]
+            ratios = [f"{ratio:g}" for ratio in sorted(shared["length_ratio"].unique())]
             lines.append(
                 f"Left out: {plural(len(outliers), 'run')} without the targets that"
-                f" most share: {hint}"
+                f" most share: 'posbench evaluate {outliers.iloc[0]}"
+                f" ratio={','.join(ratios)} longest={ratios[-1]}' computes them"
             )
-    installed = (
-        runs.loc[runs["run_status"] == "done", "installed_encodings"]
-        .dropna()
-        .map(json.loads)
-    )
-    versions = Counter(
-        name for name, _ in {pair for digests in installed for pair in digests.items()}
-    )
-    advice = "versions of its file: 'posbench train ... --restart' trains anew"
-    return lines + [
-        f"'{name}' was trained with {count} {advice}"
-        for name, count in versions.items()
-        if count > 1
-    ]
+    return lines
+
+
+def _versions(runs: pd.DataFrame) -> list[str]:
+    """Return a line for each installed encoding whose code differs between runs."""
+    digests: dict[str, set[str]] = {}
+    installed = runs.loc[runs["run_status"] == "done", "installed_encodings"]
+    for text in installed.dropna():
+        for name, digest in json.loads(text).items():
+            digests.setdefault(name, set()).add(digest)
+
+    lines = []
+    for name, versions in digests.items():
+        if len(versions) > 1:
+            lines.append(
+                f"'{name}' was trained with {len(versions)} versions of its file:"
+                " 'posbench train ... --restart' trains anew"
+            )
+    return lines
 
 
 def _sections(
-    frame: pd.DataFrame,
-    least: float | None,
-    reference: str | None,
-    figure: "FigureKind",
+    frame: pd.DataFrame, least: float, reference: str | None, figure: "FigureKind"
 ) -> list[Section]:
     """Return a section for each set of runs that may be compared: text before tasks,
     then sets with more runs first.
     """
-    from posbench.reports import charts
-
     sets = [group for _, group in frame.groupby("setting")]
-    sets.sort(
-        key=lambda df: (
-            df["trained_task"].iloc[0] or "",
-            not df["newest"].any(),
-            -df["folder"].nunique(),
-        )
-    )
-    by_task = frame.groupby(frame["trained_task"].fillna(""))
-    settings = ChainMap(*(differing_settings(of_task) for _, of_task in by_task))
+    sets.sort(key=_place)
+
+    differing: dict[str, dict[str, str]] = {}
+    for _, of_task in frame.groupby(frame["trained_task"].fillna("")):
+        differing |= differing_settings(of_task)
+
     sections = []
     for number, group in enumerate(sets, start=1):
-        task, facts = group["trained_task"].iloc[0], answer.facts(group)
-        name = f"Task {task}" if task else f"Set {number}" if len(sets) > 1 else ""
-        differences = ", ".join(
-            map(" ".join, settings.get(group["setting"].iloc[0], {}).items())
-        )
-        heading = f"{name}: {differences}" if differences else name
-        base = reference if reference in {*group["label"], *group["encoding"]} else None
+        task = group["trained_task"].iloc[0]
+        heading = ""
         if task:
-            table = tasks.compare_tasks(group, base)
-            main, more, picture = (
-                tables.task_table(table) if len(table) else None,
-                [],
-                charts.of_task(group),
-            )
-            sentences = answer.of_task(group, table)
+            heading = f"Task {task}"
+        elif len(sets) > 1:
+            heading = f"Set {number}"
+        settings = differing.get(group["setting"].iloc[0], {})
+        if settings:
+            words = [f"{key} {value}" for key, value in settings.items()]
+            heading += f": {', '.join(words)}"
+
+        base = reference
+        if reference not in {*group["label"], *group["encoding"]}:
+            base = None
+        if task:
+            sections.append(_of_task(heading, group, base))
         else:
-            table = compare.compare(
-                group, base, compare.LEAST if least is None else least
-            )
-            more = [
-                card.card_table(group, table),
-                tables.facts_table(table),
-                *tables.training_tables(group),
-            ]
-            main, sentences = tables.main_table(table), answer.of_text(group, table)
-            picture = charts.of_text(group, table, figure)
-        sections.append(
-            Section(
-                heading,
-                facts,
-                sentences,
-                picture,
-                main,
-                [*more, *tables.by_length(group)],
-            )
-        )
+            sections.append(_of_text(heading, group, base, least, figure))
     return sections
+
+
+def _place(group: pd.DataFrame) -> tuple[str, bool, int]:
+    """Return what sets of runs are sorted by."""
+    task = group["trained_task"].iloc[0] or ""
+    return task, not group["newest"].any(), -group["folder"].nunique()
+
+
+def _of_task(heading: str, group: pd.DataFrame, reference: str | None) -> Section:
+    from posbench.reports import charts
+
+    table = tasks.compare_tasks(group, reference)
+    return Section(
+        heading,
+        answer.facts(group),
+        answer.of_task(group, table),
+        charts.of_task(group),
+        tables.task_table(table) if len(table) else None,
+        tables.by_length(group),
+    )
+
+
+def _of_text(
+    heading: str,
+    group: pd.DataFrame,
+    reference: str | None,
+    least: float,
+    figure: "FigureKind",
+) -> Section:
+    from posbench.reports import charts
+
+    table = compare.compare(group, reference, least)
+    more = [card.card_table(group, table), tables.facts_table(table)]
+    return Section(
+        heading,
+        answer.facts(group),
+        answer.of_text(group, table),
+        charts.of_text(group, table, figure),
+        tables.main_table(table),
+        [*more, *tables.by_length(group)],
+    )
 
 
 def _page(
@@ -262,23 +293,20 @@ def _page(
 
     from posbench.reports import charts
 
-    template, style = (
-        Path(__file__).with_name(name).read_text("utf-8")
-        for name in ("page.html.jinja", "page.css")
+    here = Path(__file__).parent
+    source = (here / "page.html.jinja").read_text("utf-8")
+    template = jinja2.Template(
+        source, autoescape=True, undefined=jinja2.StrictUndefined
     )
+    listed = runs[["run", "run_status", "run_reason", "command"]]
     return str(
-        jinja2.Template(
-            template, autoescape=True, undefined=jinja2.StrictUndefined
-        ).render(
+        template.render(
             title=title,
             warnings=warnings,
             sections=sections,
             inline=charts.inline,
-            style=style,
-            runs=runs[["run", "run_status", "run_reason", "command"]]
-            .astype("object")
-            .fillna("")
-            .to_dict("records"),
+            style=(here / "page.css").read_text("utf-8"),
+            runs=listed.astype("object").fillna("").to_dict("records"),
             version=posbench.__version__,
         )
     )

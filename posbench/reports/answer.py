@@ -37,24 +37,16 @@ def facts(frame: pd.DataFrame) -> str:
         plural(runs["label"].nunique(), "encoding"),
         plural(runs["seed"].nunique(), "seed"),
     ]
-    parts += (
-        []
-        if pd.isna(first["parameters"])
-        else [f"{runs['parameters'].median() / 1e6:.3g}M parameters"]
-    )
-    data = (
-        f"task {first['trained_task']}"
-        if first["trained_task"]
-        else first["text"] or "text"
-    )
-    tokens = (
-        ""
-        if pd.isna(most := runs["trained_tokens"].max())
-        else f"{most / 1e6:.3g}M tokens of "
-    )
-    return (
-        f"{', '.join(parts)}, {tokens}{data}, training length {first['train_length']}"
-    )
+    if not pd.isna(first["parameters"]):
+        parts.append(f"{runs['parameters'].median() / 1e6:.3g}M parameters")
+
+    data = first["text"] or "text"
+    if first["trained_task"]:
+        data = f"task {first['trained_task']}"
+    tokens = runs["trained_tokens"].max()
+    if not pd.isna(tokens):
+        data = f"{tokens / 1e6:.3g}M tokens of {data}"
+    return f"{', '.join(parts)}, {data}, training length {first['train_length']}"
 
 
 def of_text(frame: pd.DataFrame, table: pd.DataFrame) -> list[str]:
@@ -66,68 +58,87 @@ def of_text(frame: pd.DataFrame, table: pd.DataFrame) -> list[str]:
             "No run has a loss at its training length yet."
             + command(frame, {}, "To continue, type")
         ]
-    measured, base = table[table["nll"].notna()], table.attrs["reference"]
-    unlearned, best = measured["learned"].isin(NOT_BEATEN), measured.iloc[0]
-    result, judged = (
-        "the lowest loss" if len(measured) > 1 else "a loss of",
-        measured[~unlearned],
-    )
-    lines = [
-        f"At {table.attrs['train_length']} tokens {cut(best['label'])} has {result}"
-        f" {best['nll']:.3f}"
-    ]
-    if base is None and len(measured) > 1:
-        lines[0] += "; without a reference (--reference NAME) no difference is judged."
-    else:
-        lines[0] += f".{_words(measured, 'nll', ('better', 'worse', NOT_RESOLVED))}"
-    by_reach: dict[str, list[str]] = {}
-    lengths = (
-        judged.dropna(subset="holds_to")
-        if "holds_to" in judged
-        else judged[:0].assign(holds_to=0)
-    )
-    for row in lengths.sort_values("holds_to", ascending=False, kind="stable").to_dict(
-        "records"
-    ):
-        ratio = row["holds_to"] / table.attrs["train_length"]
-        further = " at least" if row["holds_further"] is True and ratio > 1 else ""
-        by_reach.setdefault(f"to{further} {ratio:g}x", []).append(row["label"])
-    if by_reach:
-        holds = "; ".join(
-            f"{list_names(labels)} {reach}" for reach, labels in by_reach.items()
-        )
-        words = _words(
-            judged, "rise", ("rises less", "rises more"), f"at {ENDPOINT_RATIO}x "
-        )
-        lines.append(f"Holds: {holds}.{words}")
-    if len(unused := judged[judged["uses_context"].isin(NOT_BEATEN)]):
+    measured = table[table["nll"].notna()]
+    is_unlearned = measured["learned"].isin(NOT_BEATEN)
+    judged = measured[~is_unlearned]
+
+    lines = [_best(measured), *_reaches(judged)]
+    unused = judged.loc[judged["uses_context"].isin(NOT_BEATEN), "label"]
+    if len(unused):
         lines.append(
             "Not shown to use more context than a cached n-gram model:"
-            f" {list_names(unused['label'])}."
+            f" {list_names(unused)}."
         )
-    seeds, tokens = int(measured["seeds"].min()), frame["trained_tokens"].max()
+
     changes: dict[str, str] = {}
+    n_seeds = int(measured["seeds"].min())
     if table.attrs["largest_document"] >= HALF:
         part = f"{table.attrs['largest_document']:.0%}"
         lines.append(
             f"One document has {part} of the targets: nothing is said of other text."
         )
-    elif seeds < ENOUGH_SEEDS and len(measured) > 1:
+    elif n_seeds < ENOUGH_SEEDS and len(measured) > 1:
         changes["seed"] = ",".join(map(str, range(ENOUGH_SEEDS)))
         lines.append(
-            f"How sure: {plural(seeds, 'seed')}; verdicts need {ENOUGH_SEEDS}."
+            f"How sure: {plural(n_seeds, 'seed')}; verdicts need {ENOUGH_SEEDS}."
         )
-    if unlearned.any():
-        loss = f" ({measured['ngram'].median():.3f})".replace(" (nan)", "")
+
+    if is_unlearned.any():
+        lines.append(_unlearned(measured, measured.loc[is_unlearned, "label"]))
+        tokens = frame["trained_tokens"].max()
         if not pd.isna(tokens):
             changes["training.tokens"] = str(int(tokens) * LONGER)
-        names = list_names(measured.loc[unlearned, "label"])
-        lines.append(
-            f"Not shown to have learned more than an n-gram model{loss}: {names}."
-        )
     if changes:
         lines[-1] += command(frame, changes)
     return lines
+
+
+def _best(measured: pd.DataFrame) -> str:
+    """Return the lowest loss, and how others compare with the reference."""
+    best = measured.iloc[0]
+    result = "the lowest loss" if len(measured) > 1 else "a loss of"
+    text = (
+        f"At {measured.attrs['train_length']} tokens {cut(best['label'])} has {result}"
+        f" {best['nll']:.3f}"
+    )
+    if measured.attrs["reference"] is None and len(measured) > 1:
+        return (
+            f"{text}; without a reference (--reference NAME) no difference is judged."
+        )
+    return f"{text}.{_words(measured, 'nll', ('better', 'worse', NOT_RESOLVED))}"
+
+
+def _reaches(judged: pd.DataFrame) -> list[str]:
+    """Return a line on how far schemes hold, the farthest first; none where no scheme
+    is known to.
+    """
+    if "holds_to" not in judged:
+        return []
+    held = judged[judged["holds_to"].notna()]
+    held = held.sort_values("holds_to", ascending=False, kind="stable")
+
+    by_reach: dict[str, list[str]] = {}
+    for row in held.to_dict("records"):
+        ratio = row["holds_to"] / judged.attrs["train_length"]
+        reach = f"to {ratio:g}x"
+        if row["holds_further"] is True and ratio > 1:
+            reach = f"to at least {ratio:g}x"
+        by_reach.setdefault(reach, []).append(row["label"])
+    if not by_reach:
+        return []
+
+    parts = [f"{list_names(labels)} {reach}" for reach, labels in by_reach.items()]
+    at = f"at {ENDPOINT_RATIO}x "
+    words = _words(judged, "rise", ("rises less", "rises more"), at)
+    return [f"Holds: {'; '.join(parts)}.{words}"]
+
+
+def _unlearned(measured: pd.DataFrame, labels: pd.Series) -> str:
+    text = "Not shown to have learned more than an n-gram model"
+    ngram = measured["ngram"].median()
+    if not pd.isna(ngram):
+        text += f" ({ngram:.3f})"
+    return f"{text}: {list_names(labels)}."
 
 
 def of_task(frame: pd.DataFrame, table: pd.DataFrame) -> list[str]:
@@ -172,21 +183,25 @@ def _words(table: pd.DataFrame, name: str, words: Iterable[str], at: str = "") -
     """Return a sentence on the schemes that have these words, with their differences in
     nats; empty if none has.
     """
+    if f"{name}_word" not in table:
+        return ""
     parts = []
-    for word in words if f"{name}_word" in table else ():
-        rows = table[table[f"{name}_word"] == word].to_dict("records")
-        form = " {:+.3f}" if name in ("nll", "rise") and word != NOT_RESOLVED else ""
-        names = [
-            cut(row["label"]) + form.format(row[f"{name}_difference"]) for row in rows
-        ]
-        comparison = "" if word == NOT_RESOLVED else f" than {table.attrs['reference']}"
-        parts += (
-            [f"{word}{comparison}: {list_names(names, 2 * LONGEST_LABEL)}"]
-            if names
-            else []
-        )
+    for word in words:
+        names = []
+        for row in table[table[f"{name}_word"] == word].to_dict("records"):
+            text = cut(row["label"])
+            if name in ("nll", "rise") and word != NOT_RESOLVED:
+                text += f" {row[f'{name}_difference']:+.3f}"
+            names.append(text)
+        comparison = f" than {table.attrs['reference']}"
+        if word == NOT_RESOLVED:
+            comparison = ""
+        if names:
+            parts.append(f"{word}{comparison}: {list_names(names, 2 * LONGEST_LABEL)}")
+    if not parts:
+        return ""
     text = at + "; ".join(parts)
-    return f" {text[0].upper()}{text[1:]}." if parts else ""
+    return f" {text[0].upper()}{text[1:]}."
 
 
 def command(
@@ -220,10 +235,9 @@ def list_names(names: Iterable[str], longest: int = LONGEST_LABEL) -> str:
     alibi and 17 more`.
     """
     labels = [cut(name, longest) for name in names]
-    # alone, none reads as nothing
-    n_more = len(labels := ["'none'"] if labels == ["none"] else labels) - MOST_NAMED
-    return (
-        f"{', '.join(labels[:MOST_NAMED])} and {n_more} more"
-        if n_more > 1
-        else ", ".join(labels)
-    )
+    if labels == ["none"]:
+        return "'none'"  # alone, none reads as nothing
+    n_more = len(labels) - MOST_NAMED
+    if n_more > 1:
+        return f"{', '.join(labels[:MOST_NAMED])} and {n_more} more"
+    return ", ".join(labels)

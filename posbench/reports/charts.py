@@ -3,9 +3,10 @@ task accuracies by length.
 """
 
 import io
+import math
 import re
-from collections.abc import Mapping
-from typing import Any, Literal
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, NamedTuple
 
 import matplotlib
 import numpy as np
@@ -103,29 +104,31 @@ def of_runs(frame: pd.DataFrame, reference: str | None = None) -> Picture:
     comparable, or without results.
     """
     if frame["setting"].nunique() > 1:
-        settings = pd.DataFrame(differing_settings(frame).values()).fillna("null")
-        differences = "; ".join(
-            f"{key}: {' or '.join(sorted(values.unique()))}"
-            for key, values in settings.items()
-        )
-        raise UserError(
-            f"these runs may not be compared, they differ in {differences}: plot those"
-            " of one kind"
-        )
-    of_a_task = frame["trained_task"].notna().any()
-    figure = (
-        of_task(frame)
-        if of_a_task
-        else of_text(frame, compare.compare(frame, reference))
-    )
+        _refuse_settings(frame)
+
+    if frame["trained_task"].notna().any():
+        figure = of_task(frame)
+        requirement = "tested on its problems"
+    else:
+        figure = of_text(frame, compare.compare(frame, reference))
+        requirement = "evaluated with fixed_target"
+
     if figure is None:
-        requirement = (
-            "tested on its problems" if of_a_task else "evaluated with fixed_target"
-        )
         raise UserError(
             f"nothing to plot: expected a run that has ended and was {requirement}"
         )
     return figure
+
+
+def _refuse_settings(frame: pd.DataFrame) -> None:
+    settings = pd.DataFrame(differing_settings(frame).values()).fillna("null")
+    differences = []
+    for key, values in settings.items():
+        differences.append(f"{key}: {' or '.join(sorted(values.unique()))}")
+    raise UserError(
+        f"these runs may not be compared, they differ in {'; '.join(differences)}:"
+        " plot those of one kind"
+    )
 
 
 def of_text(
@@ -140,79 +143,92 @@ def of_text(
     """
     if not table.attrs["schemes"]:
         return None
-    points, base, length = (
-        compare.curves(frame),
-        table.attrs["reference"],
-        table.attrs["train_length"],
-    )
+    base = table.attrs["reference"]
+    colours = _colours(table)
+
+    points = compare.curves(frame)
     points = points[points["ratio"] >= 1 / ENDPOINT_RATIO]
-    readers = {name: table[reader].median() for reader, name in compare.READERS.items()}
     if kind == "perplexity":
         losses = ["nll", "nll_low", "nll_high"]
-        points[losses], readers = (
-            np.exp(points[losses].astype("float64")),
-            {n: np.exp(v) for n, v in readers.items()},
-        )
-    levels = {
-        name: pd.Series(loss, [points["length"].min(), points["length"].max()])
-        for name, loss in readers.items()
-    }
-    by_loss = table.loc[table["nll"].notna(), "label"]
-    named = {
-        *by_loss[by_loss != base][: MOST_NAMED - (base is not None)],
-        *by_loss[by_loss == base],
-    }
-    colours = dict(zip(sorted(named), COLOURS, strict=False))
-    plain, narrowed = (
-        points["variant"] == PLAIN,
-        (points["variant"] == WINDOWED) & (points["label"] == base),
-    )
-    panels = kind == "panels"
-    has_rise, has_difference = (
-        panels and points["length"].nunique() > 1,
-        panels and "nll_difference" in table,
-    )
+        points[losses] = np.exp(points[losses].astype("float64"))
+    plain = points[points["variant"] == PLAIN]
+    narrowed = points[(points["variant"] == WINDOWED) & (points["label"] == base)]
+
+    panels = ["loss"]
+    widths = [1.25]
+    size = (3.5, 2.7)
+    if kind == "panels":
+        size = (11.0, 3.9)
+        if points["length"].nunique() > 1:
+            panels.append("rise")
+            widths.append(1.0)
+        if "nll_difference" in table:
+            panels.append("difference")
+            widths.append(0.9)
+
     with matplotlib.rc_context(STYLE):
-        figure = Picture(
-            figsize=(11.0, 3.9) if panels else (3.5, 2.7), layout="constrained"
-        )
-        shares = [
-            1.25,
-            *([1.0] if has_rise else []),
-            *([0.9] if has_difference else []),
-        ]
-        axes, *others = figure.subplots(
-            1, len(shares), width_ratios=shares, squeeze=False
-        )[0]
-        _curves(
-            axes,
-            points[plain | narrowed],
-            "length",
-            "nll",
-            colours,
-            length,
-            levels,
-            19 if panels else 11,
-        )
-        axes.set(
-            title="Loss" if panels else "",
-            xlabel="context in tokens (dotted: training length)",
-        )
-        axes.set_ylabel(
-            "perplexity" if kind == "perplexity" else "loss, nats per token"
-        )
-        if has_rise:
-            _curves(others[0], points[plain], "length", "rise", colours, length)
-            others[0].set(
-                title="Change from the training length",
-                xlabel="context in tokens",
-                ylabel="nats per token",
-            )
-        if has_difference:
-            _differences(
-                others[-1], table[table["label"].isin(named - {base})], colours
-            )
+        figure = Picture(figsize=size, layout="constrained")
+        grid = figure.subplots(1, len(panels), width_ratios=widths, squeeze=False)
+        by_panel = dict(zip(panels, grid[0], strict=True))
+        _losses(by_panel["loss"], pd.concat([plain, narrowed]), table, colours, kind)
+        if "rise" in by_panel:
+            _rises(by_panel["rise"], plain, colours, table.attrs["train_length"])
+        if "difference" in by_panel:
+            compared = table["label"].isin(colours) & (table["label"] != base)
+            _differences(by_panel["difference"], table[compared], colours)
     return figure
+
+
+def _colours(table: pd.DataFrame) -> dict[str, str]:
+    """Return the colours of the schemes that are named, by label."""
+    base = table.attrs["reference"]
+    by_loss = table.loc[table["nll"].notna(), "label"]
+    others = by_loss[by_loss != base]
+
+    n_others = MOST_NAMED
+    if base is not None:
+        n_others -= 1
+    named = [*others[:n_others], *by_loss[by_loss == base]]
+    return dict(zip(sorted(named), COLOURS, strict=False))
+
+
+def _losses(
+    axes: Axes,
+    points: pd.DataFrame,
+    table: pd.DataFrame,
+    colours: Mapping[str, str],
+    kind: FigureKind,
+) -> None:
+    """Draw the loss by context, with those of simple readers as grey levels."""
+    ends = [points["length"].min(), points["length"].max()]
+    levels = {}
+    for reader, name in compare.READERS.items():
+        level = table[reader].median()
+        if kind == "perplexity":
+            level = np.exp(level)
+        levels[name] = pd.Series(level, ends)
+
+    ends = _curves(axes, points, "length", "nll", colours) + _levels(axes, levels)
+    _set_heights(axes, points["nll"], [end.y for end in ends])
+    if kind == "panels":
+        axes.set_title("Loss")
+        _name_ends(axes, ends, 19)
+    else:
+        _name_ends(axes, ends, 11)
+    _set_lengths(axes, points["length"], table.attrs["train_length"])
+    axes.set_xlabel("context in tokens (dotted: training length)")
+    axes.set_ylabel("perplexity" if kind == "perplexity" else "loss, nats per token")
+
+
+def _rises(
+    axes: Axes, points: pd.DataFrame, colours: Mapping[str, str], train_length: int
+) -> None:
+    _curves(axes, points, "length", "rise", colours)
+    _set_heights(axes, points["rise"], [])
+    _set_lengths(axes, points["length"], train_length)
+    axes.set_title("Change from the training length")
+    axes.set_xlabel("context in tokens")
+    axes.set_ylabel("nats per token")
 
 
 def of_task(frame: pd.DataFrame) -> Picture | None:
@@ -223,138 +239,170 @@ def of_task(frame: pd.DataFrame) -> Picture | None:
     if not len(places):
         return None
     points = places[places["as_trained"] & (places["status"] == "ok")]
-    accuracies = (
-        points[points["length_ratio"] > 1]
-        .groupby("label")["accuracy"]
-        .mean()
-        .sort_values(ascending=False)
-    )
-    colours = dict(
-        zip(dict.fromkeys([*accuracies.index, *points["label"]]), COLOURS, strict=False)
-    )
     points = points.rename(
         columns={"accuracy_min": "accuracy_low", "accuracy_max": "accuracy_high"}
     )
-    trivial = {"trivial reader": points.groupby("length_ratio")["trivial"].median()}
+
+    # Colours go by accuracy beyond the trained lengths, the best first.
+    longer = points[points["length_ratio"] > 1].groupby("label")["accuracy"].mean()
+    best_first = longer.sort_values(ascending=False).index
+    labels = dict.fromkeys([*best_first, *points["label"]])
+    colours = dict(zip(labels, COLOURS, strict=False))
+    trivial = points.groupby("length_ratio")["trivial"].median()
+
     with matplotlib.rc_context(STYLE):
         figure = Picture(figsize=(6.4, 3.9), layout="constrained")
         axes = figure.subplots()
-        _curves(axes, points, "length_ratio", "accuracy", colours, 1, trivial, 19, "x")
-        axes.set(
-            xlabel="length of the problems / longest trained",
-            ylabel="share of right tokens (median of seeds)",
-        )
+        ends = _curves(axes, points, "length_ratio", "accuracy", colours)
+        ends += _levels(axes, {"trivial reader": trivial})
+        axes.set_ylim(-0.03, 1.03)
+        _name_ends(axes, ends, 19)
+        _set_doublings(axes, points["length_ratio"], 1, "x")
+        axes.set_xlabel("length of the problems / longest trained")
+        axes.set_ylabel("share of right tokens (median of seeds)")
     return figure
 
 
+class End(NamedTuple):
+    """The right end of a curve, and the name that stands there."""
+
+    y: float
+    x: float
+    name: str
+    colour: str
+    group: str
+
+
 def _curves(
-    axes: Axes,
-    points: pd.DataFrame,
-    x: str,
-    y: str,
-    colours: Mapping[str, str],
-    base: float,
-    levels: Mapping[str, pd.Series] | None = None,
-    names: int = 0,
-    unit: str = "",
-) -> None:
-    """Draw a curve with its band for each scheme and variant, grey levels, as many
-    names as fit, ticks at doublings.
+    axes: Axes, points: pd.DataFrame, x: str, y: str, colours: Mapping[str, str]
+) -> list[End]:
+    """Draw a curve for each scheme and variant, with its band if it has a name; return
+    the ends of those with a name.
     """
-    ends: list[tuple[float, float, str, str, str]] = []
+    ends = []
     for (label, variant), curve in points.sort_values(x).groupby(["label", "variant"]):
-        narrowed, named, group = variant != PLAIN, label in colours, f"curve-{label}"
-        colour = DARK if narrowed else colours.get(label, LIGHT)
+        name = cut(label, LONGEST_NAME)
+        colour = colours.get(label, LIGHT)
+        line: Any = "-"
+        if variant != PLAIN:
+            name += f", {variant}"
+            colour = DARK
+            line = (0, (4, 2))
+        is_named = label in colours
+        has_dots = len(curve) == 1 or x != "length"
+
+        group = f"curve-{label}"
         axes.plot(
             curve[x],
             curve[y],
             color=colour,
-            lw=1.7 if named else 0.8,
-            ls=(0, (4, 2)) if narrowed else "-",
+            lw=1.7 if is_named else 0.8,
+            ls=line,
             gid=group,
-            zorder=2 + named,
-            marker="o" if len(curve) == 1 or x != "length" else "",
+            zorder=2 + is_named,
+            marker="o" if has_dots else "",
             ms=3,
         )
-        if named and not narrowed:
-            low, high = curve[f"{y}_low"], curve[f"{y}_high"]
+        if is_named:
+            ends.append(End(curve[y].iloc[-1], curve[x].iloc[-1], name, colour, group))
+        if is_named and variant == PLAIN:
+            low = curve[f"{y}_low"]
+            high = curve[f"{y}_high"]
             axes.fill_between(
                 curve[x], low, high, color=colour, alpha=0.13, lw=0, gid=group
             )
-        if named:
-            name = cut(label, LONGEST_NAME) + (f", {variant}" if narrowed else "")
-            ends.append((curve[y].iloc[-1], curve[x].iloc[-1], name, colour, group))
-    for name, level in (
-        (name, level.dropna()) for name, level in (levels or {}).items()
-    ):
-        if len(level):
-            axes.plot(level.index, level, color=GREY, lw=1, zorder=1)
-            ends.append((level.iloc[-1], level.index[-1], name, GREY, ""))
-    low, usual, high = points[y].quantile([0, 0.9, 1])
-    if usual > low:  # values far above most others are cut off
+    return ends
+
+
+def _levels(axes: Axes, levels: Mapping[str, pd.Series]) -> list[End]:
+    """Draw what simple readers reach as grey lines; return their ends."""
+    ends = []
+    for name, level in levels.items():
+        known = level.dropna()
+        if len(known):
+            axes.plot(known.index, known, color=GREY, lw=1, zorder=1)
+            ends.append(End(known.iloc[-1], known.index[-1], name, GREY, ""))
+    return ends
+
+
+def _set_heights(axes: Axes, values: pd.Series, shown: Sequence[float]) -> None:
+    """Set the range of the y axis: all values but those far above most others, and all
+    that must be shown.
+    """
+    low, usual, high = values.quantile([0, 0.9, 1])
+    if usual > low:
         high = min(high, usual + 1.5 * (usual - low))
-    heights = [low, high, *(end[0] for end in ends if names)]
-    margin = 0.04 * (max(heights) - min(heights)) or 0.1
-    axes.set_ylim(
-        (-0.03, 1.03)
-        if y == "accuracy"
-        else (min(heights) - margin, max(heights) + margin)
-    )
-    if names:
-        _name_ends(axes, ends, names)
-    values = sorted(points[x].unique())
-    doublings = [
-        value for value in values if float(np.log2(value / base)).is_integer()
-    ] or values
-    # few enough ticks that their labels do not collide
-    step = -(-len(doublings) // MOST_TICKS)
-    ticks = doublings[doublings.index(base) % step if base in doublings else 0 :: step]
+    lowest = min(low, high, *shown)
+    highest = max(low, high, *shown)
+    margin = 0.04 * (highest - lowest) or 0.1
+    axes.set_ylim(lowest - margin, highest + margin)
+
+
+def _set_lengths(axes: Axes, lengths: pd.Series, train_length: int) -> None:
+    _set_doublings(axes, lengths, train_length)
+    axes.axvline(train_length, color=DARK, ls=":", lw=1)
+
+
+def _set_doublings(axes: Axes, lengths: pd.Series, base: int, unit: str = "") -> None:
+    """Set the x axis to doublings, with ticks at lengths that are `base` times a power
+    of two.
+    """
+    values = sorted(lengths.unique())
+    doublings = [value for value in values if float(np.log2(value / base)).is_integer()]
+    ticks = doublings or values
+
+    # few enough that their labels do not collide, and the base among them
+    step = math.ceil(len(ticks) / MOST_TICKS)
+    start = 0
+    if base in ticks:
+        start = ticks.index(base) % step
+    ticks = ticks[start::step]
+
     axes.set_xscale("log", base=2)
-    axes.set_xticks(
-        ticks,
-        [
-            f"{n // 1024}k" if n % 1024 == 0 and n >= 8192 else f"{n:.6g}{unit}"
-            for n in ticks
-        ],
-    )
+    axes.set_xticks(ticks, [_tick(value, unit) for value in ticks])
     axes.xaxis.set_minor_locator(NullLocator())
     axes.margins(x=0.02)
-    if x == "length":
-        axes.axvline(base, color=DARK, ls=":", lw=1)
 
 
-def _name_ends(
-    axes: Axes, ends: list[tuple[float, float, str, str, str]], capacity: int
-) -> None:
+def _tick(value: float, unit: str) -> str:
+    if value >= 8192 and value % 1024 == 0:
+        return f"{value // 1024}k"
+    return f"{value:.6g}{unit}"
+
+
+def _name_ends(axes: Axes, ends: Sequence[End], capacity: int) -> None:
     """Write names right of the panel at the ends of their curves, pushed apart so that
     `capacity` of them would fit.
     """
-    ends, (low, high) = sorted(ends), axes.get_ylim()
-    heights, gap = np.clip([end[0] for end in ends], low, high), (high - low) / capacity
+    ends = sorted(ends)
+    low, high = axes.get_ylim()
+    heights = np.clip([end.y for end in ends], low, high)
+    gap = (high - low) / capacity
     for _ in range(300):
         close = np.maximum(0, gap - np.diff(heights)) / 2
         heights[:-1] -= close
         heights[1:] += close
     heights += max(0.0, low - heights.min(initial=low))  # names stay above the ticks
-    for (y, x, name, colour, group), height in zip(ends, heights, strict=True):
+
+    for end, height in zip(ends, heights, strict=True):
         line = {
             "arrowstyle": "-",
-            "color": colour,
+            "color": end.colour,
             "lw": 0.5,
             "relpos": (0, 0.5),
             "shrinkA": 1,
             "shrinkB": 1,
         }
         axes.annotate(
-            name,
-            (x, min(y, high)),
+            end.name,
+            (end.x, min(end.y, high)),
             xytext=(1.04, height),
             textcoords=axes.get_yaxis_transform(),
             va="center",
-            color=colour,
+            color=end.colour,
             annotation_clip=False,
             fontsize=8,
-            gid=group,
+            gid=end.group,
             arrowprops=line,
         )
 
@@ -363,20 +411,20 @@ def _differences(axes: Axes, rows: pd.DataFrame, colours: Mapping[str, str]) -> 
     """Draw each difference of the loss at the training length from the reference, with
     its adjusted interval.
     """
-    for place, row in enumerate(rows.iloc[::-1].to_dict("records")):
-        ends = [row[f"nll_difference_adjusted_{end}"] for end in ("low", "high")]
-        colour, group = colours[row["label"]], f"curve-{row['label']}"
-        axes.plot(ends, [place, place], color=colour, lw=2, gid=group)
+    from_below = rows.iloc[::-1]
+    for place, row in enumerate(from_below.to_dict("records")):
+        low = row["nll_difference_adjusted_low"]
+        high = row["nll_difference_adjusted_high"]
+        colour = colours[row["label"]]
+        group = f"curve-{row['label']}"
+        axes.plot([low, high], [place, place], color=colour, lw=2, gid=group)
         axes.plot(row["nll_difference"], place, "o", color=colour, ms=4.5, gid=group)
+
+    names = [cut(label, LONGEST_NAME) for label in from_below["label"]]
     axes.axvline(0, color=DARK, lw=0.8)
-    axes.set_yticks(
-        range(len(rows)),
-        [cut(label, LONGEST_NAME) for label in rows["label"].iloc[::-1]],
-    )
+    axes.set_yticks(range(len(rows)), names)
     axes.set_ylim(-0.6, len(rows) - 0.4)
     axes.grid(axis="y", visible=False)
     axes.locator_params(axis="x", nbins=5)
-    axes.set(
-        title=f"Loss above {cut(rows.attrs['reference'], LONGEST_NAME)}",
-        xlabel="nats per token, adjusted 95 %",
-    )
+    axes.set_title(f"Loss above {cut(rows.attrs['reference'], LONGEST_NAME)}")
+    axes.set_xlabel("nats per token, adjusted 95 %")

@@ -1,7 +1,7 @@
 """The columns of a report's tables, and the lines that explain them."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pandas as pd
 
@@ -14,6 +14,7 @@ from posbench.results.compare import (
     USES_LIMIT,
 )
 from posbench.results.frame import GATE
+from posbench.terminal.exits import plural
 
 LONGEST_LABEL = 40  # characters in a terminal
 GROUPED, UNRESOLVED = "*", "?"
@@ -28,22 +29,22 @@ def cut(text: str, longest: int = LONGEST_LABEL) -> str:
     """Return a label, without its middle if it is very long: options often differ at
     the end.
     """
-    half = longest // 2
-    return (
-        text
-        if len(text) <= longest
-        else f"{text[: longest - half - 3]}...{text[-half:]}"
-    )
+    if len(text) <= longest:
+        return text
+    n_end = longest // 2
+    return f"{text[: longest - n_end - 3]}...{text[-n_end:]}"
 
 
 def compact(row: Row, name: str) -> str:
     """Return a large number in few characters: 1.05M."""
-    value = float(number(row, name, "") or math.nan)
-    units = ((1e9, "G"), (1e6, "M"), (1e3, "k"), (0, ""))
-    return next(
-        (f"{value / (size or 1):.3g}{unit}" for size, unit in units if value >= size),
-        "",
-    )
+    text = number(row, name, "")
+    if not text:
+        return ""
+    value = float(text)
+    for size, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if value >= size:
+            return f"{value / size:.3g}{unit}"
+    return f"{value:.3g}"
 
 
 def or_status(cell: Callable[[Row, str], str]) -> Callable[[Row, str], str]:
@@ -52,14 +53,12 @@ def or_status(cell: Callable[[Row, str], str]) -> Callable[[Row, str], str]:
     """
 
     def shown(row: Row, name: str) -> str:
-        status = number(row, f"{name}_status", "") or "ok"
-        return (
-            cell(row, name)
-            if status == "ok"
-            else ""
-            if status == "missing"
-            else status.replace("_", " ")
-        )
+        status = number(row, f"{name}_status", "")
+        if status == "missing":
+            return ""
+        if status in ("", "ok"):
+            return cell(row, name)
+        return status.replace("_", " ")
 
     return shown
 
@@ -68,11 +67,15 @@ def plus_minus(row: Row, name: str) -> str:
     """Return a number with half of its 95 % interval, and a mark where its seeds fall
     into two groups.
     """
-    if not (text := number(row, name, "+.3f")):
+    text = number(row, name, "+.3f")
+    if not text:
         return ""
     half = (row[f"{name}_high"] - row[f"{name}_low"]) / 2
-    interval = "" if math.isnan(half) else f" ±{half:.3f}"
-    return f"{text}{interval}{GROUPED if row[f'{name}_groups'] is True else ''}"
+    if not math.isnan(half):
+        text += f" ±{half:.3f}"
+    if row[f"{name}_groups"] is True:
+        text += GROUPED
+    return text
 
 
 def interval_cell(
@@ -83,12 +86,12 @@ def interval_cell(
     """
 
     def cell(row: Row, name: str) -> str:
-        ends = number(row, f"{name}_{low}", form), number(row, f"{name}_{high}", form)
-        return (
-            f"[{ends[0]}, {ends[1]}]"
-            if all(ends) and (low != "min" or row["seeds"] > 1)
-            else ""
-        )
+        start = number(row, f"{name}_{low}", form)
+        end = number(row, f"{name}_{high}", form)
+        is_range = low == "min"
+        if not start or not end or (is_range and row["seeds"] == 1):
+            return ""
+        return f"[{start}, {end}]"
 
     return cell
 
@@ -98,27 +101,29 @@ def word(row: Row, name: str) -> str:
     where nothing may be said.
     """
     text = number(row, name, "").removeprefix("rises ").removeprefix("learned by ")
-    return UNRESOLVED if text == NOT_RESOLVED else text
+    if text == NOT_RESOLVED:
+        return UNRESOLVED
+    return text
 
 
 def share(row: Row, name: str) -> str:
     """Return the median over seeds of a share, with the lowest and highest where they
     differ.
     """
-    spread = (
-        interval_cell(form=".2f")(row, name)
-        if row[f"{name}_min"] != row[f"{name}_max"]
-        else ""
-    )
-    return f"{number(row, name, '.2f')} {spread}".rstrip()
+    text = number(row, name, ".2f")
+    if row[f"{name}_min"] != row[f"{name}_max"]:
+        text += f" {interval_cell(form='.2f')(row, name)}"
+    return text.rstrip()
 
 
 def runs(row: Row, name: str) -> str:
     """Return how many seeds a scheme has, and what became of others: `3, 2 diverged`."""
-    left_out = f"{row['left_out']} not comparable" if row["left_out"] else ""
-    return ", ".join(
-        part for part in (str(row[name]), row["not_done"], left_out) if part
-    )
+    text = str(row[name])
+    if row["not_done"]:
+        text += f", {row['not_done']}"
+    if row["left_out"]:
+        text += f", {row['left_out']} not comparable"
+    return text
 
 
 ENCODING = Column(
@@ -135,83 +140,90 @@ def main_table(table: pd.DataFrame) -> Table:
     """Return the main table on text, from what `results.compare.compare` returns: at
     the training length and beyond.
     """
-    length, count, ratios = (
-        table.attrs[name] for name in ("train_length", "schemes", "ratios")
-    )
-    base = table.attrs["reference"] if "nll_difference" in table else None
-    main_ratio = ENDPOINT_RATIO if ENDPOINT_RATIO in ratios else max(ratios, default=0)
-    has_gaps = (table["not_done"] != "").any() or (table["left_out"] > 0).any()
-    all_learned = set(table.get("learned", [])) <= {"yes", None}
+    length = table.attrs["train_length"]
+    columns = [ENCODING]
+    if (table["not_done"] != "").any() or (table["left_out"] > 0).any():
+        columns.append(RUNS)
+    note = f"loss: nats per token at {length} tokens"
+    has_losses = table.attrs["schemes"] > 0
+    columns.append(Column("loss", "loss", ".3f", of="nll", best=has_losses, note=note))
+    if not set(table.get("learned", [])) <= {"yes", None}:
+        columns.append(LEARNED)
+    columns += _above(table)
+    columns += _rises(table.attrs["ratios"])
+    columns.append(_holds(length, table.attrs["schemes"]))
+    note = f"uses: tokens within {USES_LIMIT:g} of all"
+    columns.append(Column("uses", "uses", ".0f", 6, note=note))
+    return Table("", table, columns, _readers(table), MARKS)
+
+
+def _above(table: pd.DataFrame) -> list[Column]:
+    """Return the columns of the differences from the reference."""
+    reference = None
+    if "nll_difference" in table:
+        reference = table.attrs["reference"]
+    n_comparisons = 2 * (table.attrs["schemes"] - 1)
 
     def above(row: Row, name: str) -> str:
-        return "reference" if row["label"] == base else number(row, name, "+.3f")
+        if row["label"] == reference:
+            return "reference"
+        return number(row, name, "+.3f")
 
-    def holds(row: Row, name: str) -> str:
-        text = number(row, name) and f"{row[name] / length:g}x"
-        return f"≥ {text}" if row.get("holds_further") is True else text
-
-    adjusted = (
-        f"intervals and words against {base}: adjusted for {2 * (count - 1)}"
+    head = f"above {reference}"
+    note = (
+        f"intervals and words against {reference}: adjusted for {n_comparisons}"
         " comparisons"
     )
-    holds_note = (
-        f"holds to: adds at most {RISE_LIMIT:g}, adjusted for {count}"
-        f" encoding{'s' * (count > 1)}"
-    )
-    rises = []
-    for index, ratio in enumerate(ratios):
-        note, spare = (
-            ("", 9 + index)
-            if ratio != main_ratio
-            else (f"at {ratio:g}x: what that context adds", 2)
-        )
-        rises.append(
-            Column(
-                f"rise_{ratio:g}x",
-                f"at {ratio:g}x",
-                or_status(plus_minus),
-                spare,
-                note=note,
-            )
-        )
-        rises += (
-            [Column("rise_word", "", word, 4, text=True)]
-            if ratio == ENDPOINT_RATIO
-            else []
-        )
-    columns = [
-        ENCODING,
-        *([RUNS] if has_gaps else []),
-        Column(
-            "loss",
-            "loss",
-            ".3f",
-            of="nll",
-            best=count > 0,
-            note=f"loss: nats per token at {length} tokens",
-        ),
-        *([] if all_learned else [LEARNED]),
-        Column("above", f"above {base}", above, 3, of="nll_difference", note=adjusted),
+    return [
+        Column("above", head, above, 3, of="nll_difference", note=note),
         Column("adjusted", "adjusted", ADJUSTED, 7, of="nll_difference"),
         Column("word", "", word, 5, text=True, of="nll_word"),
-        *rises,
-        Column("holds_to", "holds to", holds, note=holds_note),
-        Column(
-            "uses", "uses", ".0f", 6, note=f"uses: tokens within {USES_LIMIT:g} of all"
-        ),
     ]
-    readers = [
-        f"{name} {table[reader].median():.3f}"
-        for reader, name in compare.READERS.items()
-        if reader in table
-    ]
-    return Table(
-        "",
-        table,
-        columns,
-        ", ".join(text for text in readers if not text.endswith("nan")),
-        MARKS,
+
+
+def _rises(ratios: Sequence[float]) -> list[Column]:
+    """Return a column for what each longer context adds to the loss."""
+    main_ratio = max(ratios, default=0)
+    if ENDPOINT_RATIO in ratios:
+        main_ratio = ENDPOINT_RATIO
+
+    columns = []
+    for index, ratio in enumerate(ratios):
+        note = ""
+        spare = 9 + index
+        if ratio == main_ratio:
+            note = f"at {ratio:g}x: what that context adds"
+            spare = 2
+        head = f"at {ratio:g}x"
+        cell = or_status(plus_minus)
+        columns.append(Column(f"rise_{ratio:g}x", head, cell, spare, note=note))
+        if ratio == ENDPOINT_RATIO:
+            columns.append(Column("rise_word", "", word, 4, text=True))
+    return columns
+
+
+def _holds(train_length: int, n_schemes: int) -> Column:
+    def holds(row: Row, name: str) -> str:
+        if not number(row, name):
+            return ""
+        text = f"{row[name] / train_length:g}x"
+        if row.get("holds_further") is True:
+            return f"≥ {text}"
+        return text
+
+    note = f"holds to: adds at most {RISE_LIMIT:g}, adjusted for"
+    return Column(
+        "holds_to", "holds to", holds, note=f"{note} {plural(n_schemes, 'encoding')}"
     )
+
+
+def _readers(table: pd.DataFrame) -> str:
+    """Return the losses of simple readers, for the legend."""
+    texts = []
+    for reader, name in compare.READERS.items():
+        if reader in table and table[reader].notna().any():
+            texts.append(f"{name} {table[reader].median():.3f}")
+    return ", ".join(texts)
 
 
 def facts_table(table: pd.DataFrame) -> Table:
@@ -251,41 +263,6 @@ def facts_table(table: pd.DataFrame) -> Table:
     return Table("Each encoding", table, columns, note)
 
 
-def training_tables(frame: pd.DataFrame) -> list[Table]:
-    """Return a table of the main numbers by tokens trained; none where only one
-    checkpoint was evaluated.
-    """
-    budgets, stages = (
-        sorted(frame.loc[frame["main"] & frame["tokens"].notna(), "tokens"].unique()),
-        [],
-    )
-    for tokens in budgets if len(budgets) > 1 else ():
-        table = compare.compare(
-            frame.assign(
-                newest=frame["main"] & (frame["tokens"] == tokens).fillna(False)
-            )
-        )
-        if table.attrs["schemes"]:
-            stages.append(table[table["nll"].notna()].assign(after=int(tokens)))
-    if not stages:
-        return []
-    rows = pd.concat(stages, ignore_index=True).sort_values(
-        ["label", "after"], ignore_index=True
-    )
-    rises = [name.removesuffix("_status") for name in rows if name.endswith("_status")]
-    columns = [
-        ENCODING,
-        Column("after", "tokens", compact),
-        Column("seeds", "seeds"),
-        Column("nll", "loss", ".3f"),
-    ]
-    columns += [
-        LEARNED,
-        *(Column(name, f"at {name[5:]}", or_status(plus_minus)) for name in rises),
-    ]
-    return [Table("Over training", rows, [*columns, Column("uses", "uses", ".0f")])]
-
-
 def by_length(frame: pd.DataFrame) -> list[Table]:
     """Return a table of means over seeds, or a status, for all curves but
     `fixed_target`; no table without any.
@@ -302,104 +279,83 @@ def by_length(frame: pd.DataFrame) -> list[Table]:
         lambda targets: targets.mode().max()
     )
     rows = rows[rows["of"].isna() | (rows["of"] == most_common)]
-    means: dict[tuple[str, str], dict[str, str]] = {}
-    for (label, curve, length), group in rows[rows["curve"] != "fixed_target"].groupby(
-        ["label", "curve", "length"]
-    ):
-        mean = f"{group['accuracy'].fillna(group['nll']).astype('float64').mean():.3f}"
-        means.setdefault((label, curve), {})[str(length)] = next(
-            (s for s in group["status"] if s != "ok"), mean
-        )
-    lines = pd.DataFrame(
-        [
-            {"label": label, "curve": curve, **cells}
-            for (label, curve), cells in means.items()
-        ]
-    )
-    lengths = [
-        Column(str(length), f"{length:,}") for length in sorted(rows["length"].unique())
-    ]
+    lengths = sorted(rows["length"].unique())
+    rows = rows[rows["curve"] != "fixed_target"]
+    if not len(rows):
+        return []
+
+    lines: dict[tuple[str, str], dict[str, str]] = {}
+    for (label, curve, length), group in rows.groupby(["label", "curve", "length"]):
+        line = lines.setdefault((label, curve), {"label": label, "curve": curve})
+        failures = group.loc[group["status"] != "ok", "status"]
+        if len(failures):
+            line[str(length)] = failures.iloc[0]
+        else:
+            values = group["accuracy"].fillna(group["nll"])
+            line[str(length)] = f"{values.astype('float64').mean():.3f}"
+
+    columns = [ENCODING, Column("curve", "curve", text=True)]
+    columns += [Column(str(length), f"{length:,}") for length in lengths]
     note = "Loss; of probes and problems the share of right answers"
-    return [
-        Table(
-            "By length",
-            lines,
-            [ENCODING, Column("curve", "curve", text=True), *lengths],
-            note,
-        )
-    ] * bool(means)
+    return [Table("By length", pd.DataFrame(list(lines.values())), columns, note)]
 
 
 def task_table(table: pd.DataFrame) -> Table:
     """Return the main table on a task, from what `results.tasks.compare_tasks` returns."""
+    names = [name for name in table if name.endswith("x_status")]
     ratios = sorted(
-        float(name[9:-8])
-        for name in table
-        if name.startswith("accuracy_") and name.endswith("x_status")
+        float(name.removeprefix("accuracy_").removesuffix("x_status")) for name in names
     )
-    against = (
-        f"words: against {table.attrs['reference']}, exact tests adjusted for"
-        f" {table.attrs['tests']}"
-    )
-    learned = (
+    main_ratio = 2 if 2 in ratios else ratios[0]
+
+    columns = [ENCODING, *_learned_by_seeds()]
+    for ratio in ratios:
+        name = f"accuracy_{ratio:g}x"
+        spare = {1.0: 3, 2.0: 0, 4.0: 1}.get(ratio, 9)
+        shares = ""
+        against = ""
+        if ratio == main_ratio:
+            shares = (
+                f"at {ratio:g}x: right tokens at {ratio:g} times the longest trained"
+                " length, median [lowest, highest]"
+            )
+            against = (
+                f"words: against {table.attrs['reference']}, exact tests adjusted for"
+                f" {table.attrs['tests']}"
+            )
+        head = f"at {ratio:g}x"
+        columns.append(Column(name, head, or_status(share), spare, note=shares))
+        columns.append(
+            Column(f"{name}_word", "", word, spare + 1, text=True, note=against)
+        )
+
+    readers = []
+    for ratio in ratios:
+        accuracy = table[f"accuracy_{ratio:g}x_trivial"].median()
+        if ratio in (1, 2, 4) and not pd.isna(accuracy):
+            readers.append(f"{ratio:g}x {accuracy:.2f}")
+    legend = f"trivial reader: {', '.join(readers)}" if readers else ""
+    return Table("", table, columns, legend, MARKS)
+
+
+def _learned_by_seeds() -> list[Column]:
+    """Return the columns of which seeds learned a task, and when."""
+
+    def learned(row: Row, name: str) -> str:
+        return f"{row[name]} of {row['seeds']}"
+
+    def steps(row: Row, name: str) -> str:
+        return number(row, name, ".0f").replace("inf", "never")
+
+    note = (
         f"learned: seeds with {GATE:.0%} of the answers' tokens right at every trained"
         " length"
     )
-    columns = [
-        ENCODING,
-        Column(
-            "learned",
-            "learned",
-            lambda row, name: f"{row[name]} of {row['seeds']}",
-            note=learned,
-        ),
-        Column(
-            "interval", "95 %", interval_cell("low", "high", ".2f"), 5, of="learned"
-        ),
+    until = "steps: until then"
+    interval = interval_cell("low", "high", ".2f")
+    return [
+        Column("learned", "learned", learned, note=note),
+        Column("interval", "95 %", interval, 5, of="learned"),
         Column("learned_word", "", word, 4, text=True),
-        Column(
-            "steps",
-            "steps",
-            lambda row, name: number(row, name, ".0f").replace("inf", "never"),
-            6,
-            of="steps_to_gate",
-            note="steps: until then",
-        ),
+        Column("steps", "steps", steps, 6, of="steps_to_gate", note=until),
     ]
-    for ratio in ratios:
-        name, spare = f"accuracy_{ratio:g}x", {1.0: 3, 2.0: 0, 4.0: 1}.get(ratio, 9)
-        is_main = ratio == (2 if 2 in ratios else ratios[0])
-        shares = (
-            f"at {ratio:g}x: right tokens at {ratio:g} times the longest trained"
-            " length, median [lowest, highest]"
-        )
-        columns.append(
-            Column(
-                name,
-                f"at {ratio:g}x",
-                or_status(share),
-                spare,
-                note=shares if is_main else "",
-            )
-        )
-        columns.append(
-            Column(
-                f"{name}_word",
-                "",
-                word,
-                spare + 1,
-                text=True,
-                note=against if is_main else "",
-            )
-        )
-    trivial = [
-        (ratio, table[f"accuracy_{ratio:g}x_trivial"].median())
-        for ratio in ratios
-        if ratio in (1, 2, 4)
-    ]
-    readers = ", ".join(
-        f"{ratio:g}x {accuracy:.2f}"
-        for ratio, accuracy in trivial
-        if not pd.isna(accuracy)
-    )
-    return Table("", table, columns, readers and f"trivial reader: {readers}", MARKS)
