@@ -424,9 +424,9 @@ def sync(
     WANDB_PROJECT and WANDB_ENTITY send them elsewhere than before.
     """
     from posbench.run import find
-    from posbench.tracking import wandb
+    from posbench.tracking import tracker
 
-    wandb.sync(find.run_folders(paths))
+    tracker.sync(find.run_folders(paths))
 
 
 @app.command()

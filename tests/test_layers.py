@@ -13,7 +13,7 @@ PACKAGE = pathlib.Path(__file__).parent.parent / "posbench"
 # From the top down: a room may import what stands after it, and nothing else.
 ROOMS = (
     "__main__ cli listing api claims launch show bench huggingface rope training"
-    " evaluation reports results run "
+    " evaluation tracking reports results run "
 )
 ROOMS += (
     "data model config encodings tasks options terminal processes machine"

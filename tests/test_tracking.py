@@ -22,7 +22,7 @@ from wandb_server import ServedRun, Server
 from posbench.config.schema import Config
 from posbench.run.rows import EvaluationRow, read_rows
 from posbench.run.run import Run, load_record
-from posbench.tracking import mirror, row_values
+from posbench.tracking.tracker import mirror, row_values
 from posbench.tracking.wandb import is_online
 
 LAST = 12  # updates of the tiny configuration

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from posbench import machine, tracking
+from posbench import machine
 from posbench.config.schema import Config, EvaluationConfig
 from posbench.data.batches import merge_spans
 from posbench.data.tokens import TaskData, Tokens, data_of
@@ -27,6 +27,7 @@ from posbench.run.model import model_of
 from posbench.run.rows import EvaluationRow, every_row
 from posbench.run.run import Run, load_record
 from posbench.terminal.signals import signals_as_errors
+from posbench.tracking.tracker import mirror
 
 logger = logging.getLogger(__name__)
 
@@ -59,7 +60,7 @@ def evaluate_run(folder: Path, config: Config) -> None:
     machine.set_threads(config.runtime.threads)
     machine.be_deterministic(device, config.runtime.deterministic)
     with Run.open(folder, config, command=None) as run, signals_as_errors():
-        tracking.mirror(config, run)
+        mirror(config, run)
         tokens = data_of(config.data, config.runtime.cache, folder / TOKENIZER)
         run.refuse_changes(tokens.record["sha256"], tokens.tokenizer.sha256)
         model = model_of(folder, config, tokens.tokenizer).to(device)

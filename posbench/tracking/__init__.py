@@ -5,31 +5,13 @@ overlay, because training rows have `tokens` as their axis and evaluation rows
 `eval/context`. Another tracker is another class with the methods of `Session`.
 """
 
-import contextlib
-import logging
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, Protocol
 
 import pandas as pd
 
-from posbench.config.schema import Config
-from posbench.results.frame import read
-from posbench.results.headline import headline
-from posbench.run.rows import PAIRED, EvaluationRow, number
-from posbench.run.run import Run
-
-logger = logging.getLogger(__name__)
 CONTEXT = "eval/context"  # tokens: the axis of evaluation rows
-
-# The columns of an evaluation row that are shown, with their names there.
-_VALUES = {
-    "nll": "loss",
-    "accuracy": "accuracy",
-    "exact_match": "exact_match",
-    "ci_low": "ci_low",
-    "ci_high": "ci_high",
-}
 
 
 class Session(Protocol):
@@ -45,124 +27,6 @@ class Session(Protocol):
         """Show how the run ended and its results; `rows`: what `results.read` has."""
 
 
-def _open(config: Config, run: Run) -> Session:
-    if config.tracking.backend == "tensorboard":
-        from posbench.tracking.tensorboard import EventFiles
-
-        return EventFiles(run)
-    from posbench.tracking.wandb import WandbSession
-
-    return WandbSession(config, run)
-
-
-class Tracker:
-    """The mirror of a run. A failure is a warning: `rows.jsonl` has the numbers, and a
-    later session sends them.
-    """
-
-    def __init__(self, config: Config, run: Run) -> None:
-        self._config = config
-        self._run = run
-        self._targets: dict[Any, str | None] = {}
-        self._seen = 0
-        self.session: Session | None = None
-
-    def send(self) -> None:
-        """Send the rows that the session lacks. The first call opens the session."""
-        with self._failure_as_warning():
-            if self.session is None:
-                self.session = _open(self._config, self._run)
-            for row in self._run.rows[self._seen :]:
-                values = row_values(row, self._config, self._targets)
-                self.session.log(self._seen, values)
-                self._seen += 1
-
-    def finish(self) -> None:
-        """Send the run's results, and wait for that a limited time."""
-        if self.session is None:
-            return
-        with self._failure_as_warning():
-            record = self._run.record
-            facts = {
-                "status": record["status"],
-                "reason": record["reason"] or "",  # an earlier one would stay
-                "data/name": self._config.data.name,
-                "data/sha256": (record["data"] or {}).get("sha256"),
-            }
-            for part, count in record["parameters"].items():
-                facts[f"parameters/{part}"] = count
-
-            # An unfinished run has results, too.
-            rows = read([self._run.folder]).assign(run_status="done", repeated=False)
-            facts |= headline(rows)
-            known = {name: fact for name, fact in facts.items() if fact is not None}
-            self.session.finish(record["status"], known, rows)
-
-    @contextlib.contextmanager
-    def _failure_as_warning(self) -> Iterator[None]:
-        try:
-            yield
-        except Exception as error:
-            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-            logger.warning(
-                "tracking: %s: the run goes on without it, 'posbench sync' sends it"
-                " later",
-                reason,
-            )
-            self.session = None
-            self._run.tracker = None
-
-
-def mirror(config: Config, run: Run) -> None:
-    """Give a run its tracker, if its configuration and the environment ask for one."""
-    backend = config.tracking.backend
-    if backend == "wandb" and os.environ.get("WANDB_MODE") == "disabled":
-        return
-    if backend in ("wandb", "tensorboard"):
-        run.tracker = Tracker(config, run)
-
-
 def in_sweep() -> bool:
     """Return whether an agent of a W&B sweep started this process and chose the run."""
     return bool(os.environ.get("WANDB_SWEEP_ID") and os.environ.get("WANDB_RUN_ID"))
-
-
-def row_values(
-    line: Mapping[str, Any], config: Config, targets: dict[Any, str | None]
-) -> dict[str, Any]:
-    """Return a row's numbers by name. Rows on a curve's first targets, which `targets`
-    keeps, have its plain name.
-    """
-    if "protocol" not in line:
-        return {
-            name: value for name, value in line.items() if number(value) is not None
-        }
-    row = EvaluationRow.from_json(line)
-    curve = _curve(row, config, targets)
-    values: dict[str, Any] = {CONTEXT: row.length}
-    if row.status == "ok":
-        for column, name in _VALUES.items():
-            value = number(line.get(column))
-            if value is not None:
-                values[f"{curve}/{name}"] = value
-    return values
-
-
-def _curve(row: EvaluationRow, config: Config, targets: dict[Any, str | None]) -> str:
-    """Return the name of a row's curve: what is not as the run asks for stands in it."""
-    first_targets = row.targets_sha256
-    if row.measured and row.protocol in PAIRED:
-        key = (row.split, row.checkpoint_step, row.protocol)
-        first_targets = targets.setdefault(key, row.targets_sha256)
-
-    parts = ["eval"]
-    if row.split != config.evaluation.split:
-        parts.append(f"{row.split} text")
-    if row.tokens is not None and row.checkpoint_step < config.training.steps:
-        parts.append(f"{row.tokens} tokens")
-    task = str(row.task).split(":")[0]
-    if row.curve_name not in ("fixed_target", f"problems_{task}"):
-        parts.append(row.curve_name)
-    if row.targets_sha256 != first_targets:
-        parts.append(f"targets {str(row.targets_sha256)[:6]}")
-    return "/".join(parts)

@@ -1,6 +1,5 @@
-"""A run at W&B, through its client, and `posbench sync`."""
+"""A run at W&B, through its client."""
 
-import dataclasses
 import logging
 import os
 import secrets
@@ -11,11 +10,9 @@ from typing import Any
 
 import pandas as pd
 
-from posbench.config.schema import Config, load_saved, to_container
-from posbench.errors import PosbenchError, UserError
-from posbench.run import CONFIG
+from posbench.config.schema import Config, to_container
 from posbench.run.run import Run
-from posbench.tracking import CONTEXT, Tracker, in_sweep
+from posbench.tracking import CONTEXT, in_sweep
 
 logger = logging.getLogger(__name__)
 _AXES = ("tokens", "step", "seconds", CONTEXT)
@@ -140,28 +137,3 @@ def is_online(mode: str) -> bool:
     wandb.setup(wandb.Settings(silent=True, quiet=True))
     offline = {mode, os.environ.get("WANDB_MODE")} & {"offline", "dryrun"}
     return not offline and wandb.login(prompt=False, verify=False)
-
-
-def sync(folders: list[Path]) -> None:
-    """Send the rows of run folders that W&B lacks. Raises PosbenchError if W&B cannot
-    be reached or refuses.
-    """
-    os.environ["WANDB_MODE"] = "online"  # the command asks for it
-    if not is_online("auto"):
-        raise UserError(
-            "no W&B API key found: 'wandb login' stores one, WANDB_API_KEY gives one"
-        )
-    for folder in folders:
-        config = load_saved(folder / CONFIG)
-        if not config.is_trained_here:
-            continue  # it has no rows to overlay
-        tracking = dataclasses.replace(config.tracking, backend="wandb", mode="auto")
-        with Run.open(folder, config, command=None) as run:
-            tracker = Tracker(dataclasses.replace(config, tracking=tracking), run)
-            run.tracker = tracker
-            tracker.send()
-        session = tracker.session
-        if session is None:
-            raise PosbenchError(f"W&B did not take {folder}")
-        sent = max(0, len(run.rows) - session.starting_step)
-        print(f"{folder}: {sent} rows: {session.url}")

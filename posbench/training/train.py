@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from posbench import machine, tracking
+from posbench import machine
 from posbench.config.schema import Config, EvaluationConfig, to_container
 from posbench.data.batches import ProblemBatches, TrainingBatches
 from posbench.data.tokens import TaskData, Tokens, data_of
@@ -26,6 +26,7 @@ from posbench.run import TOKENIZER, checkpoint
 from posbench.run.run import Run
 from posbench.terminal import console
 from posbench.terminal.signals import signals_as_errors, stop_signals
+from posbench.tracking import in_sweep, tracker
 from posbench.training.resume import resume, save
 from posbench.training.schedule import schedule_of
 from posbench.training.step import (
@@ -75,7 +76,7 @@ def train(
         opened = Run.open(folder, config, command, restart=restart)
     with opened as run, signals_as_errors():
         if run:
-            tracking.mirror(config, run)
+            tracker.mirror(config, run)
             resources = {
                 "device": str(requested),
                 "threads": threads,
@@ -102,7 +103,7 @@ def train(
         n_rows = evaluate(config.training.steps, config.evaluation)
         if run:
             end(run, config)
-            if run.tracker and tracking.in_sweep():
+            if run.tracker and in_sweep():
                 # the agent waits for this run, even if it was finished before
                 run.tracker.send()
             if not n_updates and not n_rows:
