@@ -348,12 +348,18 @@ def test_names_at_the_ends_of_curves_do_not_collide():
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("undrawn")
-def test_narrowed_models_are_folded(template, tmp_path):
+def test_what_was_measured_on_the_way_and_narrowed_models_are_folded(
+    template, tmp_path
+):
     truth = Truth(3.5, 0.1, ngram=3.8, earlier=(Truth(4.2, 0.0, ngram=3.8),))
     study = write_study(tmp_path / "fake", template, {"rope": truth})
     reports.main([study])
     page = (study / "report" / "index.html").read_text()
-    assert "<td class=t>windowed" in page
+    assert "<summary>Over training</summary>" in page and "<td class=t>windowed" in page
+    (made,) = tables.training_tables(read([study]))
+    assert [row[1] for row in made.cells] == ["1M", "2M"] and [
+        row[4] for row in made.cells
+    ] == ["no", "yes"]
 
 
 @pytest.mark.usefixtures("undrawn")

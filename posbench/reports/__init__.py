@@ -279,7 +279,7 @@ def _of_text(
         answer.of_text(group, table),
         charts.of_text(group, table, figure),
         tables.main_table(table),
-        [*more, *tables.by_length(group)],
+        [*more, *tables.training_tables(group), *tables.by_length(group)],
     )
 
 

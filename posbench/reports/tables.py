@@ -263,6 +263,41 @@ def facts_table(table: pd.DataFrame) -> Table:
     return Table("Each encoding", table, columns, note)
 
 
+def training_tables(frame: pd.DataFrame) -> list[Table]:
+    """Return a table of the main numbers by tokens trained; none where only one
+    checkpoint was evaluated.
+    """
+    budgets, stages = (
+        sorted(frame.loc[frame["main"] & frame["tokens"].notna(), "tokens"].unique()),
+        [],
+    )
+    for tokens in budgets if len(budgets) > 1 else ():
+        table = compare.compare(
+            frame.assign(
+                newest=frame["main"] & (frame["tokens"] == tokens).fillna(False)
+            )
+        )
+        if table.attrs["schemes"]:
+            stages.append(table[table["nll"].notna()].assign(after=int(tokens)))
+    if not stages:
+        return []
+    rows = pd.concat(stages, ignore_index=True).sort_values(
+        ["label", "after"], ignore_index=True
+    )
+    rises = [name.removesuffix("_status") for name in rows if name.endswith("_status")]
+    columns = [
+        ENCODING,
+        Column("after", "tokens", compact),
+        Column("seeds", "seeds"),
+        Column("nll", "loss", ".3f"),
+    ]
+    columns += [
+        LEARNED,
+        *(Column(name, f"at {name[5:]}", or_status(plus_minus)) for name in rises),
+    ]
+    return [Table("Over training", rows, [*columns, Column("uses", "uses", ".0f")])]
+
+
 def by_length(frame: pd.DataFrame) -> list[Table]:
     """Return a table of means over seeds, or a status, for all curves but
     `fixed_target`; no table without any.
