@@ -66,7 +66,8 @@ def compared(
         layer = make_layer(
             encoding, positions, 1, x, consecutive=schemes.counts_tokens(encoding)
         )
-        return module.attention(encoding, q, k, v, layer, last=last, **limits).float()
+        layer = layer.replace(**limits)
+        return module.attention(encoding, q, k, v, layer, last).float()
 
     def defined(*given: Tensor) -> Tensor:
         return schemes.by_definition(encoding, given, positions, 1, **limits)[
@@ -192,7 +193,9 @@ def test_the_fused_kernel_serves_where_it_is_faster(
     )
     with torch.set_grad_enabled("evaluation" not in settings):
         layer = make_layer(encoding, torch.arange(LENGTH)[None], 1, x, consecutive=True)
-        module.attention(encoding, *qkv, layer, 9 if "window" in settings else None)
+        if "window" in settings:
+            layer = layer.replace(window=9)
+        module.attention(encoding, *qkv, layer)
     assert set(calls) == set(expected.split())
 
 

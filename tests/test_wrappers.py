@@ -58,7 +58,7 @@ def test_a_layer_of_layered_is_its_encoding_under_its_window(consecutive: bool) 
         alone.load_state_dict(layered.inners[layer].state_dict())
         windows = (None, entry.get("window"))
         free, narrow = (
-            attention(alone, *inputs(), COUNTED, 0, each, consecutive=consecutive)
+            attention(alone, *inputs(), COUNTED, 0, consecutive, window=each)
             for each in windows
         )
         assert torch.equal(
@@ -113,7 +113,7 @@ def test_drope_is_rope_before_the_drop_and_nothing_after_it_also_in_a_layer() ->
             )
             ours, theirs = (
                 attention(encoding, *given),
-                attention(expected, *given, window),
+                attention(expected, *given, window=window),
             )
             assert torch.equal(ours, theirs), done
 
