@@ -62,7 +62,7 @@ def test_a_layer_of_layered_is_its_encoding_under_its_window(consecutive: bool) 
             for each in windows
         )
         assert torch.equal(
-            attention(layered, *inputs(), COUNTED, layer, consecutive=consecutive),
+            attention(layered, *inputs(), COUNTED, layer, consecutive),
             narrow,
         )
         assert torch.allclose(free, narrow, **CLOSE) != ("window" in entry)
