@@ -156,24 +156,15 @@ def layer_attention(
     x: Tensor | None,
     positions: Tensor,
     layer: int,
-    window: int | None = None,
-    sinks: int = 0,
     consecutive: bool = False,
     last: int | None = None,
+    **limits: Any,
 ) -> Tensor:
     """Return a layer's attention at positions (1|B, T), by the path that posbench
-    chooses.
+    chooses. `limits` are the layer's window and sinks.
     """
-    return attention(
-        encoding,
-        q,
-        k,
-        v,
-        make_layer(encoding, positions, layer, x, consecutive),
-        window,
-        sinks,
-        last,
-    )
+    described = make_layer(encoding, positions, layer, x, consecutive)
+    return attention(encoding, q, k, v, described.replace(**limits), last)
 
 
 def used_at(

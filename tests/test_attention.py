@@ -64,9 +64,9 @@ def compared(
     def chosen(q: Tensor, k: Tensor, v: Tensor, x: Tensor) -> Tensor:
         q, k, v = (each.to(dtype) for each in (q, k, v))
         layer = make_layer(
-            encoding, positions, 1, x, consecutive=schemes.counts_tokens(encoding)
-        )
-        return module.attention(encoding, q, k, v, layer, last=last, **limits).float()
+            encoding, positions, 1, x, schemes.counts_tokens(encoding)
+        ).replace(**limits)
+        return module.attention(encoding, q, k, v, layer, last).float()
 
     def defined(*given: Tensor) -> Tensor:
         return schemes.by_definition(encoding, given, positions, 1, **limits)[
@@ -181,8 +181,10 @@ def test_the_fused_kernel_serves_where_it_is_faster(row, monkeypatch):
         each.to(torch.bfloat16 if dtype == "bf16" else torch.float32) for each in inputs
     )
     with torch.set_grad_enabled("evaluation" not in settings):
-        layer = make_layer(encoding, torch.arange(LENGTH)[None], 1, x, consecutive=True)
-        module.attention(encoding, *qkv, layer, 9 if "window" in settings else None)
+        layer = make_layer(encoding, torch.arange(LENGTH)[None], 1, x, True)
+        if "window" in settings:
+            layer = layer.replace(window=9)
+        module.attention(encoding, *qkv, layer)
     assert set(calls) == set(expected.split())
 
 

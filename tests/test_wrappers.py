@@ -80,7 +80,7 @@ def test_drope_is_rope_before_the_drop_and_nothing_after_it_also_in_a_layer():
                 name, SHAPE, {"base": base} if name == "rope" else {}
             )
             ours = attention(encoding, *given)
-            theirs = attention(expected, *given, window)
+            theirs = attention(expected, *given, window=window)
             assert torch.equal(ours, theirs), done
 
 

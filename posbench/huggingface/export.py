@@ -245,7 +245,7 @@ def _tensors(model: GPT, rope: Rotary | None) -> dict[str, Tensor]:
         if module != "attention.qkv":
             tensors[theirs] = weight.clone()
             continue
-        n_heads = model.layers[0].attention.n_heads
+        n_heads = model.config.n_heads
         q, k, v = weight.view(3, n_heads, -1, weight.shape[1])  # each (H, Dh, D)
         for letter, part in (("q", q[:, order]), ("k", k[:, order]), ("v", v)):
             separate = theirs.replace("qkv", letter)

@@ -48,8 +48,6 @@ def attention(
     k: Tensor,
     v: Tensor,
     layer: Layer,
-    window: int | None = None,
-    sinks: int = 0,
     last: int | None = None,
 ) -> Tensor:
     """Return the attention of one layer under `encoding`, (B, H, last or T, Dh) in v's
@@ -58,53 +56,42 @@ def attention(
     Args:
         q, k, v: raw queries, keys, values (B, H, T, Dh); k and v may have fewer heads,
             each for a group of query heads.
-        layer: what `make_layer` returns.
-        window: keys a query may see, itself included (causal only); None = all before
-            it.
-        sinks: keys at the beginning that every query sees beside its window.
+        layer: what `make_layer` returns, with the model's own window and sinks.
         last: how many of the last query rows to compute; None = all T.
     """
     with torch.autocast(q.device.type, enabled=False):
-        length, dtype = q.shape[2], v.dtype
         encoding, q, k, v, layer = prepared(encoding, q, k, v, layer)
-        rows = slice(length - (last or length), length)
-        window = narrower(window, encoding.window) if layer.causal else None
-        window = None if window is not None and window >= length else window
-        layer = layer.replace(window=window, sinks=sinks)
-        is_full = layer.causal and rows.start == 0
+        length = q.shape[2]
+        layer = layer.replace(rows=slice(length - (last or length), length))
+
         output = None
-        if (
-            is_full
-            and not encoding.hooks & PAIRWISE
-            and window is None
-            and fused_is_fast(q, v)
-        ):
-            output = F.scaled_dot_product_attention(
-                q, k, v, is_causal=True, scale=encoding.logit_scale
-            )
-        elif is_full and flex.serves(q, v):
-            output = flex.attention(encoding, q, k, v, layer)
-        elif (
-            is_full and window is None and length >= FUSED_FROM and fused_is_fast(q, v)
-        ):
-            output = _by_channels(encoding, q, k, v, layer)
+        if layer.causal and layer.rows.start == 0:
+            output = _by_kernel(encoding, q, k, v, layer)
         if output is None:
-            output = by_rows(encoding, q, k, v, layer, rows)
+            output = by_rows(encoding, q, k, v, layer)
         if "map_outputs" in encoding.hooks:
-            output = encoding.map_outputs(exact(output), layer.replace(rows=rows))
-    return output.to(dtype)
+            output = encoding.map_outputs(exact(output), layer)
+    return output.to(v.dtype)
 
 
 def prepared(
     encoding: Encoding, q: Tensor, k: Tensor, v: Tensor, layer: Layer
 ) -> tuple[Encoding, Tensor, Tensor, Tensor, Layer]:
     """Run a layer's hooks on the whole sequence; return its encoding, the new q, k, v
-    and the layer with its state.
+    and the layer with its state and the window that holds.
     """
     encoding, layer = encoding.at(layer)
-    dtype, group = v.dtype, q.shape[1] // k.shape[1]
+    dtype = v.dtype
+
+    window = narrower(layer.window, encoding.window)
+    if not layer.causal or (window is not None and window >= q.shape[2]):
+        window = None
+    layer = layer.replace(window=window)
+
+    group = q.shape[1] // k.shape[1]
     if group > 1:  # query heads share a head of keys and values
-        k, v = k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1)
+        k = k.repeat_interleave(group, dim=1)
+        v = v.repeat_interleave(group, dim=1)
     if layer.x is not None:
         layer = layer.replace(x=exact(layer.x))
     if "map_values" in encoding.hooks:
@@ -112,7 +99,8 @@ def prepared(
     if encoding.hooks & {"prepare", "rotate"}:
         q, k = exact(q), exact(k)
         layer = layer.replace(state=encoding.prepare(q, k, layer))
-        q, k = (tensor.to(dtype) for tensor in encoding.rotate(q, k, layer))
+        q, k = encoding.rotate(q, k, layer)
+        q, k = q.to(dtype), k.to(dtype)
     return encoding, q, k, v, layer
 
 
@@ -140,53 +128,58 @@ def make_layer(
 
 
 def by_rows(
-    encoding: Encoding,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    layer: Layer,
-    rows: slice,
+    encoding: Encoding, q: Tensor, k: Tensor, v: Tensor, layer: Layer
 ) -> Tensor:
-    """Return attention of what `prepared` returns, in blocks of query rows, each with
-    just the keys that it may see.
+    """Return attention of what `prepared` returns at `layer.rows`, in blocks of query
+    rows, each with just the keys that it may see.
 
     If all scores would be too many to keep, the backward pass computes those of each
     block again.
     """
     batch, heads, length, _ = q.shape
-    window, sinks = layer.window, layer.sinks
+    rows = layer.rows
     n_rows = rows.stop - rows.start
-    recompute = (
-        torch.is_grad_enabled()
-        and batch * heads * n_rows * length * SCORE_BYTES > _kept_bytes(q.device)
-    )
+
     # quarters compute fewer hidden pairs than one block would
     step = max(2 * MIN_ROWS, -(-n_rows // 4))
-    if recompute or not torch.is_grad_enabled():
+    trains = torch.is_grad_enabled()
+    score_bytes = batch * heads * n_rows * length * SCORE_BYTES
+    recompute = trains and score_bytes > _kept_bytes(q.device)
+    if recompute or not trains:
         budget = AT_ONCE if q.device.type == "cpu" else AT_ONCE_ACCELERATOR
         step = max(MIN_ROWS, budget // (batch * heads * length))
-    if window is not None:
-        step = min(step, max(MIN_ROWS, window))
-    sums_keys = bool(encoding.hooks & {"scores", "attend"})
-    outputs = []
+    if layer.window is not None:
+        step = min(step, max(MIN_ROWS, layer.window))
+
+    outputs: list[Tensor] = []
     for start in range(rows.start, rows.stop, step):
-        stop = min(rows.stop, start + step)
-        first = max(0, start - window + 1) if window is not None else 0
-        keys: slice | Tensor = slice(
-            0 if sinks else first, stop if layer.causal else length
-        )
-        # hooks that sum over keys also get those in between
-        if sinks and first > sinks and not sums_keys:
-            keys = torch.cat((torch.arange(sinks), torch.arange(first, stop)))
-        queries = slice(start, stop)
+        queries = slice(start, min(rows.stop, start + step))
+        keys = _keys_of(queries, length, encoding, layer)
         parts = part_of(q, queries), part_of(k, keys), part_of(v, keys)
         block = encoding, *parts, layer.replace(rows=queries, keys=keys)
-        outputs.append(
-            checkpoint(_block, *block, use_reentrant=False)
-            if recompute
-            else _block(*block)
-        )
-    return outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=2)
+        if recompute:
+            outputs.append(checkpoint(_block, *block, use_reentrant=False))
+        else:
+            outputs.append(_block(*block))
+    if len(outputs) == 1:
+        return outputs[0]
+    return torch.cat(outputs, dim=2)
+
+
+def _keys_of(
+    queries: slice, length: int, encoding: Encoding, layer: Layer
+) -> slice | Tensor:
+    """Return the keys that a block of query rows may see, of `length`."""
+    stop = queries.stop if layer.causal else length
+    if layer.window is None:
+        return slice(0, stop)
+    first = max(0, queries.start - layer.window + 1)
+    if not layer.sinks:
+        return slice(first, stop)
+    # hooks that sum over keys also get those in between
+    if first <= layer.sinks or encoding.hooks & {"scores", "attend"}:
+        return slice(0, stop)
+    return torch.cat((torch.arange(layer.sinks), torch.arange(first, stop)))
 
 
 def logits_by_rows(
@@ -210,56 +203,46 @@ def _logits(
 ) -> Tensor:
     mask = mask_of(layer, exact(q).dtype)
     scores = q @ k.mT
+    scale = encoding.logit_scale
     if "scores" in encoding.hooks:
-        layer = layer.replace(visible=mask == 0)
-        logits = exact(scores) * encoding.logit_scale
-        logits = logits if biases is None else logits + biases
+        logits = exact(scores) * scale
+        if biases is not None:
+            logits = logits + biases
         logits = encoding.scores(logits, exact(q), exact(k), layer) + mask
-    elif biases is not None and biases.dim() == 4 and len(biases) > 1:
+    elif biases is None:
+        logits = torch.add(mask, scores, alpha=scale)
+    elif biases.dim() == 4 and len(biases) > 1:
         # Each sequence has biases of its own: their sum with the mask would be one more
         # tensor of (B, H, Tq, Tk).
-        logits = torch.add(mask, scores, alpha=encoding.logit_scale) + biases
+        logits = torch.add(mask, scores, alpha=scale) + biases
     else:
-        logits = torch.add(
-            mask if biases is None else biases + mask,
-            scores,
-            alpha=encoding.logit_scale,
-        )
+        logits = torch.add(biases + mask, scores, alpha=scale)
     # a hidden key far away may have the logit +inf, and +inf - inf is NaN
     if not layer.consecutive:
         logits = torch.where(mask == 0, logits, -math.inf)
     return logits
 
 
-def _block(
-    encoding: Encoding,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    layer: Layer,
-) -> Tensor:
+def _block(encoding: Encoding, q: Tensor, k: Tensor, v: Tensor, layer: Layer) -> Tensor:
     """Return the outputs (B, H, Tq, Dh) of a block of query rows."""
+    mask = mask_of(layer, exact(q).dtype)
     biases = _biases(encoding, q, k, layer)
+    if encoding.hooks & {"scores", "attend"}:
+        layer = layer.replace(visible=mask == 0)
     # Fused kernels give no gradient of the mask and cannot hide infinite logits (later
     # keys where positions jump).
-    fused = (
+    elif (
         layer.consecutive
-        and not encoding.hooks & {"scores", "attend"}
         and fused_is_fast(q, v)
-    )
-    if fused and (biases is None or not biases.requires_grad):
-        mask = mask_of(layer, exact(q).dtype)
-        mask = (
-            (mask if biases is None else biases + mask)
-            .to(q.dtype)
-            .expand(*q.shape[:3], k.shape[2])
-        )
+        and (biases is None or not biases.requires_grad)
+    ):
+        if biases is not None:
+            mask = biases + mask
+        mask = mask.to(q.dtype).expand(*q.shape[:3], k.shape[2])
         return F.scaled_dot_product_attention(
             q, k, v, attn_mask=mask, scale=encoding.logit_scale
         )
     logits = _logits(encoding, q, k, layer, biases)
-    if "attend" in encoding.hooks:
-        layer = layer.replace(visible=mask_of(layer, logits.dtype) == 0)
     return encoding.attend(logits, v, layer)
 
 
@@ -267,30 +250,28 @@ def _biases(encoding: Encoding, q: Tensor, k: Tensor, layer: Layer) -> Tensor | 
     """Return what is added to the logits of a block, broadcastable to (B, H, Tq, Tk);
     None = nothing.
     """
-    total, rows = None, layer.rows
+    total = None
     if "distance_bias" in encoding.hooks:
-        is_consecutive = layer.consecutive and layer.causal
-        first = (
-            layer.keys.start
-            if is_consecutive and isinstance(layer.keys, slice)
-            else None
-        )
-        distance = (
-            layer.distance
-            if first is None
-            else torch.arange(rows.stop - first, device=q.device)
-        )
-        total = encoding.distance_bias(distance, layer)
-        if total is not None:
-            total = (
-                total.movedim(0, 1)
-                if first is None
-                else _by_pairs(total, rows.stop - rows.start)
-            )
+        total = _distance_bias(encoding, layer)
     if "bias" in encoding.hooks:
         bias = encoding.bias(exact(q), exact(k), layer)
-        total = bias if total is None else total if bias is None else total + bias
+        if total is None:
+            return bias
+        if bias is not None:
+            total = total + bias
     return total
+
+
+def _distance_bias(encoding: Encoding, layer: Layer) -> Tensor | None:
+    """Return a block's bias by distance, broadcastable to (B, H, Tq, Tk)."""
+    rows, keys = layer.rows, layer.keys
+    if layer.consecutive and layer.causal and isinstance(keys, slice):
+        # each distance once
+        distance = torch.arange(rows.stop - keys.start, device=layer.positions.device)
+        bias = encoding.distance_bias(distance, layer)
+        return None if bias is None else _by_pairs(bias, rows.stop - rows.start)
+    bias = encoding.distance_bias(layer.distance, layer)
+    return None if bias is None else bias.movedim(0, 1)
 
 
 def _by_pairs(by_distance: Tensor, rows: int) -> Tensor:
@@ -301,11 +282,11 @@ def _by_pairs(by_distance: Tensor, rows: int) -> Tensor:
     number shorter, are shifted so.
     """
     heads, keys = by_distance.shape
+    width = keys + rows - 1  # one number shorter than a common row
     common = F.pad(by_distance.flip(-1), (0, rows))
-    copies = (
-        common[:, None].expand(-1, rows, -1).flatten(1)[:, : rows * (keys + rows - 1)]
-    )
-    return copies.view(heads, rows, keys + rows - 1)[..., rows - 1 :]
+    copies = common[:, None].expand(-1, rows, -1).flatten(1)
+    shifted = copies[:, : rows * width].view(heads, rows, width)
+    return shifted[..., rows - 1 :]
 
 
 def mask_of(layer: Layer, dtype: torch.dtype) -> Tensor:
@@ -336,14 +317,15 @@ def _mask(
     dtype: torch.dtype,
     device: torch.device,
 ) -> Tensor:
-    keys = torch.arange(keys.start, keys.stop) if isinstance(keys, range) else keys
+    if isinstance(keys, range):
+        keys = torch.arange(keys.start, keys.stop)
     gap = torch.arange(start, stop)[:, None] - keys
-    visible = gap >= 0 if causal else torch.ones_like(gap, dtype=torch.bool)
+    mask = torch.zeros(gap.shape, dtype=dtype)
+    if causal:
+        mask.masked_fill_(gap < 0, -math.inf)
     if window is not None:
-        visible = visible & ((gap < window) | (keys < sinks))
-    return (
-        torch.zeros(gap.shape, dtype=dtype).masked_fill(~visible, -math.inf).to(device)
-    )
+        mask.masked_fill_((gap >= window) & (keys >= sinks), -math.inf)
+    return mask.to(device)
 
 
 # Masks must not be inference tensors: training may use one that an evaluation has made.
@@ -352,6 +334,26 @@ _kept_mask = functools.lru_cache(64)(torch.inference_mode(False)(_mask))
 
 # -- the choice of a kernel
 # --------------------------------------------------------------------------------------
+
+
+def _by_kernel(
+    encoding: Encoding, q: Tensor, k: Tensor, v: Tensor, layer: Layer
+) -> Tensor | None:
+    """Return causal attention of all rows by a fused kernel; None if there is none that
+    is faster than blocks of rows.
+    """
+    if encoding.hooks & {"scores", "attend"}:
+        return None
+    is_fast = layer.window is None and fused_is_fast(q, v)
+    if is_fast and not encoding.hooks & PAIRWISE:
+        return F.scaled_dot_product_attention(
+            q, k, v, is_causal=True, scale=encoding.logit_scale
+        )
+    if flex.serves(q, v):
+        return flex.attention(encoding, q, k, v, layer)
+    if is_fast and q.shape[2] >= FUSED_FROM:
+        return _by_channels(encoding, q, k, v, layer)
+    return None
 
 
 def fused_is_fast(q: Tensor, v: Tensor) -> bool:
@@ -365,16 +367,14 @@ def fused_is_fast(q: Tensor, v: Tensor) -> bool:
     """
     if q.shape[-1] != v.shape[-1]:
         return False
+    trains = torch.is_grad_enabled()
     if q.device.type == "cuda":
-        return not (
-            torch.is_grad_enabled() and torch.are_deterministic_algorithms_enabled()
-        )
-    trains_short = torch.is_grad_enabled() and q.shape[2] < FUSED_FROM
-    return (
-        q.device.type != "cpu"
-        or q.dtype != torch.bfloat16
-        or (not trains_short and machine.has_amx())
-    )
+        return not (trains and torch.are_deterministic_algorithms_enabled())
+    if q.device.type != "cpu" or q.dtype != torch.bfloat16:
+        return True
+    if trains and q.shape[2] < FUSED_FROM:
+        return False
+    return machine.has_amx()
 
 
 def _by_channels(
@@ -386,33 +386,33 @@ def _by_channels(
     One bf16 channel is too coarse from some hundred tokens on. Three that add up hold
     all of fp32's digits but one.
     """
-    per_key = (
-        encoding.key_bias(layer) if not encoding.hooks & {"scores", "attend"} else None
-    )
+    per_key = encoding.key_bias(layer)
     exact_products = q.dtype in (torch.float32, torch.float64)
     # gradients cancel, too much for bf16
     if per_key is None or (per_key.requires_grad and not exact_products):
         return None
-    remainder, channels = per_key / encoding.logit_scale, []
+
+    channels: list[Tensor] = []
+    remainder = per_key / encoding.logit_scale
     for _ in range(1 if exact_products else 3):
         channels.append(remainder.to(q.dtype))
         remainder = remainder - channels[-1].to(remainder.dtype)
     bias_channels = torch.stack(channels, dim=-1).expand(*k.shape[:3], -1)
-    width, n_channels = v.shape[-1], len(channels)
+
+    n_channels = len(channels)
     padding = -(k.shape[-1] + n_channels) % ALIGNED
     q = F.pad(F.pad(q, (0, n_channels), value=1.0), (0, padding))
     k = F.pad(torch.cat((k, bias_channels), dim=-1), (0, padding))
-    v = F.pad(v, (0, n_channels + padding))
-    return F.scaled_dot_product_attention(
-        q, k, v, is_causal=True, scale=encoding.logit_scale
-    )[..., :width]
+    padded_v = F.pad(v, (0, n_channels + padding))
+    output = F.scaled_dot_product_attention(
+        q, k, padded_v, is_causal=True, scale=encoding.logit_scale
+    )
+    return output[..., : v.shape[-1]]
 
 
 def _kept_bytes(device: torch.device) -> int:
     """Return the bytes that one layer may keep for its backward pass."""
-    share = (
-        0
-        if device.type == "cpu"
-        else machine.device_memory(device) * KEPT_SHARE_ACCELERATOR
-    )
+    if device.type == "cpu":
+        return KEPT_BYTES
+    share = machine.device_memory(device) * KEPT_SHARE_ACCELERATOR
     return max(KEPT_BYTES, int(share))

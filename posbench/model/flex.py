@@ -36,11 +36,9 @@ def serves(q: Tensor, v: Tensor) -> bool:
     """Return whether FlexAttention takes such queries and values here; its backward
     pass needs CUDA.
     """
-    if (
-        q.device.type != "cuda"
-        or torch.compiler.is_compiling()
-        or q.dtype == torch.float64
-    ):
+    if q.device.type != "cuda" or q.dtype == torch.float64:
+        return False
+    if torch.compiler.is_compiling():
         return False
     # For fewer queries than a block, FlexAttention compiles another kernel, which is
     # made for single queries.
@@ -48,45 +46,46 @@ def serves(q: Tensor, v: Tensor) -> bool:
 
 
 def attention(
-    encoding: Encoding,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    layer: Layer,
+    encoding: Encoding, q: Tensor, k: Tensor, v: Tensor, layer: Layer
 ) -> Tensor | None:
     """Return attention of q, k and v after the hooks on the whole sequence, or None if
-    the kernel cannot compute it.
+    the kernel cannot compute it. No hook may rewrite logits or weights.
     """
-    if encoding.hooks & {"scores", "attend"} or not layer.consecutive:
+    if not layer.consecutive:
         return None
-    modifier, options = None, {}
+    modifier = None
+    options = {}
     if encoding.hooks & {"distance_bias", "bias"}:
-        biases = encoding.key_bias(layer)  # (1|B, H, T)
-        if biases is None and "bias" not in encoding.hooks:
-            distances = torch.arange(
-                layer.positions.shape[1], device=layer.positions.device
-            )
-            # (H, T)
-            biases, options = (
-                encoding.distance_bias(distances, layer),
-                {"num_stages": STAGES_OF_TABLE},
-            )
+        biases = _biases(encoding, layer)
         if biases is None or (
             biases.requires_grad and torch.are_deterministic_algorithms_enabled()
         ):
             return None
+        if biases.dim() == 2:
+            options["num_stages"] = STAGES_OF_TABLE
         modifier = _bias_modifier(biases.float().contiguous())
-    mask = block_mask(q.shape[2], layer.window, layer.sinks, q.device)
     kernel = _compiled(torch.is_grad_enabled())
     return kernel(
         q,
         k,
         v,
         score_mod=modifier,
-        block_mask=mask,
+        block_mask=block_mask(q.shape[2], layer.window, layer.sinks, q.device),
         scale=encoding.logit_scale,
         kernel_options=options,
     )
+
+
+def _biases(encoding: Encoding, layer: Layer) -> Tensor | None:
+    """Return biases per key, (1|B, H, T), or per distance, (H, T); None if those of
+    pairs have neither form.
+    """
+    per_key = encoding.key_bias(layer)
+    if per_key is not None or "bias" in encoding.hooks:
+        return per_key
+    positions = layer.positions
+    distances = torch.arange(positions.shape[1], device=positions.device)
+    return encoding.distance_bias(distances, layer)
 
 
 def _bias_modifier(
@@ -95,13 +94,13 @@ def _bias_modifier(
     """Return a function that adds a bias to a score, from biases per key, (1|B, H, T),
     or per distance, (H, T).
     """
-    length, shared = values.shape[-1], len(values) == 1
-    # hidden pairs are computed, too, and may have distances beyond the table
     if values.dim() == 2:
-        return lambda score, b, h, i, j: score + values[h, (i - j).clamp(0, length - 1)]
-    return lambda score, b, h, i, j: (
-        score + (values[0, h, j] if shared else values[b, h, j])
-    )
+        # hidden pairs are computed, too, and may have distances beyond the table
+        last = values.shape[1] - 1
+        return lambda score, b, h, i, j: score + values[h, (i - j).clamp(0, last)]
+    if len(values) == 1:
+        return lambda score, b, h, i, j: score + values[0, h, j]
+    return lambda score, b, h, i, j: score + values[b, h, j]
 
 
 @functools.cache
@@ -128,28 +127,30 @@ def block_mask(
     from torch.nn.attention.flex_attention import BlockMask
 
     def visible(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
-        return i >= j if window is None else (i >= j) & ((i - j < window) | (j < sinks))
+        if window is None:
+            return i >= j
+        return (i >= j) & ((i - j < window) | (j < sinks))
 
     first = torch.arange(0, length, BLOCK, device=device)  # first token of each block
     gap = first[:, None] - first
     # Whether some pair, and whether every pair, of two blocks is visible. A shorter
     # last block is masked pair by pair.
-    any_visible, all_visible = gap >= 0, (gap > 0) & (first[:, None] + BLOCK <= length)
+    any_visible = gap >= 0
+    all_visible = (gap > 0) & (first[:, None] + BLOCK <= length)
     if window is not None:
         any_visible &= (gap - BLOCK < window - 1) | (first < sinks)
         all_visible &= (gap + BLOCK <= window) | (first + BLOCK <= sinks)
-    # for each block of queries: how many blocks of keys it sees, then which
-    partial, full = (
-        (
-            blocks.sum(-1).int()[None, None],
-            blocks.int().argsort(descending=True).int()[None, None],
-        )
-        for blocks in (any_visible & ~all_visible, all_visible)
-    )
     return BlockMask.from_kv_blocks(
-        *partial,
-        *full,
+        *_seen(any_visible & ~all_visible),
+        *_seen(all_visible),
         BLOCK_SIZE=BLOCK,
         mask_mod=visible,
         seq_lengths=(length, length),
     )
+
+
+def _seen(blocks: Tensor) -> tuple[Tensor, Tensor]:
+    """Return for each block of queries how many blocks of keys it sees, then which."""
+    count = blocks.sum(-1).int()
+    which = blocks.int().argsort(descending=True).int()
+    return count[None, None], which[None, None]

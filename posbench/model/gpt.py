@@ -9,7 +9,6 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable
-from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -56,14 +55,15 @@ class GPT(nn.Module):
         self.recomputes = False
         # whether training compiles all of its blocks but attention
         self.compiles = False
-        self.window, self.sinks = config.attention.window, config.attention.sinks
+        self.window = config.attention.window
+        self.sinks = config.attention.sinks
         width = encoding.token_dim()
         self.tokens = nn.Embedding(vocab_size, width)
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.n_layers))
         self.norm = _norm(config)
-        self.head = (
-            None if config.tie_embeddings else nn.Linear(width, vocab_size, bias=False)
-        )
+        self.head: nn.Linear | None = None
+        if not config.tie_embeddings:
+            self.head = nn.Linear(width, vocab_size, bias=False)
 
     def forward(
         self,
@@ -86,11 +86,9 @@ class GPT(nn.Module):
             positions, generator: as for `hidden`.
         """
         hidden = self.hidden(ids, positions, generator)
-        return (
-            self.logits(hidden)
-            if labels is None
-            else self.loss(hidden, labels, n_scored)
-        )
+        if labels is None:
+            return self.logits(hidden)
+        return self.loss(hidden, labels, n_scored)
 
     def hidden(
         self,
@@ -110,8 +108,7 @@ class GPT(nn.Module):
                 computes no others. None = all T.
             reading: another encoding, or a narrower window.
         """
-        encoding = self.encoding if reading.encoding is None else reading.encoding
-        window = narrower(self.window, reading.window)
+        encoding = reading.encoding or self.encoding
         consecutive = positions is None and "positions" not in encoding.hooks
         with torch.autocast(ids.device.type, enabled=False):
             if positions is None:
@@ -119,40 +116,36 @@ class GPT(nn.Module):
             x = encoding.embed(self.tokens(ids), positions, ids)
         layer = make_layer(encoding, positions, consecutive=consecutive)
         training = torch.is_grad_enabled()
-        for index, block in enumerate(self.layers):
+        for index, block in enumerate(self.blocks):
+            of_block = self._limited(encoding, layer.replace(index=index), reading)
             rows = last if index == len(self.blocks) - 1 else None
-            used = (
-                encoding.at(layer.replace(index=index))[0]
-                if reading.sinks
-                else encoding
-            )
-            # a layer has never seen sinks beyond a limit as narrow
-            limit = narrower(self.window, used.window)
-            sinks = max(
-                self.sinks,
-                reading.sinks if limit is None or limit > (reading.window or 0) else 0,
-            )
-            limits: dict[str, Any] = {"window": window, "sinks": sinks, "last": rows}
-            attend = functools.partial(
-                _attention, encoding, layer.replace(index=index), **limits
-            )
+            attend = functools.partial(_attention, encoding, of_block, rows)
             arguments = x, attend, self.compiles and training
             if self.recomputes and training:  # Chen et al. (2016), arXiv:1604.06174
-                # A compiled piece saves all its tensors at its end, and an early stop
-                # would have to be inside of it.
-                options: dict[str, Any] = {
-                    "preserve_rng_state": False,
-                    "early_stop": not self.compiles,
-                }
-                x = checkpoint(block, *arguments, use_reentrant=False, **options)
+                x = checkpoint(
+                    block,
+                    *arguments,
+                    use_reentrant=False,
+                    preserve_rng_state=False,
+                    # A compiled piece saves all its tensors at its end, and an early
+                    # stop would have to be inside of it.
+                    early_stop=not self.compiles,
+                )
             else:
                 x = block(*arguments)
         return self.norm(x)  # type: ignore[no-any-return]
 
-    @property
-    def layers(self) -> "list[Block]":
-        """The blocks, typed."""
-        return cast("list[Block]", list(self.blocks))
+    def _limited(self, encoding: Encoding, layer: Layer, reading: Reading) -> Layer:
+        """Return the layer with the window and sinks of its queries."""
+        sinks = self.sinks
+        if reading.sinks:
+            used, _ = encoding.at(layer)
+            limit = narrower(self.window, used.window)
+            # a layer has never seen sinks beyond a limit as narrow
+            if narrower(limit, reading.window) != limit:
+                sinks = max(sinks, reading.sinks)
+        window = narrower(self.window, reading.window)
+        return layer.replace(window=window, sinks=sinks)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Return logits (..., vocab_size)."""
@@ -162,7 +155,7 @@ class GPT(nn.Module):
         """Return the head's input and weight. It does not read a concatenated position
         code.
         """
-        weight = self.tokens.weight if self.head is None else self.head.weight
+        weight = (self.head or self.tokens).weight
         return hidden[..., : weight.shape[1]], weight
 
     def loss(
@@ -173,16 +166,15 @@ class GPT(nn.Module):
         """
         if n_scored is None:
             n_scored = int((labels != IGNORED).sum())
-        if n_scored < labels.numel():
+        hidden, labels = hidden.flatten(0, 1), labels.flatten()
+        if n_scored < len(labels):
             # A stable sort puts scored rows first, in their order; a mask would need
             # their number from the device.
-            rows = (labels.flatten() == IGNORED).int().argsort(stable=True)[:n_scored]
-            hidden, labels = (
-                hidden.flatten(0, 1).index_select(0, rows),
-                labels.flatten().index_select(0, rows),
-            )
+            rows = (labels == IGNORED).int().argsort(stable=True)[:n_scored]
+            hidden = hidden.index_select(0, rows)
+            labels = labels.index_select(0, rows)
         states, weight = self._into_head(hidden)
-        return linear_cross_entropy(states.flatten(0, -2), weight, labels.flatten())
+        return linear_cross_entropy(states, weight, labels)
 
 
 class Block(nn.Module):
@@ -194,8 +186,10 @@ class Block(nn.Module):
         super().__init__()
         self.attention_norm = _norm(config)
         self.attention = Attention(config)
-        self.mlp_norm = _norm(config) if config.hidden_width else None
-        self.mlp = MLP(config) if config.hidden_width else None
+        self.has_mlp = config.hidden_width > 0
+        if self.has_mlp:
+            self.mlp_norm = _norm(config)
+            self.mlp = MLP(config)
 
     def forward(
         self, x: Tensor, attend: Callable[..., Tensor], compiles: bool = False
@@ -208,10 +202,10 @@ class Block(nn.Module):
                 and their input (B, T, D).
             compiles: run what comes before and after attention as compiled pieces.
         """
-        before, after = (
-            (_before_compiled, _after_compiled) if compiles else (_before, _after)
-        )
-        return after(self, x, attend(*before(self, x)))
+        if compiles:
+            attended = attend(*_before_compiled(self, x))
+            return _after_compiled(self, x, attended)
+        return _after(self, x, attend(*_before(self, x)))
 
 
 def _before(block: Block, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -226,30 +220,29 @@ def _after(block: Block, x: Tensor, attended: Tensor) -> Tensor:
     """Return the block's output for states (B, T, D) and attention's output, (B, H, T,
     Dh) or its last rows.
     """
-    x = x[:, -attended.shape[2] :] + block.attention.out(
-        attended.transpose(1, 2).flatten(2)
-    )
-    return x + block.mlp(block.mlp_norm(x)) if block.mlp and block.mlp_norm else x
+    joined = attended.transpose(1, 2).flatten(2)  # (B, T, D)
+    x = x[:, -attended.shape[2] :] + block.attention.out(joined)
+    if block.has_mlp:
+        x = x + block.mlp(block.mlp_norm(x))
+    return x
 
 
 # Attention itself stays outside: the compiler would make a graph of it for every
 # length, window and block of rows.
-_before_compiled, _after_compiled = (
-    compiled(_before, dynamic=False),
-    compiled(_after, dynamic=False),
-)
+_before_compiled = compiled(_before, dynamic=False)
+_after_compiled = compiled(_after, dynamic=False)
 
 
 def _attention(
     encoding: Encoding,
     layer: Layer,
+    last: int | None,
     q: Tensor,
     k: Tensor,
     v: Tensor,
     x: Tensor,
-    **limits: Any,
 ) -> Tensor:
-    return attention(encoding, q, k, v, layer.replace(x=x), **limits)
+    return attention(encoding, q, k, v, layer.replace(x=x), last)
 
 
 class Attention(nn.Module):
@@ -259,27 +252,24 @@ class Attention(nn.Module):
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        width, kv_heads = (
-            config.d_model // config.n_heads,
-            config.n_kv_heads or config.n_heads,
-        )
-        self.n_heads, self.heads_of_qkv = (
-            config.n_heads,
-            [config.n_heads, kv_heads, kv_heads],
-        )
-        self.qkv = nn.Linear(config.d_model, sum(self.heads_of_qkv) * width, bias=False)
-        self.q_norm, self.k_norm = (
-            nn.RMSNorm(width, RMS_EPS) if config.qk_norm else nn.Identity()
-            for _ in "qk"
-        )
-        self.out = nn.Linear(config.d_model, config.d_model, bias=False)
+        d_model, n_heads = config.d_model, config.n_heads
+        width = d_model // n_heads
+        kv_heads = config.n_kv_heads or n_heads
+        self.heads_of_qkv = [n_heads, kv_heads, kv_heads]
+        self.qkv = nn.Linear(d_model, sum(self.heads_of_qkv) * width, bias=False)
+        self.q_norm: nn.Module = nn.Identity()
+        self.k_norm: nn.Module = nn.Identity()
+        if config.qk_norm:
+            self.q_norm = nn.RMSNorm(width, RMS_EPS)
+            self.k_norm = nn.RMSNorm(width, RMS_EPS)
+        self.out = nn.Linear(d_model, d_model, bias=False)
 
     def heads(self, x: Tensor) -> tuple[Tensor, ...]:
         """Return queries, keys and values (B, H, T, Dh) of states (B, T, D); keys and
         values may have fewer heads.
         """
-        packed = self.qkv(x).unflatten(-1, (sum(self.heads_of_qkv), -1)).transpose(1, 2)
-        q, k, v = packed.split(self.heads_of_qkv, dim=1)
+        packed = self.qkv(x).unflatten(-1, (sum(self.heads_of_qkv), -1))
+        q, k, v = packed.transpose(1, 2).split(self.heads_of_qkv, dim=1)
         return self.q_norm(q), self.k_norm(k), v
 
 
@@ -289,9 +279,9 @@ class MLP(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         width, hidden = config.d_model, config.hidden_width
-        self.gate = (
-            nn.Linear(width, hidden, bias=False) if config.mlp == "swiglu" else None
-        )
+        self.gate: nn.Linear | None = None
+        if config.mlp == "swiglu":
+            self.gate = nn.Linear(width, hidden, bias=False)
         self.up = nn.Linear(width, hidden, bias=False)
         self.down = nn.Linear(hidden, width, bias=False)
 
@@ -321,12 +311,11 @@ def parameter_counts(model: GPT) -> dict[str, int]:
     """Count parameters: of the whole model, of its encoding, and of all but the token
     table and the head.
     """
-    total, encoding = (
-        sum(p.numel() for p in part.parameters()) for part in (model, model.encoding)
-    )
-    tables = model.tokens.weight.numel() + (
-        0 if model.head is None else model.head.weight.numel()
-    )
+    total = sum(weight.numel() for weight in model.parameters())
+    encoding = sum(weight.numel() for weight in model.encoding.parameters())
+    tables = model.tokens.weight.numel()
+    if model.head is not None:
+        tables += model.head.weight.numel()
     return {"total": total, "encoding": encoding, "non_embedding": total - tables}
 
 
@@ -340,21 +329,18 @@ def train_flops_per_token(model: GPT, length: int) -> int:
     d_model operations in q·k and 2 d_model in the sum of values, and twice as many
     backward.
     """
-    head = model.tokens if model.head is None else model.head
-    weights = (
-        sum(p.numel() for p in model.blocks.parameters() if p.dim() >= 2)
-        + head.weight.numel()
-    )
-    return 6 * weights + 6 * model.config.n_layers * model.config.d_model * (length + 1)
+    weights = (model.head or model.tokens).weight.numel()
+    for weight in model.blocks.parameters():
+        if weight.dim() >= 2:
+            weights += weight.numel()
+    pairs = model.config.n_layers * model.config.d_model * (length + 1)
+    return 6 * weights + 6 * pairs
 
 
 def _norm(config: ModelConfig) -> nn.Module:
-    width = config.d_model
-    return (
-        nn.RMSNorm(width, RMS_EPS)
-        if config.norm == "rmsnorm"
-        else nn.LayerNorm(width, bias=False)
-    )
+    if config.norm == "rmsnorm":
+        return nn.RMSNorm(config.d_model, RMS_EPS)
+    return nn.LayerNorm(config.d_model, bias=False)
 
 
 @torch.no_grad()
@@ -368,7 +354,8 @@ def _initialise(model: GPT, config: ModelConfig, seed: int) -> None:
             std = weight.shape[1] ** -0.5
         # as in GPT-2: the more projections into the residual stream, the smaller they
         # start
+        elif name.endswith(("attention.out.weight", "mlp.down.weight")):
+            std = 0.02 / math.sqrt(2 * config.n_layers)
         else:
-            into_residual = name.endswith(("attention.out.weight", "mlp.down.weight"))
-            std = 0.02 / math.sqrt(2 * config.n_layers) if into_residual else 0.02
+            std = 0.02
         weight.normal_(0, std, generator=generator(seed, "weights", name))

@@ -34,11 +34,9 @@ def linear_cross_entropy(hidden: Tensor, weight: Tensor, labels: Tensor) -> Tens
     arXiv:2410.10989.
     """
     device_type = hidden.device.type
-    dtype = (
-        torch.get_autocast_dtype(device_type)
-        if torch.is_autocast_enabled(device_type)
-        else hidden.dtype
-    )
+    dtype = hidden.dtype
+    if torch.is_autocast_enabled(device_type):
+        dtype = torch.get_autocast_dtype(device_type)
     # in `forward` it is off
     differentiate = torch.is_grad_enabled() and (
         hidden.requires_grad or weight.requires_grad
@@ -64,55 +62,50 @@ class _LinearCrossEntropy(torch.autograd.Function):
         exact = torch.promote_types(dtype, torch.float32)
         # Nothing reads the logits of the padding.
         padding = 0 if device.type == "cpu" else -vocabulary % ALIGNED
-        states, head = hidden.to(dtype), F.pad(weight.to(dtype), (0, 0, 0, padding))
-        of_hidden = torch.empty_like(states) if differentiate else None
-        of_head = (
-            torch.zeros(head.shape, dtype=exact, device=device)
-            if differentiate
-            else None
-        )
+        states = hidden.to(dtype)
+        head = F.pad(weight.to(dtype), (0, 0, 0, padding))
+        of_hidden, of_head = None, None
+        if differentiate:
+            of_hidden = torch.empty_like(states)
+            of_head = torch.zeros(head.shape, dtype=exact, device=device)
         total = torch.zeros((), dtype=exact, device=device)
-        piece_rows = max(
-            1, (AT_ONCE if device.type == "cpu" else AT_ONCE_ACCELERATOR) // vocabulary
-        )
+
+        at_once = AT_ONCE if device.type == "cpu" else AT_ONCE_ACCELERATOR
+        piece_rows = max(1, at_once // vocabulary)
         block_rows = max(1, HEAD_AT_ONCE // len(head))
         for start in range(0, len(states), block_rows):
             rows = slice(start, start + block_rows)
             logits = states[rows] @ head.mT
-            compiles = (
-                device.type == "cuda"
-                and logits.numel() >= COMPILED_FROM
-                and not torch.compiler.is_compiling()
-            )
-            loss_of = _compiled_loss if compiles else _loss
-            scored = (
-                torch.split(logits[:, :vocabulary], piece_rows),
-                torch.split(labels[rows, None], piece_rows),
-            )
-            for piece, label in zip(*scored, strict=True):
+            loss_of = _compiled_loss if _is_worth_compiling(logits) else _loss
+            pieces = torch.split(logits[:, :vocabulary], piece_rows)
+            their_labels = torch.split(labels[rows, None], piece_rows)
+            for piece, label in zip(pieces, their_labels, strict=True):
                 total += loss_of(piece, label, differentiate)
             # `logits` holds its own gradient by now
             if of_hidden is not None and of_head is not None:
                 torch.mm(logits, head, out=of_hidden[rows])
                 of_head += logits.mT @ states[rows]
         ctx.save_for_backward(of_hidden, of_head)
-        ctx.vocabulary, ctx.n_scored, ctx.dtypes = (
-            vocabulary,
-            max(1, len(labels)),
-            (hidden.dtype, weight.dtype),
-        )
-        return total / max(1, len(labels))
+        ctx.vocabulary = vocabulary
+        n_scored = max(1, len(labels))
+        ctx.n_scored = n_scored
+        ctx.dtypes = hidden.dtype, weight.dtype
+        return total / n_scored
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None, None, None]:
         of_hidden, of_head = ctx.saved_tensors
         factor = gradient / ctx.n_scored
-        of_hidden, of_weight = (
-            of_hidden.to(ctx.dtypes[0]),
-            of_head[: ctx.vocabulary].to(ctx.dtypes[1]),
-        )
+        of_hidden = of_hidden.to(ctx.dtypes[0])
+        of_weight = of_head[: ctx.vocabulary].to(ctx.dtypes[1])
         return of_hidden * factor, of_weight * factor, None, None, None
+
+
+def _is_worth_compiling(logits: Tensor) -> bool:
+    if logits.device.type != "cuda" or torch.compiler.is_compiling():
+        return False
+    return logits.numel() >= COMPILED_FROM
 
 
 def _loss(logits: Tensor, labels: Tensor, differentiate: bool) -> Tensor:
@@ -123,14 +116,12 @@ def _loss(logits: Tensor, labels: Tensor, differentiate: bool) -> Tensor:
     probabilities = torch.softmax(values, -1)
     # log sum exp = the largest logit minus the log of its probability: one pass fewer
     # than computing it again.
-    normaliser = (
-        values.amax(-1, keepdim=True) - probabilities.amax(-1, keepdim=True).log()
-    )
+    largest = values.amax(-1, keepdim=True)
+    normaliser = largest - probabilities.amax(-1, keepdim=True).log()
     nll = (normaliser - values.gather(-1, labels)).sum()
     if differentiate:
-        logits.copy_(
-            probabilities.scatter_add_(-1, labels, torch.full_like(normaliser, -1.0))
-        )
+        minus_1 = torch.full_like(normaliser, -1.0)
+        logits.copy_(probabilities.scatter_add_(-1, labels, minus_1))
     return nll
 
 

@@ -3,9 +3,10 @@
 """
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from posbench.encodings.base import Encoding, Layer, check_length, exact, narrower
+from posbench.encodings.base import Encoding, Layer, check_length, exact
 from posbench.errors import UserError
 from posbench.model.attention import attention as attention_of_layer
 from posbench.model.attention import (
@@ -60,22 +61,21 @@ def attention(
             encoding needs is missing, the encoding needs more of earlier tokens than a
             key-value cache holds, or the encoding was cast to 16 bits.
     """
-    n_queries, length = q.shape[-2], k.shape[-2]
-    if 0 < n_queries < length:
-        _refuse_cache(encoding, x, n_queries)
-        q = _after_zeros(q, length)
-        x = _after_zeros(x, length) if x is not None and x.shape[-2] == n_queries else x
     if window is not None and (window < 1 or not causal):
         raise UserError(f"window is {window}: expected at least 1, and causal=True")
+    n_queries, length = q.shape[-2], k.shape[-2]
+    last = None
+    if 0 < n_queries < length:
+        _refuse_cache(encoding, x, n_queries)
+        last = n_queries
+        # rows of zeros stand for earlier tokens, whose outputs nobody reads
+        earlier = 0, 0, length - n_queries, 0
+        q = F.pad(q, earlier)
+        if x is not None and x.shape[-2] == n_queries:
+            x = F.pad(x, earlier)
     checked_layer = _checked_layer(encoding, q, k, v, x, layer, positions, causal)
     return attention_of_layer(
-        encoding,
-        q,
-        k,
-        v,
-        checked_layer,
-        window,
-        last=n_queries if n_queries < length else None,
+        encoding, q, k, v, checked_layer.replace(window=window), last
     )
 
 
@@ -102,9 +102,7 @@ def attention_logits(
     """
     with torch.autocast(q.device.type, enabled=False):
         checked_layer = _checked_layer(encoding, q, k, k, x, layer, positions, causal)
-        encoding, q, k, _, block = whole_block(
-            encoding, exact(q), exact(k), exact(k), checked_layer, last=last
-        )
+        encoding, q, k, _, block = whole_block(encoding, q, k, k, checked_layer, last)
         return logits_by_rows(encoding, q, k, block)
 
 
@@ -124,9 +122,7 @@ def attention_output(
     """
     with torch.autocast(q.device.type, enabled=False):
         checked_layer = _checked_layer(encoding, q, k, v, x, layer, positions, causal)
-        encoding, q, k, v, block = whole_block(
-            encoding, exact(q), exact(k), exact(v), checked_layer, last=last
-        )
+        encoding, q, k, v, block = whole_block(encoding, q, k, v, checked_layer, last)
         logits = logits_by_rows(encoding, q, k, block)
         return encoding.map_outputs(encoding.attend(logits, v, block), block)
 
@@ -137,20 +133,17 @@ def whole_block(
     k: Tensor,
     v: Tensor,
     layer: Layer,
-    window: int | None = None,
-    sinks: int = 0,
     last: int | None = None,
 ) -> tuple[Encoding, Tensor, Tensor, Tensor, Layer]:
     """Return a layer's encoding and the inputs of its pairwise hooks, for one block of
-    query rows with all keys.
+    query rows with all keys, in fp32.
     """
+    q, k, v = exact(q), exact(k), exact(v)
     encoding, q, k, v, layer = prepared(encoding, q, k, v, layer)
     length = q.shape[2]
     rows = slice(length - (last or length), length)
-    window = narrower(window, encoding.window) if layer.causal else None
-    layer = layer.replace(window=window, sinks=sinks)
     layer = layer.replace(rows=rows, keys=slice(0, length), consecutive=False)
-    visible = mask_of(layer, exact(q).dtype) == 0
+    visible = mask_of(layer, q.dtype) == 0
     return encoding, q[:, :, rows], k, v, layer.replace(visible=visible)
 
 
@@ -167,46 +160,24 @@ def _checked_layer(
     """Return what the hooks of a layer read; UserError for inputs that do not fit or
     would bypass the encoding.
     """
-    half = (torch.bfloat16, torch.float16)
-    if cast := next(
-        (
-            t.dtype
-            for t in [*encoding.parameters(), *encoding.buffers()]
-            if t.dtype in half
-        ),
-        None,
-    ):
-        raise UserError(
-            f"'{encoding.name}' was cast to {cast}: cast the model before the encoding"
-            " is built"
-        )
-    shape, name, explicit = encoding.shape, encoding.name, positions
-    if q.dim() != 4 or q.shape[1] != shape.n_heads or q.shape[3] != shape.head_dim:
-        raise UserError(
-            f"q is {tuple(q.shape)}: expected (B, H, T, Dh), here (B, {shape.n_heads},"
-            f" T, {shape.head_dim})"
-        )
-    batch, heads, length, width = q.shape
-    for argument, tensor in (("k", k), ("v", v)):
-        if (
-            tensor.shape != (batch, *tensor.shape[1:2], length, width)
-            or heads % tensor.shape[1]
-        ):
+    for tensor in (*encoding.parameters(), *encoding.buffers()):
+        if tensor.dtype in (torch.bfloat16, torch.float16):
             raise UserError(
-                f"{argument} is {tuple(tensor.shape)}: expected {tuple(q.shape)}, as q,"
-                " or fewer heads"
+                f"'{encoding.name}' was cast to {tensor.dtype}: cast the model before"
+                " the encoding is built"
             )
-    if not 0 <= layer < shape.n_layers:
+    _refuse_shapes(encoding, q, k, v, x)
+    name, n_layers = encoding.name, encoding.shape.n_layers
+    if not 0 <= layer < n_layers:
         raise UserError(
-            f"layer is {layer}: expected 0 to {shape.n_layers - 1} for this '{name}'"
+            f"layer is {layer}: expected 0 to {n_layers - 1} for this '{name}'"
         )
-    if x is not None and x.shape != (batch, length, shape.d_model):
-        raise UserError(
-            f"x is {tuple(x.shape)}: expected (B, T, D), here"
-            f" {(batch, length, shape.d_model)}"
-        )
-    positions = torch.arange(length, device=q.device) if explicit is None else explicit
-    positions = positions[None] if positions.dim() == 1 else positions
+    batch, _, length, _ = q.shape
+    consecutive = positions is None
+    if positions is None:
+        positions = torch.arange(length, device=q.device)
+    if positions.dim() == 1:
+        positions = positions[None]
     if positions.shape not in ((1, length), (batch, length)):
         raise UserError(
             f"positions is {tuple(positions.shape)}: expected {(length,)} or"
@@ -218,33 +189,48 @@ def _checked_layer(
             f"'{name}' acts on the model's input: pass x, made from"
             " encoding.embed(embeddings, positions, ids)"
         )
-    if explicit is None and "positions" in encoding.hooks:
+    if consecutive and "positions" in encoding.hooks:
         raise UserError(
             f"'{name}' chooses positions by itself: pass"
             " positions=encoding.positions(ids, None)"
         )
-    return make_layer(encoding, positions, layer, x, explicit is None, causal)
+    return make_layer(encoding, positions, layer, x, consecutive, causal)
+
+
+def _refuse_shapes(
+    encoding: Encoding, q: Tensor, k: Tensor, v: Tensor, x: Tensor | None
+) -> None:
+    """Raise UserError if shapes do not fit the encoding or each other."""
+    shape = encoding.shape
+    if q.dim() != 4 or q.shape[1] != shape.n_heads or q.shape[3] != shape.head_dim:
+        raise UserError(
+            f"q is {tuple(q.shape)}: expected (B, H, T, Dh), here (B, {shape.n_heads},"
+            f" T, {shape.head_dim})"
+        )
+    batch, heads, length, width = q.shape
+    for argument, tensor in (("k", k), ("v", v)):
+        expected = batch, *tensor.shape[1:2], length, width
+        if tensor.shape != expected or heads % tensor.shape[1]:
+            raise UserError(
+                f"{argument} is {tuple(tensor.shape)}: expected {tuple(q.shape)}, as q,"
+                " or fewer heads"
+            )
+    if x is not None and x.shape != (batch, length, shape.d_model):
+        raise UserError(
+            f"x is {tuple(x.shape)}: expected (B, T, D), here"
+            f" {(batch, length, shape.d_model)}"
+        )
 
 
 def _refuse_cache(encoding: Encoding, x: Tensor | None, n_queries: int) -> None:
     """Raise UserError if the last rows cannot be computed from a key-value cache."""
     if encoding.length_dependent or "q" in encoding.history:
-        verb = (
-            "reads queries of" if "q" in encoding.history else "has other outputs for"
-        )
         raise UserError(
-            f"'{encoding.name}' {verb} earlier tokens, so it has no key-value cache:"
-            " pass q of all tokens"
+            f"'{encoding.name}' needs more of earlier tokens than keys and values, so"
+            " it has no key-value cache: pass q of all tokens"
         )
     if "x" in encoding.history and x is not None and x.shape[-2] == n_queries:
         raise UserError(
             f"'{encoding.name}' reads the input of earlier tokens: keep x beside keys"
             " and values, (B, T, D)"
         )
-
-
-def _after_zeros(rows: Tensor, length: int) -> Tensor:
-    """Return rows of zeros followed by the rows of the last tokens (..., Tq, C): (...,
-    length, C).
-    """
-    return torch.nn.functional.pad(rows, (0, 0, length - rows.shape[-2], 0))

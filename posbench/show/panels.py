@@ -166,17 +166,17 @@ def pairs_of(
     positions: Tensor,
     layer: int = 0,
     last: int | None = None,
-    window: int | None = None,
-    sinks: int = 0,
+    **limits: int | None,
 ) -> Pairs:
-    """Return the pairs of all keys with all queries, or with the last ones.
+    """Return the pairs of all keys with all queries, or with the last ones; `limits`
+    are a layer's window and sinks.
 
     If an encoding normalises weights itself, they are its outputs for one-hot values,
     and logits are their logarithms.
     """
-    described = make_layer(encoding, positions, layer, x)
+    described = make_layer(encoding, positions, layer, x).replace(**limits)
     scheme, q, k, v, block = whole_block(
-        encoding, q, k, torch.zeros_like(k), described, window, sinks, last
+        encoding, q, k, torch.zeros_like(k), described, last
     )
     logits = logits_by_rows(scheme, q, k, block)
     weights = logits.softmax(-1)
@@ -491,22 +491,23 @@ def _by_distance(model: GPT, ids: Tensor) -> Tensor:
     """Return by distance, for a window, what the model adds to logits, and its weights:
     (2, layers, heads, T).
     """
-    encoding, window, sinks = model.encoding, model.window, model.sinks
+    encoding = model.encoding
+    limits = {"window": model.window, "sinks": model.sinks}
     length = ids.shape[1]
     n_queries = max(1, min(QUERIES, length // 8))
     positions = encoding.positions(ids, None)
     x = encoding.embed(model.tokens(ids), positions, ids)
-    described = make_layer(encoding, positions)
+    described = make_layer(encoding, positions).replace(**limits)
     means: list[Tensor] = []
 
     def attend(q: Tensor, k: Tensor, v: Tensor, x: Tensor) -> Tensor:
         index = len(means)
-        pairs = pairs_of(encoding, q, k, x, positions, index, n_queries, window, sinks)
+        pairs = pairs_of(encoding, q, k, x, positions, index, n_queries, **limits)
         both = torch.cat([pairs.added, pairs.weights])
         means.append(by_distance(both, pairs.layer, length))
         layer = described.replace(index=index, x=x)
-        return attention(encoding, q, k, v, layer, window, sinks)
+        return attention(encoding, q, k, v, layer)
 
-    for block in model.layers:
+    for block in model.blocks:
         x = block(x, attend)
     return torch.stack(means, dim=1)
