@@ -50,22 +50,13 @@ def _run(arguments: list[str]) -> None:
         # only Typer's own have it: an unknown command or option
         if not hasattr(error, "format_message"):
             raise
-        raise UserError(f"{error.format_message()} {_hint(arguments, error)}") from None
+        raise UserError(f"{error.format_message()} {_hint(error)}") from None
     raise SystemExit(code)
 
 
-def _hint(arguments: list[str], error: Exception) -> str:
-    """Return what an unknown option may mean: `--seed 3` is `seed=3`, and `-m` is a
-    sweep.
-    """
-    option = getattr(error, "option_name", "")
-    if option in ("-m", "--multirun"):
-        words = shlex.join(word for word in arguments[1:] if word != option)
-        return (
-            f"One configuration is one run: 'posbench sweep {words}' takes the same"
-            " words"
-        )
-    name = option.lstrip("-").replace("-", "_")
+def _hint(error: Exception) -> str:
+    """Return what an unknown option may mean: `--seed 3` is `seed=3`."""
+    name = getattr(error, "option_name", "").lstrip("-").replace("-", "_")
     if name not in ("seed", "study", *GROUPS, *WORDS) and "." not in name:
         return "('posbench --help' shows all)"
     return f"Settings are key=value, without dashes: {name}=..."

@@ -140,7 +140,6 @@ def test_cfg_prints_every_key_with_its_meaning_and_runs_nothing(
 MISTAKES = r"""
 trian | No such command 'trian'. Did you mean 'train'?
 evaluate | Missing argument
-train -m encoding=rope,alibi | One configuration is one run: 'posbench sweep encoding=rope,alibi' takes the same words
 train --seed 3 | Settings are key=value, without dashes: seed=...
 evaluate nix | nix does not exist: expected run folders or study folders
 report text.tx | text.tx does not exist: did you mean 'text.txt'?
