@@ -43,8 +43,7 @@ from posbench.run.run import load_config, load_record
 from posbench.terminal import console
 
 logger = logging.getLogger(__name__)
-# key=value words as typed after a command, or values by key
-Words = Sequence[str] | Mapping[str, Any]
+Words = Sequence[str]  # key=value, as typed after a command
 
 # The columns of `runs` that come before the measured ones, by their names in the frame.
 _FACTS = {
@@ -117,7 +116,8 @@ class LoadedRun:
         self.folder = folder
         self.config: AnyConfig = load_saved(folder / CONFIG)
         self.record: dict[str, Any] = load_record(folder)
-        self._rows, self._frame = evaluation_rows(folder), results.read([folder])
+        self._rows = evaluation_rows(folder)
+        self._frame = results.read([folder])
         if self.status == "unreadable":
             raise UserError(f"{folder}: {self._frame['run_reason'].iloc[0]}")
 
@@ -167,14 +167,11 @@ class LoadedRun:
             )
 
         rows = sorted(self._rows, key=as_trained_first)
-        first = _FIRST if self.config.data.task is None else _FIRST_OF_TASK
-        frame = pd.DataFrame(
-            [{"curve": row.curve_name, **row.to_json()} for row in rows],
-            columns=list(dict.fromkeys(first + COLUMNS)),
-        )
-        return frame.assign(learned=self.learned).astype(
-            dict.fromkeys(_COUNTS, "Int64")
-        )
+        first = _FIRST_OF_TASK if self.config.data.task else _FIRST
+        columns = list(dict.fromkeys(first + COLUMNS))
+        values = [{"curve": row.curve_name, **row.to_json()} for row in rows]
+        frame = pd.DataFrame(values, columns=columns).assign(learned=self.learned)
+        return frame.astype(dict.fromkeys(_COUNTS, "Int64"))
 
     def metrics(self) -> pd.DataFrame:
         """Return training metrics, a row per logged step: `step`, `tokens`,
@@ -185,11 +182,8 @@ class LoadedRun:
             for line in training_rows(self.folder)
         ]
         frame = pd.DataFrame(rows or {"step": [], "tokens": []})
-        return (
-            frame.groupby("step", as_index=False)
-            .last()
-            .astype({"step": "int64", "tokens": "int64"})
-        )
+        last = frame.groupby("step", as_index=False).last()
+        return last.astype({"step": "int64", "tokens": "int64"})
 
     def units(self) -> pd.DataFrame:
         """Return the sums behind `curve` in nats, a row per document (per segment,
@@ -204,11 +198,9 @@ class LoadedRun:
             for row in self._rows
             if row.units
         ]
-        return (
-            pd.concat(map(pd.DataFrame, rows), ignore_index=True)
-            if rows
-            else pd.DataFrame()
-        )
+        if not rows:
+            return pd.DataFrame()
+        return pd.concat(map(pd.DataFrame, rows), ignore_index=True)
 
     @functools.cached_property
     def tokenizer(self) -> Tokenizer:
@@ -221,15 +213,13 @@ class LoadedRun:
         """Return the trained model in eval mode: `model(run.ids(text))` gives logits
         (1, T, vocab_size).
         """
-        return model_of(self.folder, load_config(self.folder), self.tokenizer).to(
-            machine.resolve(device)
-        )
+        model = model_of(self.folder, load_config(self.folder), self.tokenizer)
+        return model.to(machine.resolve(device))
 
     def ids(self, text: str) -> torch.Tensor:
         """Return token ids (1, T) of a text, the separator first."""
-        return torch.tensor(
-            [[self.tokenizer.separator, *self.tokenizer.encode([text])[0].tolist()]]
-        )
+        (ids,) = self.tokenizer.encode([text])
+        return torch.tensor([[self.tokenizer.separator, *ids.tolist()]])
 
     def plot(self) -> charts.Picture:
         """Draw the curve beyond the training length; for a run on a task, accuracy by
@@ -238,7 +228,7 @@ class LoadedRun:
         return plot(self)
 
     def __repr__(self) -> str:
-        names = MAIN if self.config.data.task is None else MAIN_OF_TASK
+        names = MAIN_OF_TASK if self.config.data.task else MAIN
         summary = ""
         for name in names:
             value = self.headline.get(name)
@@ -277,13 +267,13 @@ def runs(*paths: str | Path) -> pd.DataFrame:
             f"left out, unreadable: {run.folder}: {run.run_reason}", stacklevel=2
         )
     frame = frame[~unreadable]
-    measured = pd.DataFrame.from_dict(
-        {folder: headline(rows) for folder, rows in frame.groupby("folder")}, "index"
-    )
-    facts = frame.drop_duplicates("folder", ignore_index=True)[
-        [*_FACTS, *_LAST]
-    ].rename(columns=_FACTS | _LAST)
+    headlines = {folder: headline(rows) for folder, rows in frame.groupby("folder")}
+    measured = pd.DataFrame.from_dict(headlines, "index")
     numbers = sorted({*measured} - {*TEXTS} | {"nll_1x"}, key=_order)
+
+    names = _FACTS | _LAST
+    facts = frame.drop_duplicates("folder", ignore_index=True)[[*names]]
+    facts = facts.rename(columns=names)
     task = ["task"] if facts["task"].notna().any() else []
     columns = [*_FACTS.values(), *TEXTS, *task, *numbers, "seconds", "folder"]
     table = facts.join(measured, on="folder").reindex(columns=columns)
@@ -293,8 +283,10 @@ def runs(*paths: str | Path) -> pd.DataFrame:
 
 
 def _order(name: str) -> tuple[int, float]:
-    kind, _, ratio = name.rpartition("_") if name.endswith("x") else (name, "", "")
-    return _ORDER.index(kind), float(ratio.rstrip("x") or 0)
+    if name in _ORDER:
+        return _ORDER.index(name), 0.0
+    kind, _, ratio = name.rpartition("_")  # rise_4x
+    return _ORDER.index(kind), float(ratio.removesuffix("x"))
 
 
 def plot(*runs: LoadedRun | str | Path, reference: str | None = None) -> charts.Picture:
@@ -303,9 +295,7 @@ def plot(*runs: LoadedRun | str | Path, reference: str | None = None) -> charts.
 
     `reference`: the encoding or label that the others are compared with. None: `rope`.
     """
-    frame = results.read(
-        [run.folder if isinstance(run, LoadedRun) else Path(run) for run in runs]
-    )
+    frame = results.read(map(_folder_of, runs))
     for run in frame[frame["run_status"] == "unreadable"].itertuples():
         raise UserError(f"{run.folder}: {run.run_reason}")
     return charts.of_runs(frame[~frame["repeated"]], reference)  # a seed counts once
@@ -345,7 +335,7 @@ def train(
 
     Args:
         overrides: words as typed after the command, ["encoding=alibi",
-            "training.tokens=500000"], or values by key.
+            "training.tokens=500000"].
         restart: move an existing run aside and begin anew.
         config_dir: a folder of further YAML files.
         settings: values by key: encoding="alibi", training={"tokens": 500_000}. An
@@ -377,7 +367,7 @@ def evaluate(
             length=[128, 256].
     """
     words = _words(overrides, settings)
-    path = run.folder if isinstance(run, LoadedRun) else Path(run)
+    path = _folder_of(run)
     with _shown_log():
         if find.is_model(str(path)):
             from posbench.huggingface.evaluate import evaluate_model
@@ -412,7 +402,8 @@ def sweep(
     directory = None if config_dir is None else Path(config_dir)
     with _shown_log():
         # perhaps inside another encoding
-        if {*re.findall(r"\w+", " ".join(words))} & {*encodings.registered()}:
+        names = {*re.findall(r"\w+", " ".join(words))}
+        if names & {*encodings.registered()}:
             todo = plans.resolve([words], directory)
             for plan in todo:
                 with contextlib.suppress(RunFailed):  # the report counts it
@@ -434,8 +425,6 @@ def _words(
             "overrides are a list, a string each:"
             f" [{', '.join(map(repr, overrides.split()))}]"
         )
-    if isinstance(overrides, Mapping):
-        return _words((), {**overrides, **settings}, several)
     words = list(overrides)
     for key, value in settings.items():
         if isinstance(value, Mapping) and value:
@@ -443,33 +432,31 @@ def _words(
             if "encoding.name" in parts:  # it is typed encoding=NAME
                 parts = {"encoding": parts.pop("encoding.name"), **parts}
             words += _words((), parts, several)
-            continue
-        text = _typed_value(value)
-        if several and isinstance(value, Sequence) and not isinstance(value, str):
-            text = ",".join(map(_typed_value, value))
-        words.append(f"{key}={text}")
+        elif several and isinstance(value, Sequence) and not isinstance(value, str):
+            words.append(f"{key}={','.join(map(_typed_value, value))}")
+        else:
+            words.append(f"{key}={_typed_value(value)}")
     return words
 
 
-def _typed_value(value: Any, inside: bool = False) -> str:
-    """Return a value as it is typed at the command line: a class as its name, a text
-    `inside` a list in quotes.
-    """
+def _typed_value(value: Any) -> str:
+    """Return a value as it is typed at the command line: a class as its name."""
     if isinstance(value, type):
         return encodings.register(value).name
-    if value is None or isinstance(value, bool) or (inside and isinstance(value, str)):
-        return json.dumps(value, ensure_ascii=False)
-    if isinstance(value, Mapping):
-        return (
-            "{"
-            + ", ".join(
-                f"{key}: {_typed_value(item, True)}" for key, item in value.items()
-            )
-            + "}"
-        )
-    if isinstance(value, str) or not isinstance(value, Sequence):
-        return str(value)
-    return f"[{','.join(_typed_value(item, True) for item in value)}]"
+    if isinstance(value, str):
+        return value
+    if isinstance(value, Sequence):
+        value = list(value)
+    if value is None or isinstance(value, bool | list | dict):
+        marks = (",", ": ")
+        return json.dumps(value, default=_typed_value, separators=marks)
+    return str(value)
+
+
+def _folder_of(run: LoadedRun | str | Path) -> Path:
+    if isinstance(run, LoadedRun):
+        return run.folder
+    return Path(run)
 
 
 def _load_logged(folder: Path) -> LoadedRun:

@@ -47,39 +47,12 @@ class Sizes:
     batch_size: int
 
 
+# layers, channels, heads, vocabulary, training length, sequences
 SHAPES = {
-    "demo": Sizes(
-        n_layers=4,
-        d_model=128,
-        n_heads=4,
-        vocab_size=2048,
-        train_length=64,
-        batch_size=32,
-    ),
-    "3m": Sizes(
-        n_layers=4,
-        d_model=256,
-        n_heads=4,
-        vocab_size=2048,
-        train_length=256,
-        batch_size=8,
-    ),
-    "12m": Sizes(
-        n_layers=6,
-        d_model=384,
-        n_heads=6,
-        vocab_size=4096,
-        train_length=256,
-        batch_size=16,
-    ),
-    "124m": Sizes(
-        n_layers=12,
-        d_model=768,
-        n_heads=12,
-        vocab_size=50304,
-        train_length=512,
-        batch_size=16,
-    ),
+    "demo": Sizes(4, 128, 4, 2048, 64, 32),
+    "3m": Sizes(4, 256, 4, 2048, 256, 8),
+    "12m": Sizes(6, 384, 6, 4096, 256, 16),
+    "124m": Sizes(12, 768, 12, 50304, 512, 16),
 }
 
 
@@ -99,45 +72,49 @@ def bench(
 
     Raises UserError for an unknown name or override.
     """
-    names, overrides = (
-        [word for word in words if "=" not in word],
-        [word for word in words if "=" in word],
-    )
+    names = [word for word in words if "=" not in word]
+    overrides = [word for word in words if "=" in word]
     configs = configurations(names, sizes, threads, overrides)
-    training, (device, dtype) = configs[BASE].training, device_and_dtype(configs[BASE])
+    device, dtype = device_and_dtype(configs[BASE])
+
     updates, peaks = {}, {}
     for name, config in configs.items():
         machine.reset_peak_memory(device)
-        held_bytes = (
-            torch.cuda.memory_allocated(device) if device.type == "cuda" else math.nan
-        )
-        updates[name] = update_of(
-            build(config, sizes.vocab_size).to(device), config, sizes.vocab_size
-        )
+        held_before = machine.peak_memory(device)
+        model = build(config, sizes.vocab_size).to(device)
+        updates[name] = update_of(model, config, sizes.vocab_size)
         updates[name]()
-        peaks[name] = machine.peak_memory(device) - held_bytes
-    seconds = take_turns(updates, rounds, device)
-    ratios = seconds.rdiv(seconds[BASE], axis=0)
-    quartiles = {
-        f"of_none_{end}": ratios.quantile(share)
-        for end, share in (("low", 0.25), ("high", 0.75))
-    }
-    speeds = {
-        "tokens_per_second": training.tokens_per_step / seconds.median(),
-        "of_none": ratios.median(),
-    }
-    frame = pd.DataFrame(speeds | quartiles | {"peak_bytes": pd.Series(peaks)}).loc[
-        names or list(configs)
-    ]
-    setup = (
-        f"{training.batch_size} x {training.train_length} tokens,"
-        f" {machine.dtype_name(dtype)}, {device}"
-    )
+        if device.type == "cuda":
+            peaks[name] = machine.peak_memory(device) - held_before
+
+    training = configs[BASE].training
+    frame = compared(take_turns(updates, rounds, device), training.tokens_per_step)
+    frame["peak_bytes"] = pd.Series(peaks, dtype=float)  # without a GPU there is none
+    frame = frame.loc[names or list(configs)]
     frame.attrs["how"] = (
-        f"{setup}, {plural(torch.get_num_threads(), 'thread')}, medians of"
+        f"{training.batch_size} x {training.train_length} tokens,"
+        f" {machine.dtype_name(dtype)}, {device},"
+        f" {plural(torch.get_num_threads(), 'thread')}, medians of"
         f" {plural(rounds, 'round')}"
     )
     return frame.rename_axis("encoding").reset_index()
+
+
+def compared(seconds: pd.DataFrame, tokens: int) -> pd.DataFrame:
+    """Return the speed of each contender and its ratio to `none`.
+
+    `seconds`: of an update of `tokens` tokens, a row per round and a column per
+    contender.
+    """
+    of_none = seconds.rdiv(seconds[BASE], axis=0)
+    return pd.DataFrame(
+        {
+            "tokens_per_second": tokens / seconds.median(),
+            "of_none": of_none.median(),
+            "of_none_low": of_none.quantile(0.25),
+            "of_none_high": of_none.quantile(0.75),
+        }
+    )
 
 
 def sizes_of(shape: str, length: int | None = None) -> Sizes:
@@ -147,10 +124,11 @@ def sizes_of(shape: str, length: int | None = None) -> Sizes:
     if shape not in SHAPES:
         raise unknown("shape", shape, SHAPES)
     sizes = SHAPES[shape]
-    length, tokens = length or sizes.train_length, sizes.train_length * sizes.batch_size
-    return dataclasses.replace(
-        sizes, train_length=length, batch_size=max(1, tokens // length)
-    )
+    if length is None:
+        return sizes
+    tokens = sizes.train_length * sizes.batch_size
+    batch_size = max(1, tokens // length)
+    return dataclasses.replace(sizes, train_length=length, batch_size=batch_size)
 
 
 def configurations(
@@ -160,26 +138,25 @@ def configurations(
     `none`, and for every name.
     """
     settings = {
-        f"model.{key}": getattr(sizes, key)
-        for key in ("n_layers", "d_model", "n_heads")
+        "model.n_layers": sizes.n_layers,
+        "model.d_model": sizes.d_model,
+        "model.n_heads": sizes.n_heads,
+        "training.train_length": sizes.train_length,
+        "training.batch_size": sizes.batch_size,
+        "training.tokens": 10**12,  # more than any batch
+        "evaluation.targets": 1,
+        "runtime.threads": threads or "null",
+        "runtime.compile": "false",  # so many tokens would switch it on
     }
-    settings |= {
-        f"training.{key}": getattr(sizes, key) for key in ("train_length", "batch_size")
-    }
-    # more tokens than any batch
-    settings |= {"training.tokens": 10**12, "runtime.threads": threads or "null"}
-    # so many tokens would switch it on
-    settings |= {"evaluation.targets": 1, "runtime.compile": "false"}
-    typed_keys = by_key(overrides)
-    sections = ("model", "training", "runtime")
-    if unread := [key for key in typed_keys if key.partition(".")[0] not in sections]:
-        raise UserError(
-            f"{unread[0]} is not for bench: expected encodings, model, training.* or"
-            " runtime.*"
-        )
-    defaults = [
-        f"{key}={value}" for key, value in settings.items() if key not in typed_keys
-    ]
+    typed = by_key(overrides)
+    for key in typed:
+        if key.partition(".")[0] not in ("model", "training", "runtime"):
+            raise UserError(
+                f"{key} is not for bench: expected encodings, model, training.* or"
+                " runtime.*"
+            )
+
+    defaults = [f"{key}={settings[key]}" for key in settings if key not in typed]
     configs = {}
     for name in [BASE, *(names or encodings.names())]:
         try:
@@ -205,16 +182,12 @@ def update_of(
     """Return a function that makes an update of `posbench train`, on the same random
     tokens in each call.
     """
-    training, trainer = (
-        config.training,
-        Trainer(model, config, *device_and_dtype(config)),
-    )
-    ids = np.random.default_rng(0).integers(
-        vocab_size, size=training.tokens_per_step + 1, dtype=np.uint16
-    )
-    batch = TrainingBatches(
-        ids, training.train_length, training.batch_size * training.accumulation, seed=0
-    ).batch(0)
+    training = config.training
+    trainer = Trainer(model, config, *device_and_dtype(config))
+    rng = np.random.default_rng(0)
+    ids = rng.integers(vocab_size, size=training.tokens_per_step + 1, dtype=np.uint16)
+    n_sequences = training.batch_size * training.accumulation
+    batch = TrainingBatches(ids, training.train_length, n_sequences, seed=0).batch(0)
     outcomes: list[Outcome] = []
 
     def update() -> None:
@@ -232,26 +205,27 @@ def take_turns(
     """Return seconds per call, a row per round. Each round calls all equally often and
     reverses the order before it.
     """
-    if (load := os.getloadavg()[0]) + torch.get_num_threads() > (
-        os.cpu_count() or 1
-    ) + 0.5:
+    load = os.getloadavg()[0]
+    if load + torch.get_num_threads() > (os.cpu_count() or 1) + 0.5:
         logger.warning(
             "this machine is busy (load average %.1f): figures taken now are worth"
             " nothing",
             load,
         )
-    # warms up, too
-    quickest = min(
-        min(_seconds(call, 1, device) for _ in range(3)) for call in contenders.values()
-    )
+
+    quickest = math.inf
+    for call in [*contenders.values()] * 3:  # warms up, too
+        quickest = min(quickest, _seconds(call, 1, device))
     calls = math.ceil(TURN_SECONDS / quickest)
-    orders = [list(contenders)[:: 1 if turn % 2 == 0 else -1] for turn in range(rounds)]
-    return pd.DataFrame(
-        [
+
+    order = list(contenders)
+    turns = []
+    for _ in range(rounds):
+        turns.append(
             {name: _seconds(contenders[name], calls, device) for name in order}
-            for order in orders
-        ]
-    )
+        )
+        order.reverse()
+    return pd.DataFrame(turns)
 
 
 def _seconds(call: Callable[[], None], calls: int, device: torch.device) -> float:
@@ -270,16 +244,12 @@ def table(frame: pd.DataFrame) -> Table:
         Column("encoding", "encoding", text=True),
         Column("tokens_per_second", "tokens/s", ",.0f"),
         Column("of_none", f"of {BASE}", ".2f"),
-        Column(
-            "quartiles",
-            "quartiles",
-            lambda row, _: f"{row['of_none_low']:.2f}-{row['of_none_high']:.2f}",
-        ),
+        Column("quartiles", "quartiles", _quartiles),
         Column("mib", "MiB", ",.0f"),
     ]
-    return Table(
-        "",
-        frame.assign(mib=frame["peak_bytes"] / 2**20),
-        columns,
-        f"Training, {frame.attrs['how']}",
-    )
+    in_mib = frame.assign(mib=frame["peak_bytes"] / 2**20)
+    return Table("", in_mib, columns, f"Training, {frame.attrs['how']}")
+
+
+def _quartiles(row: Mapping[str, float], _: object) -> str:
+    return f"{row['of_none_low']:.2f}-{row['of_none_high']:.2f}"

@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 import typer
 
 import posbench
-from posbench.config.overrides import OF_A_FINISHED_RUN, OF_A_SWEEP, WORDS
+from posbench.config.overrides import OF_A_FINISHED_RUN, OF_A_SWEEP, WORDS, by_key
 from posbench.config.shipped import GROUPS
 from posbench.encodings import EXTENSIONS
 from posbench.errors import UserError
@@ -50,22 +50,13 @@ def _run(arguments: list[str]) -> None:
         # only Typer's own have it: an unknown command or option
         if not hasattr(error, "format_message"):
             raise
-        raise UserError(f"{error.format_message()} {_hint(arguments, error)}") from None
+        raise UserError(f"{error.format_message()} {_hint(error)}") from None
     raise SystemExit(code)
 
 
-def _hint(arguments: list[str], error: Exception) -> str:
-    """Return what an unknown option may mean: `--seed 3` is `seed=3`, and `-m` is a
-    sweep.
-    """
-    option = getattr(error, "option_name", "")
-    if option in ("-m", "--multirun"):
-        words = shlex.join(word for word in arguments[1:] if word != option)
-        return (
-            f"One configuration is one run: 'posbench sweep {words}' takes the same"
-            " words"
-        )
-    name = option.lstrip("-").replace("-", "_")
+def _hint(error: Exception) -> str:
+    """Return what an unknown option may mean: `--seed 3` is `seed=3`."""
+    name = getattr(error, "option_name", "").lstrip("-").replace("-", "_")
     if name not in ("seed", "study", *GROUPS, *WORDS) and "." not in name:
         return "('posbench --help' shows all)"
     return f"Settings are key=value, without dashes: {name}=..."
@@ -200,11 +191,9 @@ def _version(flag: bool) -> None:
     from posbench import machine
 
     device = machine.resolve("auto")
-    name = (
-        torch.cuda.get_device_name(device)
-        if device.type == "cuda"
-        else platform.machine()
-    )
+    name = platform.machine()
+    if device.type == "cuda":
+        name = torch.cuda.get_device_name(device)
     print(f"posbench {posbench.__version__}")
     print(
         f"Python {platform.python_version()}, torch {torch.__version__}, CUDA"
@@ -251,10 +240,8 @@ def train(
     plan = plans.resolve_one(words or [], config_dir)
     if cfg:
         from posbench import listing
-        from posbench.config.schema import to_container
 
-        settings = to_container(plan.config)
-        print(listing.explained(settings), end="")
+        print(listing.explained(plan.config), end="")
         return
     from posbench.launch import run
 
@@ -274,7 +261,7 @@ def prepare(words: Words = None, config_dir: ConfigDir = None) -> None:
     from posbench.terminal import console, signals
 
     configs = [config for _, config in compose.configs(words or [], config_dir)]
-    if all(config.data.task is not None for config in configs):
+    if all(config.data.task for config in configs):
         raise UserError(
             "a task has nothing to prepare: problems are made while they are trained on"
         )
@@ -282,10 +269,9 @@ def prepare(words: Words = None, config_dir: ConfigDir = None) -> None:
     with signals.signals_as_errors():
         prepared = prepare_all(configs)
     for tokens in prepared:
-        counts = ", ".join(
-            f"{split} {count:,}" for split, count in tokens.record["tokens"].items()
-        )
-        print(f"{tokens.record['name']}: {counts} tokens in {tokens.folder}")
+        counts = tokens.record["tokens"].items()
+        splits = ", ".join(f"{split} {count:,}" for split, count in counts)
+        print(f"{tokens.record['name']}: {splits} tokens in {tokens.folder}")
 
 
 @app.command(epilog=f"Only for sweeps: {', '.join(OF_A_SWEEP)}. {_KEYS}")
@@ -349,52 +335,56 @@ def evaluate(
     from posbench.run import find
 
     models = [word for word in words if "=" not in word and find.is_model(word)]
-    settings = [word for word in words if word not in models]
-    others = [word for word in settings if "=" not in word]
-    if models and others:
-        raise UserError(
-            f"{others[0]} is no HuggingFace model, as {models[0]} is: expected models"
-            " alone, or runs alone"
-        )
-    keys = ("extension", "extensions", "evaluation.extensions")
-    if any(f"{key}=search" in words for key in keys):
+    folders = list[Path]()
+    if models:
+        settings = [word for word in words if word not in models]
+        _refuse_runs_beside(models[0], settings)
+    else:
+        folders, settings = _runs_and_settings(words)
+
+    if by_key(settings).get(WORDS["extension"]) == "search":
         from posbench.huggingface import search
 
-        subjects = models or _runs_and_settings(words)[0]
-        of_all = [word for word in words if "=" in word and not os.path.exists(word)]
-        for subject in subjects:
-            search.search(subject, of_all)
-        return
-    if models:
+        for subject in models or folders:
+            search.search(subject, settings)
+    elif models:
         from posbench.huggingface import evaluate as huggingface
 
         huggingface.evaluate_models(models, settings)
-        return
-    from posbench.launch import run
+    else:
+        from posbench.launch import run
 
-    hint = (
-        "; a model is a folder, or OWNER/NAME on the hub, such as openai-community/gpt2"
-    )
-    run.evaluate_runs(*_runs_and_settings(words, hint))
+        run.evaluate_runs(folders, settings)
 
 
-def _runs_and_settings(
-    words: list[str], hint: str = ""
-) -> tuple[list[Path], list[str]]:
+def _refuse_runs_beside(model: str, settings: list[str]) -> None:
+    for word in settings:
+        if "=" not in word:
+            raise UserError(
+                f"{word} is no HuggingFace model, as {model} is: expected models"
+                " alone, or runs alone"
+            )
+
+
+def _runs_and_settings(words: list[str]) -> tuple[list[Path], list[str]]:
     """Split words into run folders and settings."""
     from posbench.run import find
 
-    paths = [
-        word
-        for word in words
-        if os.path.exists(word) or ("=" not in word and word not in WORDS)
-    ]
-    settings = [word for word in words if word not in paths]
+    paths, settings = list[Path](), list[str]()
+    for word in words:
+        is_setting = "=" in word or word in WORDS
+        if is_setting and not os.path.exists(word):
+            settings.append(word)
+        else:
+            paths.append(Path(word))
     if not paths:
         raise UserError(
             f"which run? posbench evaluate outputs/STUDY/RUN {shlex.join(settings)}"
         )
-    return find.run_folders([Path(path) for path in paths], hint), settings
+    hint = (
+        "; a model is a folder, or OWNER/NAME on the hub, such as openai-community/gpt2"
+    )
+    return find.run_folders(paths, hint), settings
 
 
 @app.command()
@@ -542,11 +532,12 @@ def show(
         return
     from posbench import listing
 
-    if options := [name for name in names if "=" in name]:
-        raise UserError(
-            f"--text describes encodings with their defaults: leave out {options[0]},"
-            " or --text"
-        )
+    for name in names:
+        if "=" in name:
+            raise UserError(
+                f"--text describes encodings with their defaults: leave out {name},"
+                " or --text"
+            )
     print("\n\n\n".join(map(listing.page, names)))
 
 

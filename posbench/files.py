@@ -21,9 +21,8 @@ _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 def user_cache() -> Path:
     """Return posbench's folder in the user's cache; it may be missing."""
-    return (
-        Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "posbench"
-    )
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache")
+    return cache.expanduser() / "posbench"
 
 
 def temporary(path: Path) -> Path:
@@ -114,16 +113,12 @@ def full_disk_as_failure(path: Path, needed: int | None = None) -> Iterator[None
     except OSError as error:
         if error.errno not in _NO_ROOM:
             raise
-        free = shutil.disk_usage(
-            next(folder for folder in path.absolute().parents if folder.is_dir())
-        ).free
-        room = (
-            f"{free:,} free"
-            if needed is None
-            else f"{needed:,} bytes needed, {free:,} free"
-        )
-        advice = "free some space and run the same command again"
+        existing = (folder for folder in path.absolute().parents if folder.is_dir())
+        room = f"{shutil.disk_usage(next(existing)).free:,} free"
+        if needed is not None:
+            room = f"{needed:,} bytes needed, {room}"
         raise RunFailed(
-            f"no room to write {path} ({error.strerror}): {room}; {advice}",
+            f"no room to write {path} ({error.strerror}): {room}; free some space and"
+            " run the same command again",
             reason="disk",
         ) from error

@@ -13,8 +13,9 @@ from typing import Any
 import yaml
 
 from posbench import encodings
+from posbench.config.schema import Config, to_container
 from posbench.config.shipped import EVERY, choice_file, choices, configs_dir
-from posbench.errors import UserError, unknown
+from posbench.errors import unknown
 from posbench.reports.card import DEMO, decision_card
 
 _COLUMNS = ("name", "acts", "paper", "title")  # what is printed; JSON has all
@@ -23,8 +24,8 @@ _LABELS = {
     "beyond": "Beyond training length",
     "source": "Source",
     "checked_against": "Checked against",
+    "deviates": "Deviates",
 }
-_LABELS |= {"deviates": "Deviates"}
 _ARXIV = re.compile(r"arXiv:(\d{4}\.\d{4,5})")
 # the title of a claim above its name
 _CLAIM = re.compile(r"^# (.+)\n(\w+):$", re.MULTILINE)
@@ -35,8 +36,9 @@ _FILES = {
     "model.": "model/gpt",
     "data.": "data/_base",
     "training.": "training/lm",
+    "evaluation.": "evaluation/extrapolation",
+    "tracking.": "tracking/wandb",
 }
-_FILES |= {"evaluation.": "evaluation/extrapolation", "tracking.": "tracking/wandb"}
 
 
 def comments(path: Path) -> dict[str, str]:
@@ -51,49 +53,45 @@ def comments(path: Path) -> dict[str, str]:
             # the first line is about the file
             above += [line.strip("# ")] if number else []
             continue
-        if match := re.match(r"( *)(\w+):", line):
+        match = re.match(r"( *)(\w+):", line)
+        if match:
             parents = [*parents[: len(match[1]) // 2], match[2]]
-            texts[".".join(parents)] = (
-                re.split(r"\s# ", line, maxsplit=1)[-1]
-                if " # " in line
-                else " ".join(above)
-            )
+            _, beside, comment = re.split(r"(\s# |$)", line, maxsplit=1)
+            texts[".".join(parents)] = comment if beside else " ".join(above)
         above = []
     return texts
 
 
-def explained(container: dict[str, Any]) -> str:
+def explained(config: Config) -> str:
     """Return a configuration as YAML, each key with its comment."""
-    of_encoding = choices("encoding").get(container["encoding"]["name"])
-    texts = {
-        f"encoding.{key}": text
-        for key, text in (comments(of_encoding) if of_encoding else {}).items()
-    }
+    texts: dict[str, str] = {}
+    of_encoding = choices("encoding").get(config.encoding.name)
+    files = {"encoding.": of_encoding} if of_encoding else {}
     for section, name in _FILES.items():
-        texts |= {
-            f"{section}{key}": text
-            for key, text in comments(configs_dir() / f"{name}.yaml").items()
-        }
-    return "\n".join(_lines(container, texts, "")) + "\n"
+        files[section] = configs_dir() / f"{name}.yaml"
+    for section, path in files.items():
+        for key, text in comments(path).items():
+            texts[f"{section}{key}"] = text
+    return "\n".join(_lines(to_container(config), texts, "")) + "\n"
 
 
 def _lines(container: dict[str, Any], texts: dict[str, str], prefix: str) -> list[str]:
     lines = []
+    indent = "  " * prefix.count(".")
     for key, value in container.items():
-        path, indent = f"{prefix}{key}", "  " * prefix.count(".")
-        if (
-            value
-            and isinstance(value, dict)
-            and (not prefix or any(name.startswith(f"{path}.") for name in texts))
-        ):
+        path = f"{prefix}{key}"
+        has_comments_inside = any(name.startswith(f"{path}.") for name in texts)
+        is_section = not prefix or has_comments_inside
+        if value and isinstance(value, dict) and is_section:
             lines += [f"{indent}{key}:", *_lines(value, texts, f"{path}.")]
             continue
         text = yaml.safe_dump(
             [value], default_flow_style=True, width=float("inf"), allow_unicode=True
         ).strip()[1:-1]
-        lines.append(
-            f"{indent}{key}: {text}{f'  # {texts[path]}' if texts.get(path) else ''}"
-        )
+        line = f"{indent}{key}: {text}"
+        if texts.get(path):
+            line += f"  # {texts[path]}"
+        lines.append(line)
     return lines
 
 
@@ -107,17 +105,12 @@ def show(sections: list[str], as_json: bool) -> None:
         return
     for group, entries in rows.items():
         print(f"{group}:")
-        cells = [
-            [str(row[key] or "-") for key in _COLUMNS if key in row] for row in entries
-        ]
-        widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-        for line in cells:
-            print(
-                "  "
-                + "  ".join(
-                    cell.ljust(width) for cell, width in zip(line, widths, strict=True)
-                ).rstrip()
-            )
+        shown = [key for key in _COLUMNS if key in entries[0]]
+        lines = [[str(row[key] or "-") for key in shown] for row in entries]
+        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+        for cells in lines:
+            padded = map(str.ljust, cells, widths)
+            print("  " + "  ".join(padded).rstrip())
 
 
 def listing(sections: list[str]) -> dict[str, list[dict[str, Any]]]:
@@ -128,44 +121,33 @@ def listing(sections: list[str]) -> dict[str, list[dict[str, Any]]]:
     from posbench.encodings.extend import methods
     from posbench.evaluation import probes
 
-    facts = ("name", "title", "source", "options")
     kinds: dict[str, tuple[Callable[..., dict[str, Any]], Iterable[Any]]] = {
         "encodings": (describe, encodings.names()),
         "patterns of layers": (_first_comment, choices("encoding/layered").items()),
-        "extensions": (
-            lambda method: {key: getattr(method, key) for key in facts},
-            methods().values(),
-        ),
+        "extensions": (_extension, methods().values()),
         "probes": (probe, probes.names()),
         "tasks": (task, tasks.names()),
-    }
-    for group in ("experiment", "model", "sweep", "data"):
+        "experiments": (_first_comment, choices("experiment", (), EVERY).items()),
+        "models": (_first_comment, choices("model", (), EVERY).items()),
+        "sweeps": (_first_comment, choices("sweep", (), EVERY).items()),
         # tasks have a section of their own
-        files = choices(group) if group == "data" else choices(group, (), EVERY)
-        kinds[group if group == "data" else f"{group}s"] = (
-            _first_comment,
-            files.items(),
-        )
-    text = "\n".join(
-        path.read_text(encoding="utf-8") for path in choices("claim").values()
-    )
-    kinds["claims"] = (
-        lambda claim: {"name": claim[1], "title": claim[0]},
-        _CLAIM.findall(text),
-    )
-    by_word = {name.partition(" ")[0].rstrip("s"): name for name in kinds}
-    names = [by_word.get(section.lower().rstrip("s"), "") for section in sections]
-    if "" in names:
-        raise unknown(
-            "section",
-            sections[names.index("")],
-            (name.partition(" ")[0] for name in kinds),
-        )
-    return {
-        name: [make(item) for item in items]
-        for name, (make, items) in kinds.items()
-        if name in (names or kinds)
+        "data": (_first_comment, choices("data").items()),
+        "claims": (dict, _claims()),
     }
+    by_word = {name.partition(" ")[0].rstrip("s"): name for name in kinds}
+    names = []
+    for section in sections:
+        word = section.lower().rstrip("s")
+        if word not in by_word:
+            words = [name.partition(" ")[0] for name in kinds]
+            raise unknown("section", section, words)
+        names.append(by_word[word])
+
+    rows = {}
+    for name, (describe_one, choices_of_kind) in kinds.items():
+        if not names or name in names:
+            rows[name] = [describe_one(choice) for choice in choices_of_kind]
+    return rows
 
 
 def page(name: str) -> str:
@@ -175,77 +157,46 @@ def page(name: str) -> str:
     from posbench import tasks
 
     group, _, inner = name.rpartition("/")
-    path, choice, key = None, f"data={name}", "data.task"
+    meanings: dict[str, str] = {}
     if group == "task" and inner in tasks.names():
         document, values = tasks.load(inner).__doc__, tasks.options_of(inner)
+        choice, key = f"data={name}", "data.task"
     else:
-        cls, values = encodings.load(group or name), encodings.options_of(group or name)
-        # None: a user's
-        path = (
-            choice_file("encoding/layered", inner)
-            if group
-            else choices("encoding").get(inner)
-        )
-        document = encodings.documentation(cls)
-        values = yaml.safe_load(path.read_text(encoding="utf-8")) if path else values
+        scheme = group or name
+        document = encodings.documentation(encodings.load(scheme))
+        values = encodings.options_of(scheme)
         choice, key = f"encoding={name}", "encoding"
-    meanings = {
-        option: f"  # {meaning}"
-        for option, meaning in (comments(path) if path else {}).items()
-    }
+        path = choices("encoding").get(name)
+        if group:
+            path = choice_file("encoding/layered", inner)
+        if path:  # a user's class has no file
+            values = yaml.safe_load(path.read_text(encoding="utf-8"))
+            meanings = comments(path)
+
     text = inspect.cleandoc(document or "")
-    options = [
-        f"  {key}.{word}={value}{meanings.get(word, '')}"
-        for word, value in values.items()
-        if word != "name"
-    ]
-    links = [
-        f"https://arxiv.org/abs/{number}"
-        for number in dict.fromkeys(_ARXIV.findall(text))
-    ]
-    return "\n".join(
-        [
-            f"{name}: {text}",
-            "",
-            *links,
-            "Options:",
-            *options,
-            "",
-            f"posbench train {choice}",
-        ]
-    )
+    papers = dict.fromkeys(_ARXIV.findall(text))
+    links = [f"https://arxiv.org/abs/{number}" for number in papers]
+    lines = [f"{name}: {text}", "", *links, "Options:"]
+    for option, value in values.items():
+        if option == "name":
+            continue
+        line = f"  {key}.{option}={value}"
+        if option in meanings:
+            line += f"  # {meanings[option]}"
+        lines.append(line)
+    return "\n".join([*lines, "", f"posbench train {choice}"])
 
 
 def describe(name: str) -> dict[str, Any]:
-    """Return the facts on one encoding. Those that need it built, at the demo's size,
-    are None if that fails.
-    """
+    """Return the facts on one encoding, at the demo's size."""
     from posbench.encodings.extend import methods_of
 
-    cls, defaults = encodings.load(name), encodings.options_of(name)
-    row = _documented(name, encodings.documentation(cls))
-    row["paper"] = next(
-        (f"arXiv:{number}" for number in _ARXIV.findall(row["source"] or "")), None
-    )
-    row["options"] = {
-        key: None if value is inspect.Parameter.empty else value
-        for key, value in defaults.items()
-    }
-    try:
-        encoding = encodings.build(name, DEMO)
-    except UserError as error:  # it needs an option without a default
-        facts = (
-            "acts",
-            "parameters",
-            "max_length",
-            "length_dependent",
-            "kernels",
-            "cache",
-            "architectures",
-            "models",
-        )
-        return row | dict.fromkeys(facts) | {"note": str(error), "extensions": []}
+    encoding = encodings.build(name, DEMO)
+    row = _documented(name, encodings.documentation(type(encoding)))
+    papers = _ARXIV.findall(row["source"] or "")
     return row | {
+        "paper": f"arXiv:{papers[0]}" if papers else None,
+        "options": encodings.options_of(name),
         "acts": encodings.acts(encoding.hooks),
         "parameters": sum(parameter.numel() for parameter in encoding.parameters()),
         "max_length": encoding.max_length,
@@ -259,19 +210,17 @@ def probe(name: str) -> dict[str, Any]:
     """Return the facts on one probe of the use of context."""
     from posbench.evaluation import probes
 
-    document = (
-        importlib.import_module(f"posbench.evaluation.probes.{name}").__doc__ or ""
-    )
-    return _documented(name, document) | {"options": probes.options_of(name)}
+    module = importlib.import_module(f"posbench.evaluation.probes.{name}")
+    row = _documented(name, module.__doc__ or "")
+    return row | {"options": probes.options_of(name)}
 
 
 def task(name: str) -> dict[str, Any]:
     """Return the facts on a synthetic task, which is chosen as data."""
     from posbench import tasks
 
-    return _documented(f"task/{name}", tasks.load(name).__doc__ or "") | {
-        "options": tasks.options_of(name)
-    }
+    row = _documented(f"task/{name}", tasks.load(name).__doc__ or "")
+    return row | {"options": tasks.options_of(name)}
 
 
 def _documented(name: str, text: str) -> dict[str, Any]:
@@ -284,21 +233,32 @@ def _documented(name: str, text: str) -> dict[str, Any]:
             document,
             re.DOTALL | re.MULTILINE,
         )
-        row[key] = " ".join(match[1].split()) or None if match else None
-        document = document.replace(match[0], "") if match else document
+        row[key] = None
+        if match:
+            row[key] = " ".join(match[1].split()) or None
+            document = document.replace(match[0], "")
     return row | {"document": document.strip("\n")}
+
+
+def _extension(method: Any) -> dict[str, Any]:
+    facts = ("name", "title", "source", "options")
+    return {fact: getattr(method, fact) for fact in facts}
+
+
+def _claims() -> list[dict[str, Any]]:
+    rows = []
+    for path in choices("claim").values():
+        claims = _CLAIM.findall(path.read_text(encoding="utf-8"))
+        rows += [{"name": name, "title": title} for title, name in claims]
+    return rows
 
 
 def _first_comment(choice: tuple[str, Path]) -> dict[str, Any]:
     """Return the name and first comment of a file of a configuration group."""
     name, path = choice
+    if path.parent.name == "layered":
+        name = f"layered/{name}"
     lines = path.read_text(encoding="utf-8").splitlines()
-    title = next(
-        line[1:].strip()
-        for line in lines
-        if line.startswith("#") and "@package" not in line
-    )
-    return {
-        "name": f"layered/{name}" if path.parent.name == "layered" else name,
-        "title": title,
-    }
+    comments = (line for line in lines if line.startswith("#"))
+    title = next(line for line in comments if "@package" not in line)
+    return {"name": name, "title": title[1:].strip()}

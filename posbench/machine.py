@@ -6,6 +6,7 @@ import functools
 import logging
 import os
 import platform
+import re
 import resource
 import sys
 from collections.abc import Iterator
@@ -28,17 +29,13 @@ def resolve(name: str) -> torch.device:
         "mps": torch.backends.mps.is_available(),
         "cpu": True,
     }
+    here = [kind for kind, is_available in available.items() if is_available]
     if name == "auto":
-        return torch.device(
-            next(kind for kind, is_available in available.items() if is_available)
-        )
-    if not available.get(name.partition(":")[0]):
-        names = ", ".join(
-            kind for kind, is_available in available.items() if is_available
-        )
+        return torch.device(here[0])
+    if name.partition(":")[0] not in here:
         raise UserError(
             f"runtime.device is '{name}', which this machine does not have (here: auto,"
-            f" {names})"
+            f" {', '.join(here)})"
         )
     return torch.device(name)
 
@@ -85,14 +82,10 @@ def bf16_is_fast(device: torch.device) -> bool:
     the answer never varies.
     """
     if device.type == "cuda":
-        return torch.version.hip is not None or torch.cuda.get_device_capability(
-            device
-        ) >= (8, 0)
-    if device.type == "cpu":
-        return bool(
-            cpu_flags() & {"avx512_bf16", "amx_bf16", "arm_bf16", "arm_sve_bf16"}
-        )
-    return False
+        is_ampere_or_newer = torch.cuda.get_device_capability(device) >= (8, 0)
+        return torch.version.hip is not None or is_ampere_or_newer
+    bf16_flags = {"avx512_bf16", "amx_bf16", "arm_bf16", "arm_sve_bf16"}
+    return device.type == "cpu" and not bf16_flags.isdisjoint(cpu_flags())
 
 
 # Peaks of dense bf16 products in 1e12 FLOP per second, by the start of a GPU's name
@@ -120,10 +113,10 @@ def peak_flops(device: torch.device, dtype: torch.dtype) -> float | None:
     if device.type != "cuda" or dtype != torch.bfloat16:
         return None
     name = torch.cuda.get_device_name(device)
-    return next(
-        (peak * 1e12 for prefix, peak in _PEAKS.items() if name.startswith(prefix)),
-        None,
-    )
+    for start, peak in _PEAKS.items():
+        if name.startswith(start):
+            return peak * 1e12
+    return None
 
 
 def has_amx() -> bool:
@@ -147,11 +140,9 @@ def autocast(
     """Return a context in which matrix products run in a dtype; it does nothing for
     fp32.
     """
-    return (
-        contextlib.nullcontext()
-        if dtype == torch.float32
-        else torch.autocast(device.type, dtype=dtype)
-    )
+    if dtype == torch.float32:
+        return contextlib.nullcontext()
+    return torch.autocast(device.type, dtype=dtype)
 
 
 def to_device(tensor: Tensor, device: torch.device) -> Tensor:
@@ -167,20 +158,20 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 def cores() -> int:
     """Return the number of CPU cores that this process may use."""
-    return (
-        len(os.sched_getaffinity(0))
-        if hasattr(os, "sched_getaffinity")
-        else os.cpu_count() or 1
-    )
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def threads_each(processes: int) -> int:
     """Return the CPU threads of each process: an equal share of the cores, at most
     `OMP_NUM_THREADS` if that is set.
     """
-    shared = max(1, cores() // processes)
+    share = max(1, cores() // processes)
     limit = os.environ.get("OMP_NUM_THREADS", "")
-    return min(shared, int(limit)) if limit.isdecimal() and int(limit) else shared
+    if limit.isdecimal() and int(limit) > 0:
+        share = min(share, int(limit))
+    return share
 
 
 def set_threads(threads: int | None) -> int:
@@ -218,14 +209,10 @@ def is_out_of_memory(error: Exception) -> bool:
     """Return whether memory ran out. The CPU's allocator, cuBLAS, cuDNN and MPS have no
     exception class for that.
     """
-    messages = (
-        "can't allocate memory",
-        "_STATUS_ALLOC_FAILED",
-        "MPS backend out of memory",
-    )
-    return isinstance(error, (MemoryError, torch.OutOfMemoryError)) or any(
-        text in str(error) for text in messages
-    )
+    if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
+        return True
+    messages = "can't allocate memory|_STATUS_ALLOC_FAILED|MPS backend out of memory"
+    return re.search(messages, str(error)) is not None
 
 
 @contextlib.contextmanager
@@ -259,4 +246,6 @@ def peak_memory(device: torch.device) -> int:
     if device.type == "mps":
         return torch.mps.driver_allocated_memory()
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024
+    if sys.platform == "darwin":
+        return peak
+    return peak * 1024

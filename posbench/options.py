@@ -38,14 +38,13 @@ def checked(
     for key, value in options.items():
         if key not in defaults:
             near = did_you_mean(key, defaults).replace(":", ";", 1)
+            accepted = ", ".join(defaults) or "none"
             raise UserError(
-                f"'{owner}' has no option '{key}': it accepts"
-                f" {', '.join(defaults) or 'none'}{near}"
+                f"'{owner}' has no option '{key}': it accepts {accepted}{near}"
             )
+        field = pydantic.TypeAdapter(hints[key], config={"allow_inf_nan": False})
         try:
-            values[key] = pydantic.TypeAdapter(
-                hints[key], config={"allow_inf_nan": False}
-            ).validate_python(value)
+            values[key] = field.validate_python(value)
         except pydantic.ValidationError as error:
             message = error.errors(include_url=False)[0]["msg"]
             wrong = (
@@ -58,4 +57,6 @@ def checked(
 
 def plain(value: object) -> str:
     """Return an option's value as it is typed: 10000, not 10000.0."""
-    return f"{value:g}" if isinstance(value, float) else str(value)
+    if isinstance(value, float):
+        return f"{value:g}"
+    return str(value)

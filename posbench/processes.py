@@ -45,16 +45,16 @@ class World:
         """Return this process's device in a run on `device`; a GPU becomes the current
         device.
         """
-        if self.size > 1 and (
-            device.type not in ("cpu", "cuda") or device.index is not None
-        ):
-            raise UserError(
-                f"runtime.device is {device}: {self.size} processes run on cpu, or on"
-                " cuda with a GPU each"
-            )
-        # Slurm may show a process only its own GPU, as number 0
-        if self.size > 1 and device.type == "cuda":
-            device = torch.device("cuda", self._local_rank % torch.cuda.device_count())
+        if self.size > 1:
+            if str(device) not in ("cpu", "cuda"):
+                raise UserError(
+                    f"runtime.device is {device}: {self.size} processes run on cpu, or"
+                    " on cuda with a GPU each"
+                )
+            if device.type == "cuda":
+                # Slurm may show a process only its own GPU, as number 0
+                number = self._local_rank % torch.cuda.device_count()
+                device = torch.device("cuda", number)
         return machine.current(device)
 
     def sum_gradients(
@@ -97,7 +97,9 @@ class World:
         """Return the signal for which all processes stop after this update; None if
         they go on.
         """
-        return next(iter(self.received), None) if self.size == 1 else self._stopped_by
+        if self.size > 1:
+            return self._stopped_by
+        return next(iter(self.received), None)
 
     def map(
         self, work: Callable[[_Item], _Result], items: Sequence[_Item]
@@ -153,26 +155,19 @@ def place(processes: int | None) -> Place | None:
     """
     env = os.environ
     if "RANK" in env and int(env.get("WORLD_SIZE", "1")) > 1:
-        return Place(
-            int(env["RANK"]),
-            int(env["WORLD_SIZE"]),
-            int(env.get("LOCAL_RANK", "0")),
-            "env://",
-        )
+        local_rank = int(env.get("LOCAL_RANK", "0"))
+        return Place(int(env["RANK"]), int(env["WORLD_SIZE"]), local_rank, "env://")
     if processes in (None, 1) or int(env.get("SLURM_STEP_NUM_TASKS", "1")) == 1:
         return None
     host = "127.0.0.1"
     if env.get("SLURM_STEP_NUM_NODES") != "1":
         command = ["scontrol", "show", "hostnames", env["SLURM_STEP_NODELIST"]]
-        host = subprocess.run(
-            command, capture_output=True, text=True, check=True
-        ).stdout.split()[0]
-    port = 20_000 + (31 * int(env["SLURM_JOB_ID"]) + int(env["SLURM_STEP_ID"])) % 10_000
-    rank, size, local_rank = (
-        int(env[name])
-        for name in ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID")
-    )
-    return Place(rank, size, local_rank, f"tcp://{host}:{port}")
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        host = done.stdout.split()[0]
+    step = 31 * int(env["SLURM_JOB_ID"]) + int(env["SLURM_STEP_ID"])
+    url = f"tcp://{host}:{20_000 + step % 10_000}"  # another port for each step
+    size, local_rank = int(env["SLURM_STEP_NUM_TASKS"]), int(env["SLURM_LOCALID"])
+    return Place(int(env["SLURM_PROCID"]), size, local_rank, url)
 
 
 @contextlib.contextmanager
@@ -183,11 +178,9 @@ def joined(place: Place | None) -> Iterator[World]:
     if place is None:
         yield World()
         return
-    backend = (
-        "cpu:gloo,cuda:nccl"
-        if torch.cuda.is_available() and dist.is_nccl_available()
-        else "gloo"
-    )
+    backend = "gloo"
+    if torch.cuda.is_available() and dist.is_nccl_available():
+        backend = "cpu:gloo,cuda:nccl"
     settings = {"timeout": _TIMEOUT, "rank": place.rank, "world_size": place.size}
     _exchange(dist.init_process_group, backend, place.url, **settings)
     if place.rank > 0:
@@ -195,8 +188,8 @@ def joined(place: Place | None) -> Iterator[World]:
     try:
         yield World(place.rank, place.size, place.local_rank)
     except BaseException:
-        if (group := dist.group.WORLD) is not None:
-            group.abort()  # or NCCL waits for what the others have begun
+        if dist.group.WORLD is not None:
+            dist.group.WORLD.abort()  # or NCCL waits for what the others have begun
         raise
     finally:
         dist.destroy_process_group()

@@ -1,23 +1,35 @@
 """The benchmark: its arithmetic and its output. Never how fast anything is."""
 
 import json
+from functools import partial
 
+import pandas as pd
 import torch
 from support import posbench
 
 from posbench import bench
 from posbench.model.gpt import build, train_flops_per_token
 
-SMALL = [
-    "--length",
-    "16",
-    "--rounds",
-    "1",
-    "--threads",
-    "1",
-    "training.batch_size=2",
-    "training.precision=fp32",
-]
+SMALL = ["--length", "16", "--rounds", "1", "--threads", "1"]
+SMALL += ["training.batch_size=2", "training.precision=fp32"]
+
+
+def test_half_the_speed_of_none_is_one_half():
+    # in three rounds it takes 2, 1 and 4 times as long as none
+    seconds = pd.DataFrame({"none": [1.0, 2.0, 4.0], "rope": [2.0, 2.0, 16.0]})
+    frame = bench.compared(seconds, tokens=100)
+    assert frame["tokens_per_second"].tolist() == [50, 50]
+    assert frame["of_none"].tolist() == [1, 0.5]
+    rope = frame.loc["rope"]
+    assert (rope["of_none_low"], rope["of_none_high"]) == (0.375, 0.75)
+
+
+def test_contenders_take_turns_and_each_round_reverses_their_order(monkeypatch):
+    monkeypatch.setattr(bench, "TURN_SECONDS", 1e-12)  # a call a turn
+    calls = list[str]()
+    contenders = {name: partial(calls.append, name) for name in ("none", "rope")}
+    bench.take_turns(contenders, 2, torch.device("cpu"))
+    assert calls[-4:] == ["none", "rope", "rope", "none"]
 
 
 def test_each_scheme_is_compared_with_none(monkeypatch, capsys):

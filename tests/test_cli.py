@@ -112,7 +112,6 @@ def test_a_text_that_is_too_short_is_refused_before_anything_is_written():
 MISTAKES = r"""
 trian | No such command 'trian'. Did you mean 'train'?
 evaluate | Missing argument
-train -m encoding=rope,alibi | One configuration is one run: 'posbench sweep encoding=rope,alibi' takes the same words
 train --seed 3 | Settings are key=value, without dashes: seed=...
 evaluate nix | nix does not exist: expected run folders or study folders
 report text.tx | text.tx does not exist: did you mean 'text.txt'?

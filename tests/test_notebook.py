@@ -276,11 +276,8 @@ def test_a_class_that_sees_later_tokens_gets_no_numbers(here, share, n_checkpoin
         ),
     ],
 )
-def test_keywords_and_dictionaries_are_the_words_of_the_command_line(
-    several, given, words
-):
+def test_keywords_are_the_words_of_the_command_line(several, given, words):
     assert api._words([], given, several=several) == words
-    assert api._words(given, {}, several=several) == words
     assert api._words(["model=llama"], given, several) == ["model=llama", *words]
 
 

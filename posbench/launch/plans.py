@@ -39,23 +39,19 @@ class Plan:
         """Return the plan with another value of a key. It needs no check and no Hydra,
         a quarter of a second each.
         """
+        typed = f"{key}={value}"
         section, _, name = key.rpartition(".")
-        part = (
-            dataclasses.replace(getattr(self.config, section), **{name: value})
-            if section
-            else value
-        )
-        config = dataclasses.replace(self.config, **{section or name: part})
+        if section:
+            value_of_section = getattr(self.config, section)
+            value = dataclasses.replace(value_of_section, **{name: value})
+        config = dataclasses.replace(self.config, **{section or name: value})
         words = [
             word
             for word in self.command[2:]
             if word.startswith("--") or split(word)[0] != key
         ]
-        return Plan(
-            config,
-            self.folder.parent / config.id,
-            ("posbench", "train", *words, f"{key}={value}"),
-        )
+        command = ("posbench", "train", *words, typed)
+        return Plan(config, self.folder.parent / config.id, command)
 
 
 def plan(config: Config, words: Iterable[str], config_dir: Path | None = None) -> Plan:
@@ -81,15 +77,14 @@ def resolve(sets: list[list[str]], config_dir: Path | None = None) -> list[Plan]
     from posbench.config import compose
 
     plans: dict[str, Plan] = {}
-    for words, config in (
-        pair for overrides in sets for pair in compose.configs(overrides, config_dir)
-    ):
-        first_plan = plans.setdefault(config.id, plan(config, words, config_dir))
-        if first_plan.folder != config.folder:
-            raise UserError(
-                f"{first_plan.folder} and {config.folder} are the same run: expected it"
-                " in one folder"
-            )
+    for overrides in sets:
+        for words, config in compose.configs(overrides, config_dir):
+            first_plan = plans.setdefault(config.id, plan(config, words, config_dir))
+            if first_plan.folder != config.folder:
+                raise UserError(
+                    f"{first_plan.folder} and {config.folder} are the same run:"
+                    " expected it in one folder"
+                )
     return list(plans.values())
 
 

@@ -94,18 +94,11 @@ def loss_at_train_length(plan: Plan) -> float | None:
     longest trained problems).
     """
     settings = plan.config.evaluation
+    wanted = (settings.protocols[0], settings.split, plan.config.training.steps, 1)
     for row in evaluation_rows(plan.folder):
-        plain = row.kind == PLAIN and not row.offset and ":" not in (row.task or "")
-        plain = plain and (row.split, row.checkpoint_step) == (
-            settings.split,
-            plan.config.training.steps,
-        )
-        if (
-            plain
-            and row.protocol == settings.protocols[0]
-            and row.length_ratio == 1
-            and row.measured
-        ):
+        found = (row.protocol, row.split, row.checkpoint_step, row.length_ratio)
+        is_plain = row.kind == PLAIN and not row.offset and ":" not in (row.task or "")
+        if found == wanted and is_plain and row.measured:
             return row.nll
     return None
 
@@ -115,14 +108,12 @@ def log_progress(todo: list[Plan], status: Mapping[str, Status]) -> None:
     running.
     """
     counts = Counter(state.name for state in status.values())
-    logger.info(
-        "%s", ", ".join(f"{number} {name}" for name, number in sorted(counts.items()))
-    )
-    for plan in (plan for plan in todo if status[plan.id] == RUNNING):
-        row = (training_rows(plan.folder) or [{"step": 0}])[-1]
-        logger.info(
-            "  %s: step %s of %s", plan.id, row["step"], plan.config.training.steps
-        )
+    logger.info("%s", ", ".join(f"{n} {name}" for name, n in sorted(counts.items())))
+    for plan in todo:
+        if status[plan.id] == RUNNING:
+            row = (training_rows(plan.folder) or [{"step": 0}])[-1]
+            total = plan.config.training.steps
+            logger.info("  %s: step %s of %s", plan.id, row["step"], total)
 
 
 def status_line(plan: Plan, state: Status, todo: list[Plan]) -> str:
@@ -131,15 +122,15 @@ def status_line(plan: Plan, state: Status, todo: list[Plan]) -> str:
     """
     if state == DONE:
         loss = loss_at_train_length(plan)
-        return f"{plan.id} done" + (
-            f": {loss:.4f} nats/token at the training length"
-            if loss is not None
-            else ""
-        )
+        if loss is None:
+            return f"{plan.id} done"
+        return f"{plan.id} done: {loss:.4f} nats/token at the training length"
     shared = set[str].intersection(*(set(other.command) for other in todo))
     differing = " ".join(word for word in plan.command if word not in shared)
-    reason = f" ({state.reason}): {state.message or ''}" if state.reason else ""
-    return f"{plan.id} [{differing}] {state.name}{reason}"
+    line = f"{plan.id} [{differing}] {state.name}"
+    if state.reason:
+        line += f" ({state.reason}): {state.message or ''}"
+    return line
 
 
 def run(
@@ -286,12 +277,10 @@ def send_signal(processes: Iterable[BaseProcess], number: int) -> None:
 
 def last_error(output: Path) -> str:
     """Return the error line that a process printed, or else its last line."""
-    text = (
-        output.read_text(encoding="utf-8", errors="replace") if output.is_file() else ""
-    )
+    if not output.is_file():
+        return ""
+    text = output.read_text(encoding="utf-8", errors="replace")
     lines = [line for line in text.splitlines() if line.strip()]
-    return (
-        [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
-        or lines
-        or [""]
-    )[-1]
+    errors = [line for line in lines if line.startswith("error: ")]
+    last = (errors or lines or [""])[-1]
+    return last.removeprefix("error: ")

@@ -114,20 +114,14 @@ def config_with_measured_lengths(folder: Path) -> Config:
     config = load_config(folder)
     settings = config.evaluation
     wanted = ("fixed_target", config.training.steps, settings.split)
-    curve = [row for row in on_shared_targets(evaluation_rows(folder)) if row.measured]
-    ratios = tuple(
-        sorted(
-            {
-                r.length_ratio
-                for r in curve
-                if (r.curve_name, r.checkpoint_step, r.split) == wanted
-            }
-        )
-    )
-    extended = dataclasses.replace(
-        settings, ratios=max(settings.ratios, ratios, key=lambda r: max(r, default=0))
-    )
-    return dataclasses.replace(config, evaluation=extended)
+    measured = set[float]()
+    for row in on_shared_targets(evaluation_rows(folder)):
+        found = (row.curve_name, row.checkpoint_step, row.split)
+        if found == wanted and row.measured:
+            measured.add(row.length_ratio)
+    if max(measured, default=0) > max(settings.ratios, default=0):
+        settings = dataclasses.replace(settings, ratios=tuple(sorted(measured)))
+    return dataclasses.replace(config, evaluation=settings)
 
 
 def start_processes(
@@ -171,25 +165,21 @@ def start_processes(
             pool.send_signal(ranks, signal.SIGKILL)
             for process in ranks:
                 process.join()
-        if not (
-            failed := sorted(
-                (code == _PEER_LOST, rank, code)
-                for rank, code in enumerate(codes)
-                if code
-            )
-        ):
+        failed = [
+            (code == _PEER_LOST, rank, code) for rank, code in enumerate(codes) if code
+        ]
+        if not failed:
             return
-        _, rank, code = failed[0]
+        _, rank, code = min(failed)  # those that ended because of another come last
         message = pool.last_error(Path(shared, f"{rank}.log"))
     if rank == 0 and code > 0:
         raise SystemExit(code)
-    cause = (
-        f"failed: {message}"
-        if code > 0
-        else f"was killed by {signal.Signals(-code).name}"
-    )
+    cause = f"failed: {message}"
+    if code < 0:
+        cause = f"was killed by {signal.Signals(-code).name}"
+        code = 128 - code
     error = RunFailed(f"rank {rank} of {size} {cause}")
-    error.exit_code = code if code > 0 else 128 - code
+    error.exit_code = code
     raise error
 
 

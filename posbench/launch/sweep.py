@@ -130,25 +130,29 @@ def verdict_warnings(todo: list[Plan]) -> list[str]:
     configs = [plan.config for plan in todo]
     if len({repr(config.encoding) for config in configs}) < 2:
         return []
-    seeds = Counter(
-        repr(dataclasses.replace(config, seed=0, start=None)) for config in configs
-    )
-    on_text = [config for config in configs if config.data.task is None]
+
     lines = []
-    if (fewest := min(seeds.values())) < ENOUGH_SEEDS:
+    seeds = Counter[str]()
+    for config in configs:
+        seeds[repr(dataclasses.replace(config, seed=0, start=None))] += 1
+    fewest = min(seeds.values())
+    if fewest < ENOUGH_SEEDS:
         lines.append(
             f"Verdicts need {ENOUGH_SEEDS} seeds, here {fewest}: type seed=0,1,2,3,4."
         )
+
+    on_text = [config for config in configs if config.data.task is None]
     if on_text and REFERENCE not in {config.encoding.name for config in configs}:
-        key = "extension" if configs[0].start else "encoding"
         lines.append(
-            f"Schemes are compared with {REFERENCE}, which is not among these: add it"
-            f" to {key}=."
+            f"Schemes are compared with {REFERENCE}, which is not among these: add it."
         )
-    trained = [config.training.tokens for config in on_text if config.start is None]
-    if (fewest := min(trained, default=LEARNING_TAKES)) < LEARNING_TAKES:
-        short = f"After {fewest:,} tokens most schemes do not beat an n-gram model"
-        lines.append(f"{short}: experiment=reader trains for longer.")
+
+    tokens = [config.training.tokens for config in on_text if config.start is None]
+    if tokens and min(tokens) < LEARNING_TAKES:
+        lines.append(
+            f"After {min(tokens):,} tokens most schemes do not beat an n-gram model:"
+            " experiment=reader trains for longer."
+        )
     return lines
 
 
