@@ -53,7 +53,9 @@ class InUse(UserError):
 
 
 class RunFailed(PosbenchError):
-    """A run failed. `reason` is recorded in `run.json`: diverged, oom, disk or error."""
+    """A run failed. `reason` is recorded in `run.json`: diverged, oom, disk or
+    error.
+    """
 
     def __init__(self, message: str, reason: str = "error") -> None:
         super().__init__(message)

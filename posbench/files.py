@@ -31,7 +31,9 @@ def temporary(path: Path) -> Path:
 
 
 def remove_stale(folder: Path) -> None:
-    """Remove what killed processes left half-written in a folder that the caller owns."""
+    """Remove what killed processes left half-written in a folder that the caller
+    owns.
+    """
     for path in folder.glob(f".tmp-{'[0-9a-f]' * 16}-*"):
         delete(path)
 

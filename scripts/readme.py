@@ -1,4 +1,6 @@
-"""Write README's folded table of encodings from the encodings themselves:  make readme"""
+"""Write README's folded table of encodings from the encodings themselves:  make
+readme
+"""
 
 import logging
 import pathlib

@@ -129,7 +129,9 @@ def test_logits_are_those_of_the_run(encoding, block, tiny_config, tmp_path):
 def test_every_encoding_goes_out_as_code_or_as_the_architectures_that_the_list_names(
     name, tiny_config, tmp_path
 ):
-    """Tables that are not saved are computed again, as transformers leaves them unset."""
+    """Tables that are not saved are computed again, as transformers leaves them
+    unset.
+    """
     encoding = MIXED if name == "layered" else {"name": name}
     # their parameters depend on it
     block = {"n_kv_heads": 1} if name in ("canon", "cca", "fox_pro") else None

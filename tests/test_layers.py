@@ -38,7 +38,9 @@ def room(name: str) -> str:
 
 @functools.cache
 def imports_of(name: str) -> set[str]:
-    """Return the modules of posbench that a module of posbench imports, anywhere in it."""
+    """Return the modules of posbench that a module of posbench imports, anywhere in
+    it.
+    """
     names, known = set(), modules()
     for node in ast.walk(ast.parse(known[name].read_text(encoding="utf-8"))):
         if (

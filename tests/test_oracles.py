@@ -245,7 +245,9 @@ def largest(value: Tensor) -> float:
 def close(
     actual: Tensor, expected: Tensor, what: str, scale: float, atol: float, rtol: float
 ) -> None:
-    """Fail unless they are equal within the tolerance; `atol` is in units of `scale`."""
+    """Fail unless they are equal within the tolerance; `atol` is in units of
+    `scale`.
+    """
     assert actual.shape == expected.shape, (
         f"{what}: {tuple(actual.shape)} against {tuple(expected.shape)}"
     )

@@ -104,7 +104,7 @@ def stop_after(
 
 
 # -- what a run leaves
-# -------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------
 
 
 def test_a_run_leaves_a_complete_folder_and_a_finished_one_computes_only_missing_rows(
@@ -232,7 +232,7 @@ def test_a_run_goes_on_from_a_prompt(config, tmp_path):
 
 
 # -- what it refuses to mix
-# --------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------
 
 
 def test_a_trained_run_whose_text_or_tokenizer_is_another_now_is_refused_in_one_line_and_left_as_it_is(
@@ -396,7 +396,7 @@ def test_an_encoding_that_changes_on_the_way_changes_at_the_same_update_in_a_con
 
 
 # -- what ends it
-# ------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------
 
 
 class WorldWithOneSignal(World):

@@ -106,7 +106,9 @@ def split(word: str, short: Mapping[str, str] = WORDS) -> tuple[str, str]:
 
 
 def by_key(words: Collection[str], short: Mapping[str, str] = WORDS) -> dict[str, str]:
-    """Return typed values by full key. If a key is given twice, the later value holds."""
+    """Return typed values by full key. If a key is given twice, the later value
+    holds.
+    """
     starts = [word for word in words if word.startswith("start=")]
     if starts and starts[-1] not in ("start=", "start=null"):
         # the run that begins has the extension as its encoding

@@ -260,7 +260,9 @@ def copies(
 
 
 def _passages(text: str) -> np.ndarray:
-    """Return a hash of each passage of a text, or of the whole text if it is shorter."""
+    """Return a hash of each passage of a text, or of the whole text if it is
+    shorter.
+    """
     hashes = (hash(word[0]) for word in re.finditer(r"\S+", text))
     words = np.fromiter(hashes, np.int64).view(np.uint64)
     missing = max(0, PASSAGE_WORDS - len(words))

@@ -209,7 +209,9 @@ def _read(config: DataConfig, folder: Path, separator: int | None) -> Tokens:
 def _write(
     config: DataConfig, source: sources.Source, loaded: Tokenizer | None, folder: Path
 ) -> None:
-    """Make the tokens of a text, in a folder that appears when all of them are there."""
+    """Make the tokens of a text, in a folder that appears when all of them are
+    there.
+    """
     logger.info("preparing the tokens of data '%s'", config.name)
     with files.atomic_folder(folder) as new:
         splits, record = text.load(config, source, new)

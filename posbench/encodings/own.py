@@ -165,7 +165,9 @@ def _guarded(cls: type[Encoding], name: str) -> Any:
 
 
 def _place(cls: type[Encoding], name: str) -> str:
-    """Return where a method of a user's class stands: encoding, method, file and line."""
+    """Return where a method of a user's class stands: encoding, method, file and
+    line.
+    """
     code = inspect.unwrap(getattr(cls, name)).__code__
     return (
         f"'{cls.name}', {name}: {Path(code.co_filename).name}, line"

@@ -205,7 +205,9 @@ def ranked(
     choices: list[Choice],
     evaluation: AnyEvaluation,
 ) -> EvaluationRow:
-    """Return the row with its numbers: the model ranks the candidates of each problem."""
+    """Return the row with its numbers: the model ranks the candidates of each
+    problem.
+    """
     ids = np.stack([choice.ids for choice in choices])  # (n, C + 1)
     candidates = np.stack([choice.candidates for choice in choices])  # (n, K)
     right = np.array([choice.right for choice in choices])

@@ -196,10 +196,8 @@ class Table:
         )
         body = "\n".join(f"<tr>{''.join(row)}" for row in rows)
         note = f'<p class="note">{escape(self.notes)}</p>' if self.notes else ""
-        return (
-            "<div"
-            f' class="scroll"><table><thead><tr>{heads}<tbody>\n{body}\n</table></div>{note}'
-        )
+        table = f"<table><thead><tr>{heads}<tbody>\n{body}\n</table>"
+        return f'<div class="scroll">{table}</div>{note}'
 
     def latex(self, label: str) -> str:
         """Return the table as LaTeX that needs booktabs."""

@@ -117,7 +117,9 @@ def share(row: Row, name: str) -> str:
 
 
 def runs(row: Row, name: str) -> str:
-    """Return how many seeds a scheme has, and what became of others: `3, 2 diverged`."""
+    """Return how many seeds a scheme has, and what became of others: `3, 2
+    diverged`.
+    """
     text = str(row[name])
     if row["not_done"]:
         text += f", {row['not_done']}"
@@ -336,7 +338,9 @@ def by_length(frame: pd.DataFrame) -> list[Table]:
 
 
 def task_table(table: pd.DataFrame) -> Table:
-    """Return the main table on a task, from what `results.tasks.compare_tasks` returns."""
+    """Return the main table on a task, from what `results.tasks.compare_tasks`
+    returns.
+    """
     names = [name for name in table if name.endswith("x_status")]
     ratios = sorted(
         float(name.removeprefix("accuracy_").removesuffix("x_status")) for name in names

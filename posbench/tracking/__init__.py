@@ -131,7 +131,9 @@ def row_values(
 
 
 def _curve(row: EvaluationRow, config: Config, targets: dict[Any, str | None]) -> str:
-    """Return the name of a row's curve: what is not as the run asks for stands in it."""
+    """Return the name of a row's curve: what is not as the run asks for stands in
+    it.
+    """
     first_targets = row.targets_sha256
     if row.measured and row.protocol in PAIRED:
         key = (row.split, row.checkpoint_step, row.protocol)

@@ -1,4 +1,6 @@
-"""Event files for TensorBoard in the run folder: all rows, written anew each session."""
+"""Event files for TensorBoard in the run folder: all rows, written anew each
+session.
+"""
 
 import shutil
 from collections.abc import Mapping

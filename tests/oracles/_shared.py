@@ -75,7 +75,9 @@ def fla(path, name):
 
 
 class Take(torch.nn.Module):
-    """A module in the place of a projection that takes some channels of one wide input."""
+    """A module in the place of a projection that takes some channels of one wide
+    input.
+    """
 
     def __init__(self, start, stop):
         super().__init__()
@@ -86,7 +88,9 @@ class Take(torch.nn.Module):
 
 
 def frequencies(kind, shape, base, train_length=None, length=None, **parameters):
-    """Return inv_freq (Dh/2,) and the attention factor of a rope_type of transformers."""
+    """Return inv_freq (Dh/2,) and the attention factor of a rope_type of
+    transformers.
+    """
     train_length = train_length or shape.train_length
     parameters |= {
         "rope_type": kind,

@@ -125,7 +125,9 @@ class kerple_log:
 
 
 def held(numbers, most):
-    """Each number as the nearest one in 0.01 .. most, which the gradient does not see."""
+    """Each number as the nearest one in 0.01 .. most, which the gradient does not
+    see.
+    """
     return torch.stack(
         [r - r.detach() + min(max(r.item(), 0.01), most) for r in numbers]
     )

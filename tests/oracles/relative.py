@@ -235,7 +235,9 @@ class tupe:
 
 
 class projected_bias:
-    """transformers' Inkling for positions that all sequences share; else plain loops."""
+    """transformers' Inkling for positions that all sequences share; else plain
+    loops.
+    """
 
     CASES = [{}, {"extent": 5, "curves": 3}]
 

@@ -275,7 +275,9 @@ class learned_sinks(Counting):
 
 
 class randomized(Around):
-    """The oracle of the inner encoding, which is shown whatever positions were drawn."""
+    """The oracle of the inner encoding, which is shown whatever positions were
+    drawn.
+    """
 
     CASES = [
         {},

@@ -63,7 +63,9 @@ def work(config: Config, folder: Path) -> None:
 def start(
     config: Config, folder: Path, before: Callable[[], object] = lambda: None
 ) -> int:
-    """Start `work` in a forked child that calls `before` first; return its process id."""
+    """Start `work` in a forked child that calls `before` first; return its process
+    id.
+    """
 
     def quietly() -> None:
         sys.stdout = sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 -- the process ends with it
