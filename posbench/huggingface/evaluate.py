@@ -48,7 +48,7 @@ from posbench.huggingface.load import (
 )
 from posbench.huggingface.subject import HuggingFaceModel
 from posbench.reports import one_run
-from posbench.rope.library import library_errors, transformers
+from posbench.rope.imports import library_errors, transformers
 from posbench.run import TOKENIZER
 from posbench.run.rows import every_row
 from posbench.run.run import Run

@@ -28,7 +28,7 @@ from posbench.errors import UserError
 from posbench.huggingface.load import load
 from posbench.model.gpt import GPT, RMS_EPS
 from posbench.randomness import generator
-from posbench.rope.library import transformers
+from posbench.rope.imports import transformers
 from posbench.rope.parameters import parameters_of
 from posbench.run import checkpoint
 from posbench.run.model import model_of, tokenizer_of

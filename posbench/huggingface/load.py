@@ -13,7 +13,7 @@ import torch
 from posbench import files
 from posbench.data import hub
 from posbench.errors import UserError, did_you_mean
-from posbench.rope.library import library_errors, transformers
+from posbench.rope.imports import library_errors, transformers
 from posbench.rope.reading import language_part
 from posbench.run import TOKENIZER
 

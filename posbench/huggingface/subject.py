@@ -27,7 +27,7 @@ from posbench.evaluation.protocols import Integers
 from posbench.huggingface.load import TESTED, position_of
 from posbench.randomness import generator
 from posbench.rope import extension as rope
-from posbench.rope.library import library_errors, transformers
+from posbench.rope.imports import library_errors, transformers
 from posbench.rope.reading import restore
 
 _MOST_LOGITS = 2**27  # held at once, unless a single window has more

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from posbench.encodings.rope import Rotary
 from posbench.errors import Undefined, UserError, did_you_mean, unknown
-from posbench.rope.library import library_errors, transformers
+from posbench.rope.imports import library_errors, transformers
 
 Settings = Mapping[str, Any]  # the content of a config.json
 SECTIONS = ("rope_scaling", "rope_parameters")
