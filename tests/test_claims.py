@@ -18,7 +18,7 @@ from posbench.claims import claim, reproduce
 from posbench.claims.claim import Term
 from posbench.claims.judge import judge
 from posbench.errors import UserError
-from posbench.launch import plans, sweep
+from posbench.launch import plans, slots
 from posbench.launch.pool import Status
 from posbench.listing import listing
 from posbench.results.frame import read
@@ -290,7 +290,7 @@ def test_a_strangers_claim_is_trained_judged_and_written(tmp_path, monkeypatch, 
         return {plan.id: Status("done") for plan in todo}
 
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sweep, "execute", execute)
+    monkeypatch.setattr(slots, "execute", execute)
     write(
         write(tmp_path),
         "other",
