@@ -554,6 +554,8 @@ def _mistake(errors: Any, keys: Collection[str]) -> UserError:
         return UserError(f"missing key '{key}'")
 
     expected = _EXPECTED.get(mistake.partition("_")[0])
+    if (key, error["input"]) == ("tracking.mode", "disabled"):
+        expected = "tracking=none instead"
     if expected is None:
         expected = message.removeprefix("Input should be ")
         expected = expected.replace("greater than or equal to", "at least")
