@@ -12,7 +12,7 @@ from posbench.config.overrides import split
 from posbench.config.schema import Config
 from posbench.config.shipped import choice_file, load
 from posbench.errors import UserError
-from posbench.evaluation.plan import check
+from posbench.evaluation.plan import check, refuse_missing_extensions
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,10 +64,15 @@ def plan(config: Config, words: Iterable[str], config_dir: Path | None = None) -
 
 
 def resolve_one(words: list[str], config_dir: Path | None = None) -> Plan:
-    """Return the plan of one run."""
+    """Return the plan of one run; UserError if a new one would have no row with one of
+    its extensions. A sweep's encodings need not all have one.
+    """
     from posbench.config import compose  # it imports Hydra, which a rank does not need
 
-    return plan(compose.single(words, config_dir), words, config_dir)
+    found = plan(compose.single(words, config_dir), words, config_dir)
+    if not found.folder.exists():
+        refuse_missing_extensions(found.config)
+    return found
 
 
 def resolve(sets: list[list[str]], config_dir: Path | None = None) -> list[Plan]:
