@@ -484,8 +484,7 @@ def export(run: ExportedRun, folder: NewFolder, code: OwnClass = "code=false") -
     It becomes a Llama if it has that block (model=llama) and the encoding is rotary or
     none; an error says why if not. With code=true it is posbench's own class, for all
     of its encodings; who loads it needs posbench. The folder is kept only if its logits
-    equal those of the run. It has tokenizer, model card and posbench_parity.json. Needs
-    transformers.
+    equal those of the run. It has tokenizer and model card. Needs transformers.
     """
     from posbench.huggingface import export
     from posbench.run import find

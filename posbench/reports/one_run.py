@@ -3,6 +3,7 @@ length of the problems.
 """
 
 import json
+import math
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -114,7 +115,8 @@ def print_results(
     ).print(out)
     numbers = headline(frame)
     remarks = _about_task(numbers) if of_task else _about_curve(rows[in_curve], numbers)
-    for remark in [*remarks, *_about_run(frame, rows)]:
+    of_run = [*_about_guessing(settings, numbers), *_about_run(frame, rows)]
+    for remark in [*remarks, *of_run]:
         out.print(remark, soft_wrap=True)
     if not in_curve.all():
         _other_table(rows[~in_curve], "problem_length" if of_task else "length").print(
@@ -297,6 +299,21 @@ def _about_curve(rows: pd.DataFrame, numbers: Headline) -> Iterator[str]:
             yield (
                 f"95 %: over {number} documents, for this checkpoint on other text like"
                 " this."
+            )
+
+
+def _about_guessing(settings: dict[str, Any], numbers: Headline) -> Iterator[str]:
+    """Yield a line on a model whose training text is unknown, if it is no better than a
+    guess.
+    """
+    vocabulary = settings.get("data.vocab_size")
+    loss = numbers["nll_1x"]
+    if numbers["learned"] is None and vocabulary and loss is not None:
+        guess = math.log(vocabulary)
+        if loss >= guess:
+            yield (
+                f"Not learned: loss {loss:.3f} at 1x, a guess among {vocabulary:,}"
+                f" tokens has {guess:.3f}. Are these its trained weights?"
             )
 
 
