@@ -287,7 +287,7 @@ def train(
     if cfg:
         from posbench import listing
 
-        print(listing.explained(plan.config), end="")
+        print(listing.explained_yaml(plan.config), end="")
         return
     from posbench.launch import run
 
@@ -505,7 +505,7 @@ def list_(sections: Sections = None, as_json: AsJson = False) -> None:
     """
     from posbench import listing
 
-    listing.show(sections or [], as_json)
+    listing.print_rows(sections or [], as_json)
 
 
 @app.command()
@@ -546,7 +546,7 @@ def show(
                 f"--text describes encodings with their defaults: leave out {name},"
                 " or --text"
             )
-    print("\n\n\n".join(map(listing.page, names)))
+    print("\n\n\n".join(map(listing.page_text, names)))
 
 
 @app.command()

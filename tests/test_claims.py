@@ -20,7 +20,7 @@ from posbench.claims.judge import judge
 from posbench.errors import UserError
 from posbench.launch import plans, slots
 from posbench.launch.pool import Status
-from posbench.listing import listing
+from posbench.listing import listing_rows
 from posbench.results.frame import read
 
 ROOT = Path(__file__).parents[1]
@@ -57,7 +57,7 @@ def test_every_claim_composes_and_so_does_that_of_the_page(tmp_path):
     (tmp_path / "claim" / "mine.yaml").write_text(text, encoding="utf-8")
     entries = claim.read(["all"], tmp_path)
     # by the comment above each
-    names = {row["name"] for row in listing(["claims"])["claims"]}
+    names = {row["name"] for row in listing_rows(["claims"])["claims"]}
     assert {entry.id for entry in entries} == {*names, "mine"}
     assert len(entries) == len(names) + 1 >= 35
     runs = {text for entry in entries for text in entry.runs.values()}
