@@ -146,7 +146,14 @@ def compare(
     given = {"ids": ids} if vocabulary else {}
     completed = schemes.completed(name, options, shape)
     expected = oracle.reference(
-        parameters, shape, completed, *leaves[:4], positions, seed, causal, **given
+        parameters=parameters,
+        shape=shape,
+        options=completed,
+        positions=positions,
+        layer=seed,
+        causal=causal,
+        **dict(zip("qkvx", leaves, strict=False)),
+        **given,
     )
 
     copies = [

@@ -152,7 +152,7 @@ def test_fire_bias_by_pieces_equals_the_network_run_on_every_pair_also_with_unit
     options = {"threshold": 16.5}
     parameters = dict(encoding.named_parameters())
     by_network = oracles.of("fire").reference(
-        parameters, SHAPE, options, q, k, v, x, positions, 1, True
+        parameters, SHAPE, options, positions, layer=1, causal=True
     )["bias"]
     torch.testing.assert_close(by_pieces, by_network, **FP32)
     upstream = torch.randn_like(by_pieces)
