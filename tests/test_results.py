@@ -259,10 +259,8 @@ def test_tasks_of_the_kept_rows():
     assert none["learned_word"] == "learned by fewer seeds"
     assert none["accuracy_2x_why"] == "not learned"
     equal = table.assign(accuracy_4x=1.0, ranked=[True, True, False, False])
-    assert (
-        "trained problem: alibi, rope, 100% right"
-        in answer.task_sentences(frame, equal)[0]
-    )
+    first = answer.task_answer(frame, equal).sentences[0]
+    assert "trained problem: alibi, rope, 100% right" in first
     places = tasks.accuracies(frame[frame["trained_task"] == "flip_flop"])
     assert set(places["of_task"]) == {"", "ignore=0.1", "ignore=0.98"}
     copy = frame[frame["trained_task"] == "copy"]
