@@ -37,7 +37,7 @@ class Section:
 
     heading: str
     facts: str  # what was run
-    answer: Sequence[str]
+    answer: answer.Answer
     figure: "Figure | None"
     main: Table | None  # None: nothing was measured
     more: Sequence[Table]  # folded away in the page, absent in the terminal
@@ -126,11 +126,10 @@ def _print(
 
     for section in sections:
         console.print(f"{section.heading or title}: {section.facts}")
-        for line in section.answer:
-            sentence, _, command = line.partition("\n")
+        for sentence in section.answer.sentences:
             console.print(sentence)
-            if command:  # on one line, so that it can be copied
-                console.print(command, soft_wrap=True)
+        if section.answer.command:  # on one line, so that it can be copied
+            console.print(f"  {section.answer.command}", soft_wrap=True)
         if section.main:
             section.main.print(console, MOST_ROWS)
 
@@ -262,7 +261,7 @@ def _task_section(heading: str, group: pd.DataFrame, reference: str | None) -> S
     return Section(
         heading,
         answer.facts_line(group),
-        answer.task_sentences(group, table),
+        answer.task_answer(group, table),
         charts.task_figure(group),
         main,
         tables.length_tables(group),
@@ -283,7 +282,7 @@ def _text_section(
     return Section(
         heading,
         answer.facts_line(group),
-        answer.text_sentences(group, table),
+        answer.text_answer(group, table),
         charts.text_figure(group, table, figure),
         tables.main_table(table),
         [*more, *tables.training_tables(group), *tables.length_tables(group)],
