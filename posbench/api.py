@@ -37,6 +37,7 @@ from posbench.run.rows import (
     EvaluationRow,
     evaluation_rows,
     number,
+    on_shared_targets,
     training_rows,
 )
 from posbench.run.run import load_config, load_record
@@ -116,7 +117,7 @@ class LoadedRun:
         self.folder = folder
         self.config: AnyConfig = load_saved(folder / CONFIG)
         self.record: dict[str, Any] = load_record(folder)
-        self._rows = evaluation_rows(folder)
+        self._rows = on_shared_targets(evaluation_rows(folder))
         self._frame = results.read([folder])
         if self.status == "unreadable":
             raise UserError(f"{folder}: {self._frame['run_reason'].iloc[0]}")

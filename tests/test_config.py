@@ -188,7 +188,6 @@ def test_a_later_value_holds_and_lengths_follow_the_training_length():
         config, ["length=128", "extension=ntk", "device=cuda:1", "runtime.threads=3"]
     )
     assert asked.evaluation.ratios == (2,)
-    assert asked.evaluation.longest == 16
     assert asked.evaluation.extensions == ("ntk",)
     assert asked.runtime.device == "cuda:1"
     assert asked.runtime.threads == 3
