@@ -14,6 +14,7 @@ import itertools
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import yaml
 from hydra import compose, conf, initialize_config_dir
@@ -143,6 +144,7 @@ def _config(point: dict[str, str], folders: tuple[Path, ...]) -> Config:
         if key in _WITH_OPTIONS or not is_key:
             raise unknown_key(key, [*KEYS, *GROUPS], (*WORDS, *OF_A_SWEEP))
         OmegaConf.update(cfg, key, value(key, text), merge=True)
+    cfg.encoding = _with_class_inside(cfg.encoding)
 
     # Functions such as `${oc.env:...}` would put secrets into records.
     written = json.dumps(OmegaConf.to_container(cfg), default=str)
@@ -225,6 +227,47 @@ def _signature(name: str) -> DictConfig:
     for key, default in encodings.options_of(name).items():
         options[key] = "???" if default is inspect.Parameter.empty else default
     return OmegaConf.create({"name": name, **options, **source})
+
+
+def _with_class_inside(encoding: DictConfig) -> DictConfig:
+    """Return an encoding's settings in which a class in a file, inside of `layered`,
+    `heads` or `randomized`, stands under its name.
+    """
+    options: dict[str, Any] = OmegaConf.to_container(encoding)  # type: ignore[assignment]
+    places = {text for text in _texts(options) if encodings.PLACE.fullmatch(text)}
+    places.discard(options.get("file"))
+    if not places:
+        return encoding
+    if len(places) > 1 or options.get("file"):
+        raise UserError(
+            f"encoding has {' and '.join(sorted(places))}: expected one class of a file"
+        )
+    (place,) = places
+    inner = _signature(place)
+    inside = _renamed(options, place, inner.name)
+    return OmegaConf.create(
+        {**inside, "file": inner.file, "file_sha256": inner.file_sha256}
+    )
+
+
+def _texts(value: Any) -> list[str]:
+    """Return the texts in lists and mappings, at any depth."""
+    if isinstance(value, str):
+        return [value]
+    if isinstance(value, dict):
+        value = list(value.values())
+    if not isinstance(value, list):
+        return []
+    return [text for item in value for text in _texts(item)]
+
+
+def _renamed(value: Any, former: str, name: str) -> Any:
+    """Return lists and mappings with another text in the place of one."""
+    if isinstance(value, dict):
+        return {key: _renamed(item, former, name) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_renamed(item, former, name) for item in value]
+    return name if value == former else value
 
 
 def _check(config: Config) -> None:
