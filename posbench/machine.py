@@ -17,6 +17,7 @@ from torch import Tensor
 from posbench.errors import RunFailed, UserError
 
 logger = logging.getLogger(__name__)
+OUT_OF_MEMORY = "out of memory"  # how the reason of such a failure begins
 _DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 
 
@@ -228,7 +229,7 @@ def out_of_memory_as_failure(hint: str) -> Iterator[None]:
             raise
         line = (str(error).splitlines() or ["no room"])[0]
         raise RunFailed(
-            f"out of memory: {line}; {hint} may fit", reason="oom"
+            f"{OUT_OF_MEMORY}: {line}; {hint} may fit", reason="oom"
         ) from error
 
 

@@ -18,7 +18,7 @@ from posbench import machine
 from posbench.config.schema import EvaluationConfig
 from posbench.data.tokenizer import Tokenizer
 from posbench.data.tokens import TokenSplit
-from posbench.errors import RunFailed, Undefined, UserError
+from posbench.errors import RowsFailed, RunFailed, Undefined, UserError
 from posbench.evaluation import plan, problems, protocols
 from posbench.evaluation.models import (
     Floats,
@@ -34,22 +34,34 @@ from posbench.evaluation.protocols import Integers, Targets
 from posbench.results.estimate import FEW_DOCUMENTS, estimate, units_of_text
 from posbench.run.rows import EVALUATION_KEY, PLAIN, EvaluationRow, multiple, plain
 
+_MORE_ROOM = "a smaller evaluation.batch_tokens, or shorter lengths,"
+
 
 def evaluate(
     evaluation: AnyEvaluation, existing: Sequence[EvaluationRow] = ()
 ) -> Iterator[EvaluationRow]:
     """Yield the requested rows that are missing from `existing`, each as soon as it is
     computed. Existing ones are made again where the requested ones have other targets.
+
+    A row that fails says why, and the others are measured; then RowsFailed is raised.
     """
-    with machine.out_of_memory_as_failure(
-        "a smaller evaluation.batch_tokens, or shorter lengths,"
-    ):
-        for row, measure in evaluation.planned(existing):
-            if any(same_row(row, other, evaluation.settings) for other in existing):
-                continue
-            if measure is not None:
+    failure: RunFailed | None = None
+    for row, measure in evaluation.planned(existing):
+        if any(same_row(row, other, evaluation.settings) for other in existing):
+            continue
+        if measure is not None:
+            try:
                 row = _computed(row, measure, evaluation)
-            yield row
+            except RunFailed as error:
+                if evaluation.world.size > 1:  # the others would wait for this process
+                    raise
+                row = dataclasses.replace(row, status="failed", reason=str(error))
+                failure = failure or RowsFailed(
+                    f"at {row.length} tokens: {error}", error.reason
+                )
+        yield row
+    if failure is not None:
+        raise failure
 
 
 def same_row(
@@ -65,6 +77,8 @@ def same_row(
     # that a row fails, and why, is known only after its passes
     if other.status != "failed":
         columns += ["status", "reason"]
+    elif (other.reason or "").startswith(machine.OUT_OF_MEMORY):
+        return False  # there may be more room now
     if settings.precision != "auto":
         columns.append("dtype")
     return all(getattr(row, column) == getattr(other, column) for column in columns)
@@ -75,15 +89,18 @@ def _computed(
     measure: Callable[[], EvaluationRow],
     evaluation: AnyEvaluation,
 ) -> EvaluationRow:
-    """Return the row with its numbers, or why it failed, and what it took."""
+    """Return the row with its numbers, or why it failed, and what it took. Raises
+    RunFailed for an error of a user's encoding, and if memory runs out.
+    """
     started = time.monotonic()
     machine.reset_peak_memory(evaluation.device)
     try:
-        row = measure()
+        with machine.out_of_memory_as_failure(_MORE_ROOM):
+            row = measure()
     except NotFinite as error:
         row = dataclasses.replace(row, status="failed", reason=str(error))
     except UserError as error:  # from a user's own encoding
-        raise RunFailed(f"at {row.length} tokens: {error}") from error
+        raise RunFailed(str(error)) from error
 
     # almost 0 if another row computed the nll
     seconds = round(time.monotonic() - started, 3)

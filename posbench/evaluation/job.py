@@ -15,13 +15,13 @@ from posbench import machine, tracking
 from posbench.config.schema import Config, EvaluationConfig
 from posbench.data.batches import merge_spans
 from posbench.data.tokens import TaskData, Tokens, data_of
-from posbench.encodings.base import Encoding
 from posbench.errors import UserError
 from posbench.evaluation.evaluate import Evaluation, describe, evaluate
-from posbench.evaluation.models import TrainedGPT, refuse_not_causal
+from posbench.evaluation.models import TrainedGPT
 from posbench.evaluation.ngrams import CachedNGrams, NGrams
 from posbench.evaluation.plan import AnyEvaluation, check
 from posbench.evaluation.problems import TaskEvaluation
+from posbench.evaluation.trial import is_own, refuse_later_tokens
 from posbench.model.gpt import GPT
 from posbench.processes import World
 from posbench.run import TOKENIZER, checkpoint
@@ -125,13 +125,8 @@ def subject_of(
     """
     train_length = config.training.train_length
     subject = TrainedGPT(model.eval(), train_length, device, dtype, config.seed)
-    for part in model.encoding.modules():
-        is_ours = type(part).__module__.startswith("posbench.")
-        if isinstance(part, Encoding) and not is_ours:
-            exact = dataclasses.replace(subject, dtype=torch.float32)
-            name = f"encoding '{model.encoding.name}'"
-            refuse_not_causal(exact, model.tokens.num_embeddings, "fp32", name)
-            break
+    if is_own(model.encoding):
+        refuse_later_tokens(subject)
     return subject
 
 
