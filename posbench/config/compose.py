@@ -40,10 +40,7 @@ from posbench.config.overrides import (
     value,
     values,
 )
-from posbench.config.schema import (
-    Config,
-    validate,
-)
+from posbench.config.schema import Config, flat, kind, refused, validate
 from posbench.config.shipped import EVERY, GROUPS, choice_file, choices, configs_dir
 from posbench.errors import UserError
 
@@ -51,6 +48,8 @@ from posbench.errors import UserError
 _SOURCES = {"path": "text", "dataset": "hub"}
 # where encodings, tasks and data sets have keys of their own
 _OPEN = ("encoding.", "data.task.", "data.splits.")
+# numbers with eight or sixty as their base
+_GUESSED = re.compile(r"[-+]?(0[0-9_]+|\d+(:[0-5]?\d)+)")
 # only a group sets these
 _WITH_OPTIONS = ("encoding.name", "data.source", "data.task", "data.task.name")
 
@@ -155,6 +154,7 @@ def _config(point: dict[str, str], folders: tuple[Path, ...]) -> Config:
             " ${training.tokens}"
         )
     plain = dict(OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True))  # type: ignore[arg-type]
+    _refuse_guesses(plain)
     data = plain["data"]
     is_other = data["dataset"] != dataset_of_file and "data.name" not in point
     if data["source"] == "hub" and (is_other or data["name"] == "hub"):
@@ -203,7 +203,9 @@ def _base_config(groups: dict[str, str], folders: tuple[Path, ...]) -> DictConfi
         signature = _signature(files.pop("encoding"))
     for group, choice in files.items():
         classes = encodings.names() if group == "encoding" else ()
-        choice_file(group, choice, folders, classes)
+        path = choice_file(group, choice, folders, classes)
+        if not path.is_relative_to(configs_dir()):
+            _refuse_guessed_numbers(path)
     words = tuple(f"{group}={choice}" for group, choice in files.items())
     cfg = copy.deepcopy(_hydra_config(words, folders))
     cfg.encoding = signature or cfg.encoding
@@ -227,6 +229,35 @@ def _signature(name: str) -> DictConfig:
     for key, default in encodings.options_of(name).items():
         options[key] = "???" if default is inspect.Parameter.empty else default
     return OmegaConf.create({"name": name, **options, **source})
+
+
+def _refuse_guesses(plain: dict[str, Any]) -> None:
+    """Raise UserError for a text that YAML has read as a number: 2024_05_01, 695e0514.
+
+    What is typed stays text, so that such a value is from a file.
+    """
+    for key, given in flat(plain).items():
+        if not kind(KEYS.get(key)).startswith("text"):
+            continue
+        for text in given if isinstance(given, list) else [given]:
+            if text is not None and not isinstance(text, str):
+                expected = "text: put it into quotation marks in its file"
+                raise refused(key, text, expected)
+
+
+def _refuse_guessed_numbers(path: Path) -> None:
+    """Raise UserError for a number in a user's file that YAML reads as another: 010 as
+    8, 12:30 as 750.
+    """
+    for token in yaml.scan(path.read_bytes()):
+        if not isinstance(token, yaml.ScalarToken) or not token.plain:
+            continue
+        if _GUESSED.fullmatch(token.value):
+            line = token.start_mark.line + 1
+            raise UserError(
+                f"{path}, line {line}: YAML reads {token.value} as another number:"
+                " write that, or put it into quotation marks"
+            )
 
 
 def _with_class_inside(encoding: DictConfig) -> DictConfig:
