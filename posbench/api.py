@@ -468,12 +468,10 @@ def _load_logged(folder: Path) -> LoadedRun:
 
 @contextlib.contextmanager
 def _shown_log() -> Iterator[None]:
-    """Show the log; restore logging, warnings and the number of threads afterwards."""
-    threads = torch.get_num_threads()
-    try:
-        with warnings.catch_warnings(), console.log_shown():
-            # tqdm's warning about a bar that is never shown
-            warnings.filterwarnings("ignore", "IProgress not found")
-            yield
-    finally:
-        torch.set_num_threads(threads)
+    """Show the log, and work as in a fresh process; restore logging, warnings and
+    torch's state afterwards.
+    """
+    with warnings.catch_warnings(), console.log_shown(), machine.fresh_state():
+        # tqdm's warning about a bar that is never shown
+        warnings.filterwarnings("ignore", "IProgress not found")
+        yield
