@@ -504,6 +504,54 @@ def test_ids_beyond_16_bits_are_kept_whole(tmp_path):
     assert made.tokenizer.token_bytes is None
 
 
+LOSSY = {
+    "without capitals": tokenizers.normalizers.Lowercase(),
+    "without e": tokenizers.normalizers.Replace("e", ""),
+}
+
+
+@pytest.mark.parametrize("kind", LOSSY)
+def test_a_tokenizer_that_loses_text_is_refused(bpe, tmp_path, kind):
+    inner = tokenizers.Tokenizer.from_str(bpe._inner.to_str())
+    inner.normalizer = LOSSY[kind]
+    path = write(tmp_path / "texts", {"a.txt": "The Hen SAT there. " * 500})
+    lossy = config(path=path, tokenizer=str(saved(inner, tmp_path)))
+
+    with pytest.raises(UserError, match=r"% of the characters do not come back"):
+        tokens.prepare(lossy, tmp_path / "cache")
+
+
+def test_a_tokenizer_of_bytes_without_some_bytes_is_refused(tmp_path):
+    inner = tokenizers.Tokenizer(
+        tokenizers.models.BPE(vocab={"a": 0, "b": 1}, merges=[])
+    )
+    inner.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    inner.decoder = tokenizers.decoders.ByteLevel()
+    path = write(tmp_path / "texts", {"a.txt": "ab abc ab " * 500})
+    lossy = config(path=path, tokenizer=str(saved(inner, tmp_path)))
+
+    with pytest.raises(UserError, match="do not come back, such as 'c'"):
+        tokens.prepare(lossy, tmp_path / "cache")
+
+
+def test_what_a_tokenizer_loses_of_a_text_is_said_and_recorded(tmp_path, caplog):
+    words = ["one", "two", "three", "four"]
+    vocabulary = {word: number for number, word in enumerate([*words, "?"])}
+    model = tokenizers.models.WordLevel(vocabulary, unk_token="?")
+    inner = tokenizers.Tokenizer(model)
+    inner.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
+    texts = {f"{number}.txt": "one two three four " * 200 for number in range(4)}
+    texts["0.txt"] += "z " + texts["0.txt"]
+    path = write(tmp_path / "texts", texts)
+
+    made = tokens.prepare(
+        config(path=path, tokenizer=str(saved(inner, tmp_path))), tmp_path / "cache"
+    )
+
+    assert 0 < made.record["lost_characters"] < 1e-3
+    assert "% of the characters do not come back, such as 'z'" in caplog.text
+
+
 IDS = np.arange(1000, dtype=np.uint16)
 
 

@@ -29,11 +29,11 @@ from posbench.evaluation.job import evaluate_run
 from posbench.evaluation.models import Subject, TrainedGPT, Variant, Varied
 from posbench.evaluation.ngrams import CachedNGrams, NGrams
 from posbench.evaluation.protocols import targets_of
-from posbench.launch.run import config_with_measured_lengths
+from posbench.launch.run import config_with_measured_lengths, evaluate_runs
 from posbench.model.gpt import build
 from posbench.results import compare
 from posbench.results.frame import read
-from posbench.run.rows import EvaluationRow, evaluation_rows, every_row
+from posbench.run.rows import EvaluationRow, evaluation_rows, on_shared_targets
 from posbench.run.run import Run, load_record
 from posbench.training.train import train
 
@@ -408,26 +408,181 @@ def test_a_run_whose_text_is_another_now_is_not_evaluated(trained):
     assert (folder / "rows.jsonl").read_bytes() == before
 
 
-def test_a_longer_length_asked_for_later_leaves_the_curve_as_it_was(trained):
+# of a grown curve: whether a point is measured on the targets of all others
+Point = tuple[str, int, int | None, str | None, str | None]
+
+
+def points_of(rows: Sequence[EvaluationRow]) -> set[Point]:
+    points = set()
+    for row in rows:
+        if row.measured:
+            point = (row.protocol, row.length, row.window, row.extension, row.task)
+            points.add(point)
+    return points
+
+
+def digests_of(rows: Sequence[EvaluationRow], protocol: str) -> set[str | None]:
+    return {row.targets_sha256 for row in rows if row.protocol == protocol}
+
+
+def curve_of(folder: pathlib.Path) -> list[EvaluationRow]:
+    """The rows that a reader of the run gets."""
+    return on_shared_targets(evaluation_rows(folder))
+
+
+def test_a_longer_length_gives_a_curve_on_one_set_of_targets(trained):
     config, folder = trained
-    first = evaluation_rows(folder)
-    before = headline_of(folder)
-    # 128 tokens need targets of their own, 16 has them too
-    evaluate_run(folder, apply(config, ["length=16,128"]))
-    evaluate_run(folder, apply(config, ["length=16,4096"]))
-    rows = evaluation_rows(folder)
-    every = every_row(folder)
-    assert rows[: len(first)] == first
-    assert {row.length for row in rows[len(first) :]} == {128, 4096}
-    assert {row.length for row in every if row not in rows} == {16}
-    assert {row.status for row in every} == {"ok", "too_short"}
-    assert headline_of(folder) == before
-    evaluate_run(folder, apply(config, ["length=16,32,64,128", "extension=pi"]))
+    evaluate_run(folder, apply(config, ["extension=pi", "probe=repeat", "sinks=2"]))
+    before = curve_of(folder)
+
+    evaluate_run(folder, apply(config, ["length=128"]))
+
+    curve = curve_of(folder)
+    assert points_of(before) < points_of(curve)
+    assert {row.length for row in curve} == {16, 32, 64, 128}
+    for protocol in ("fixed_target", "nonoverlap"):
+        assert len(digests_of(curve, protocol)) == 1
+        assert digests_of(curve, protocol) != digests_of(before, protocol)
+    assert digests_of(curve, "task").isdisjoint(digests_of(before, "task"))
+
+
+def test_a_grown_curve_is_that_of_a_run_that_asked_for_all_lengths_at_once(trained):
+    config, folder = trained
+    at_once = folder.with_name("at_once")
+    shutil.copytree(folder, at_once)
+    for path in (folder, at_once):
+        (path / "rows.jsonl").write_text("", encoding="utf-8")
+    evaluate_run(folder, apply(config, []))
+
+    evaluate_run(folder, apply(config, ["ratio=8"]))
+    evaluate_run(at_once, apply(config, ["ratio=1,2,4,8"]))
+
+    grown = {row.key: row.nll for row in curve_of(folder)}
+    expected = {row.key: row.nll for row in curve_of(at_once)}
+    assert grown == expected
+
+
+def test_a_line_says_what_a_longer_length_did_to_the_curve(trained, caplog):
+    config, folder = trained
+    was = headline_of(folder)["nll_1x"]
+    caplog.set_level("INFO")
+
+    evaluate_run(folder, apply(config, ["length=128"]))
+
+    now = headline_of(folder)["nll_1x"]
+    losses = f"loss at 1x was {was:.3f}, is {now:.3f}"
+    line = f"new targets for 8x: 3 lengths scored again; {losses}"
+    assert line in caplog.messages
     assert headline_of(folder)["rise_8x"] is not None
-    # later rows pair with it
-    assert config_with_measured_lengths(folder).evaluation.ratios == (1, 2, 4, 8)
+
+
+@pytest.mark.parametrize("words", [["length=48"], ["length=65536"], ["length=16"]])
+def test_a_length_that_needs_no_other_targets_leaves_the_curve_as_it_was(
+    trained, caplog, words
+):
+    config, folder = trained
+    first = curve_of(folder)
+    before = headline_of(folder)
+    caplog.set_level("INFO")
+
+    evaluate_run(folder, apply(config, words))
+
+    assert curve_of(folder)[: len(first)] == first
+    assert headline_of(folder)["rise_4x"] == before["rise_4x"]
+    assert "new targets" not in caplog.text
+
+
+def test_shorter_lengths_asked_for_later_score_the_targets_of_the_longest(trained):
+    config, folder = trained
+    evaluate_run(folder, apply(config, ["length=128"]))
+    curve = curve_of(folder)
+
+    evaluate_run(folder, apply(config, ["length=32,96"]))
+
+    added = [row for row in curve_of(folder) if row not in curve]
+    assert {row.length for row in added} == {96}
+    assert digests_of(added, "fixed_target") == digests_of(curve, "fixed_target")
+
+
+def test_an_extension_after_a_longer_length_has_all_lengths_of_the_curve(trained):
+    config, folder = trained
+    evaluate_run(folder, apply(config, ["ratio=8"]))
+
+    words = ["extension=pi"]
+    evaluate_run(folder, apply(config_with_measured_lengths(folder), words))
+
+    extended = [row for row in curve_of(folder) if row.extension == "pi"]
+    assert [row.length for row in extended] == [16, 32, 64, 128]
     curves = compare.curves(read([folder])).set_index(["variant", "length"])
-    assert curves.loc[("pi", 128), "rise"] != 0  # an extension pairs with the curve
+    assert curves.loc[("pi", 128), "rise"] != 0
+
+
+def test_training_again_with_more_ratios_gives_one_curve(trained, caplog):
+    config, folder = trained
+    longer = evaluation_with(config, ratios=(1, 2, 4, 8))
+    caplog.set_level("INFO")
+
+    train(longer, folder, ["test"])
+
+    assert {row.length for row in curve_of(folder)} == {16, 32, 64, 128}
+    assert len(digests_of(curve_of(folder), "fixed_target")) == 1
+    assert "new targets for 8x: 3 lengths scored again" in caplog.text
+
+
+def test_a_study_grows_with_its_runs_and_one_run_alone_stays_in_it(trained, capsys):
+    _, folder = trained
+    other = folder.with_name("other")
+    shutil.copytree(folder, other)
+    before = digests_of(curve_of(folder), "fixed_target")
+
+    evaluate_runs([folder], ["ratio=8"])
+    shared = read([folder, other])
+    evaluate_runs([folder, other], ["ratio=8"])
+    grown = read([folder, other])
+
+    main = shared[shared["main"] & (shared["protocol"] == "fixed_target")]
+    assert {*main["targets_sha256"]} == before
+    main = grown[grown["protocol"] == "fixed_target"]
+    assert main["main"].all()
+    assert {*main["length"]} == {16, 32, 64, 128}
+    assert main["targets_sha256"].nunique() == 1
+    assert "not shown" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("rows_before_the_end", [1, 5, 8, 9, 10])
+def test_a_curve_is_whole_wherever_its_growth_is_stopped_and_is_finished_later(
+    trained, monkeypatch, rows_before_the_end
+):
+    config, folder = trained
+    before = points_of(curve_of(folder))
+    asked = apply(config, ["ratio=8"])
+    stop_after(rows_before_the_end, monkeypatch)
+    with pytest.raises(Stopped):
+        evaluate_run(folder, asked)
+    monkeypatch.undo()
+    stopped = curve_of(folder)
+
+    evaluate_run(folder, asked)
+
+    assert before <= points_of(stopped)
+    assert len(digests_of(stopped, "fixed_target")) == 1
+    assert {row.length for row in curve_of(folder)} == {16, 32, 64, 128}
+    assert len(digests_of(curve_of(folder), "fixed_target")) == 1
+    assert len(digests_of(curve_of(folder), "nonoverlap")) == 1
+
+
+def stop_after(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Send SIGTERM as soon as so many rows are written."""
+    log = Run.log
+    written = []
+
+    def logged(run: Run, row: Any) -> None:
+        log(run, row)
+        written.append(row)
+        if len(written) == count:
+            signal.raise_signal(signal.SIGTERM)
+
+    monkeypatch.setattr(Run, "log", logged)
 
 
 def test_a_precision_that_is_named_replaces_rows_of_another_and_auto_takes_what_is_there(
