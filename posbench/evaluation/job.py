@@ -19,7 +19,7 @@ from posbench.encodings.base import Encoding
 from posbench.errors import UserError
 from posbench.evaluation.evaluate import Evaluation, describe, evaluate
 from posbench.evaluation.models import TrainedGPT, refuse_not_causal
-from posbench.evaluation.ngrams import CachedNGrams, NGrams
+from posbench.evaluation.ngrams import Readers
 from posbench.evaluation.plan import AnyEvaluation, check
 from posbench.evaluation.problems import TaskEvaluation
 from posbench.model.gpt import GPT
@@ -109,7 +109,7 @@ def evaluate_into(
         evaluation = Evaluation(
             split=split,
             tokenizer=tokens.tokenizer,
-            reader=_reader(tokens, config, step, split.ids),
+            readers=_readers(tokens, config, step, split.ids),
             **common,
         )
     existing = world.from_first(every_row(run.folder) if run else None)
@@ -179,10 +179,10 @@ def evaluations_on_the_way(config: Config) -> dict[int, EvaluationConfig]:
     return evaluations
 
 
-def _reader(
+def _readers(
     tokens: Tokens, config: Config, step: int, text: NDArray[np.integer]
-) -> CachedNGrams | None:
-    """Return the n-gram reader of the tokens that a run, and the run it began from,
+) -> Readers | None:
+    """Return the simple readers for the tokens that a run, and the run it began from,
     trained on; None if unknown.
     """
     spans = []
@@ -200,5 +200,10 @@ def _reader(
         )
         spans.append(tokens.batches(earlier, start.seed).spans(start.steps))
 
-    ngrams = NGrams(tokens.train.ids, merge_spans(spans), tokens.tokenizer.vocab_size)
-    return CachedNGrams(ngrams, text, tokens.validation.ids)
+    return Readers(
+        tokens.train.ids,
+        merge_spans(spans),
+        tokens.tokenizer.vocab_size,
+        text,
+        tokens.validation.ids,
+    )
