@@ -27,7 +27,7 @@ from posbench.evaluation import probes, protocols
 from posbench.evaluation.evaluate import Evaluation, evaluate
 from posbench.evaluation.job import evaluate_run
 from posbench.evaluation.models import Subject, TrainedGPT, Variant, Varied
-from posbench.evaluation.ngrams import CachedNGrams, NGrams
+from posbench.evaluation.ngrams import Readers
 from posbench.evaluation.protocols import targets_of
 from posbench.launch.run import config_with_measured_lengths, evaluate_runs
 from posbench.model.gpt import build
@@ -610,35 +610,34 @@ def test_rows_say_what_the_best_ngram_model_of_the_trained_tokens_has_on_their_t
     evaluate_run(folder, apply(config, ["task=repeat", "protocol=fixed_target"]))
     rows = evaluation_rows(folder)
     tokens = data.prepare(config.data, config.runtime.cache)
-    model = NGrams(
+    readers = Readers(
         tokens.train.ids,
         tokens.batches(config.training, config.seed).spans(config.training.steps),
         257,
+        tokens.test.ids,
+        tokens.validation.ids,
     )
     windows = protocols.plan("fixed_target", tokens.test, [16, 32, 64], 8, 16, "auto")
-    at = targets_of(windows[16]).indices
-    means = model.nll(
-        np.stack([tokens.test.ids[at - back] for back in (4, 3, 2, 1)], 1),
-        tokens.test.ids[at],
-    ).mean(1)
-    assert 0.5 < means[1:].min() < math.log(9)  # thirty words of random letters
-    cached = CachedNGrams(model, tokens.test.ids, tokens.validation.ids)
+    targets = targets_of(windows[16])
+    order, nll = readers.ngram(targets.indices)
+    assert 0.5 < nll.mean() < math.log(9)  # thirty words of random letters
+    of_window = readers.with_window(targets.indices, targets.context)
     for row in rows:  # what a paired interval of the difference rests on
         assert row.units is not None
         assert ("ngram" in row.units) == (row.task is None)
         if row.protocol == "fixed_target":
-            assert row.targets_sha256 == targets_of(windows[16]).sha256(tokens.test)
-            assert row.ngram_nll == pytest.approx(means[1:].min())
-            assert row.ngram_order == 2 + means[1:].argmin()
+            assert row.targets_sha256 == targets.sha256(tokens.test)
+            assert row.ngram_nll == pytest.approx(nll.mean())
+            assert row.ngram_order == order
             assert sum(row.units["ngram"]) == pytest.approx(
                 row.ngram_nll * row.n_tokens, rel=1e-5
             )
         if "cached_ngram" in row.units:
-            targets = targets_of(windows[row.length])
-            nll = cached.nll(targets.indices, targets.context)
-            assert sum(row.units["cached_ngram"]) == pytest.approx(nll.sum(), rel=1e-5)
-    # as trained, at each length
-    assert sum("cached_ngram" in (row.units or {}) for row in rows) == 3
+            assert row.length == 16
+            total = sum(row.units["cached_ngram"])
+            assert total == pytest.approx(of_window.sum(), rel=1e-5)
+    # as trained, at the training length
+    assert sum("cached_ngram" in (row.units or {}) for row in rows) == 1
 
 
 def test_an_evaluation_that_ends_early_keeps_its_rows(trained, monkeypatch):

@@ -28,7 +28,7 @@ from posbench.evaluation.models import (
     check_finite,
     score,
 )
-from posbench.evaluation.ngrams import CachedNGrams
+from posbench.evaluation.ngrams import Readers
 from posbench.evaluation.plan import AnyEvaluation, Measurement, Planned
 from posbench.evaluation.protocols import Integers, Targets
 from posbench.results.estimate import FEW_DOCUMENTS, estimate, units_of_text
@@ -137,8 +137,8 @@ class Evaluation(AnyEvaluation):
     subject: Subject
     split: TokenSplit  # the text that `settings.split` names
     tokenizer: Tokenizer  # the subject's
-    # counts the training tokens; None: these are unknown
-    reader: CachedNGrams | None = None
+    # know the training tokens; None: these are unknown
+    readers: Readers | None = None
 
     def planned(self, existing: Sequence[EvaluationRow] = ()) -> list[Planned]:
         # rows with equal forward passes share them
@@ -287,16 +287,17 @@ def _measured(
         bits = float(nll.sum()) / math.log(2)
         row = dataclasses.replace(row, n_bytes=n_bytes, bits_per_byte=bits / n_bytes)
 
-    reader = evaluation.reader
-    # a probe rewrites the text that the reader would score
-    if reader is not None and row.task is None:
-        order, of_ngrams = reader.ngrams.best(text, targets.indices)
+    readers = evaluation.readers
+    # a probe rewrites the text that the readers would score
+    if readers is not None and row.task is None:
+        order, of_ngrams = readers.ngram(targets.indices)
         ngram_nll = float(of_ngrams.mean())
         row = dataclasses.replace(row, ngram_order=order, ngram_nll=ngram_nll)
         units["ngram"] = _sums(of_ngrams, unit)
-        if row.protocol == "fixed_target" and row.kind == PLAIN:
-            with_cache = reader.nll(targets.indices, targets.context)
-            units["cached_ngram"] = _sums(with_cache, unit)
+        is_main = row.protocol == "fixed_target" and row.kind == PLAIN
+        if is_main and row.length_ratio == 1:
+            of_window = readers.with_window(targets.indices, targets.context)
+            units["cached_ngram"] = _sums(of_window, unit)
     return row
 
 

@@ -18,7 +18,7 @@ from posbench.data.tokens import TaskData, Tokens, data_of
 from posbench.errors import UserError
 from posbench.evaluation.evaluate import Evaluation, describe, evaluate
 from posbench.evaluation.models import TrainedGPT
-from posbench.evaluation.ngrams import CachedNGrams, NGrams
+from posbench.evaluation.ngrams import Readers
 from posbench.evaluation.plan import AnyEvaluation, check
 from posbench.evaluation.problems import TaskEvaluation
 from posbench.evaluation.trial import is_own, refuse_later_tokens
@@ -110,7 +110,7 @@ def evaluate_into(
         evaluation = Evaluation(
             split=split,
             tokenizer=tokens.tokenizer,
-            reader=_reader(tokens, config, step, split.ids),
+            readers=_readers(tokens, config, step, split.ids),
             **common,
         )
     existing = world.from_first(every_row(run.folder) if run else None)
@@ -216,10 +216,10 @@ def evaluations_on_the_way(config: Config) -> dict[int, EvaluationConfig]:
     return evaluations
 
 
-def _reader(
+def _readers(
     tokens: Tokens, config: Config, step: int, text: NDArray[np.integer]
-) -> CachedNGrams | None:
-    """Return the n-gram reader of the tokens that a run, and the run it began from,
+) -> Readers | None:
+    """Return the simple readers for the tokens that a run, and the run it began from,
     trained on; None if unknown.
     """
     spans = []
@@ -237,5 +237,10 @@ def _reader(
         )
         spans.append(tokens.batches(earlier, start.seed).spans(start.steps))
 
-    ngrams = NGrams(tokens.train.ids, merge_spans(spans), tokens.tokenizer.vocab_size)
-    return CachedNGrams(ngrams, text, tokens.validation.ids)
+    return Readers(
+        tokens.train.ids,
+        merge_spans(spans),
+        tokens.tokenizer.vocab_size,
+        text,
+        tokens.validation.ids,
+    )
