@@ -3,6 +3,7 @@ length of the problems.
 """
 
 import json
+import math
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -106,6 +107,7 @@ def print_results(
         table = _text_table(run, rows[in_curve])
         remarks = [*_text_remarks(rows[in_curve], numbers)]
         others = _others_table(rows[~in_curve], "length")
+    remarks += _guessing_remarks(json.loads(run["settings"]), numbers)
     remarks += _run_remarks(frame, rows)
 
     out = console.stdout()
@@ -311,6 +313,21 @@ def _interval_remark(n_documents: int) -> str:
         f"95 %: over {n_documents} documents, for this checkpoint on other text like"
         " this."
     )
+
+
+def _guessing_remarks(settings: dict[str, Any], numbers: Headline) -> Iterator[str]:
+    """Yield a line on a model whose training text is unknown, if it is no better than a
+    guess.
+    """
+    vocabulary = settings.get("data.vocab_size")
+    loss = numbers["nll_1x"]
+    if numbers["learned"] is None and vocabulary and loss is not None:
+        guess = math.log(vocabulary)
+        if loss >= guess:
+            yield (
+                f"Not learned: loss {loss:.3f} at 1x, a guess among {vocabulary:,}"
+                f" tokens has {guess:.3f}. Are these its trained weights?"
+            )
 
 
 def _run_remarks(frame: pd.DataFrame, rows: pd.DataFrame) -> Iterator[str]:
