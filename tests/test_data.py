@@ -193,7 +193,12 @@ def test_training_documents_with_a_held_out_passage_are_left_out_and_given_ones_
 ):
     folder = write(tmp_path / "many", prose(60))
     clean, record = load(config(path=folder, test_pieces=None), tmp_path)
-    assert record["copies"] == {"every": 1, "shared": 0.0, "dropped_documents": 0}
+    assert record["copies"] == {
+        "every": 1,
+        "shared": 0.0,
+        "dropped_documents": 0,
+        "in_training": 0,
+    }
     texts = {split: list(clean[split]) for split in text.SPLITS}
     quoted = [
         " \n".join(texts[split][0].split()[80:180]) for split in ("validation", "test")
@@ -209,6 +214,7 @@ def test_training_documents_with_a_held_out_passage_are_left_out_and_given_ones_
         "every": 1,
         "shared": round(2 * 37 / (6 * 137), 6),
         "dropped_documents": 2,
+        "in_training": 0,
     }
     monkeypatch.setattr(text, "LARGE", 1000)
     assert (
@@ -462,6 +468,20 @@ def test_ids_beyond_16_bits_are_kept_whole(tmp_path):
         1,
     ]
     assert made.tokenizer.token_bytes is None
+
+
+def test_copies_within_training_are_said_and_counted(tmp_path, caplog):
+    texts = prose(60)
+    for name, document in prose(20).items():
+        texts[f"copy_of_{name}"] = document
+    path = write(tmp_path / "texts", texts)
+
+    made = tokens.prepare(config(path=path, tokenizer="bytes"), tmp_path / "cache")
+
+    n_copies = made.record["copies"]["in_training"]
+    assert n_copies > 0
+    line = f"{n_copies} of {len(made.train.starts) - 1} training documents are copies"
+    assert line in caplog.text
 
 
 LOSSY = {
