@@ -179,7 +179,8 @@ def test_a_row_has_its_sums_by_document(config, documents, starts):
     """A block belongs to the document of its first target; of fewer than eight
     documents the units are segments.
     """
-    split = TokenSplit(periodic(3 * L).ids[:2700], np.array(starts, dtype=np.int64))
+    ids = np.random.default_rng(0).integers(0, V, 2700).astype(np.uint16)
+    split = TokenSplit(ids, np.array(starts, dtype=np.int64))
     wanted = evaluation_with(
         config, protocols=("fixed_target",), documents=documents, targets=4
     )
@@ -207,6 +208,22 @@ def test_a_row_has_its_sums_by_document(config, documents, starts):
     assert {
         len(row.units["tokens"]) for row in rows_of(Planted(3 * L), stretches, wanted)
     } <= {9, 10}
+
+
+def test_equal_documents_are_one_unit_of_an_interval(config):
+    rng = np.random.default_rng(0)
+    texts = [rng.integers(0, V, 300).astype(np.uint16) for _ in range(10)]
+    once = TokenSplit(np.concatenate(texts), np.arange(0, 3001, 300))
+    twice = TokenSplit(np.concatenate([*texts, *texts]), np.arange(0, 6001, 300))
+    wanted = evaluation_with(config, protocols=("fixed_target",), blocks=200)
+
+    (row, *_) = rows_of(Planted(3), once, wanted)
+    (copied, *_) = rows_of(Planted(3), twice, wanted)
+
+    assert row.n_documents == copied.n_documents == 10
+    assert copied.units["document"] == list(range(10))
+    assert copied.nll == pytest.approx(row.nll)
+    assert copied.ci_high == pytest.approx(row.ci_high)
 
 
 def test_what_has_no_number_is_a_row_that_says_why(config):

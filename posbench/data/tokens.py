@@ -4,6 +4,7 @@ Tokens are kept in a cache and memory-mapped. Each document begins with the sepa
 """
 
 import dataclasses
+import functools
 import hashlib
 import importlib.metadata
 import itertools
@@ -53,6 +54,20 @@ class TokenSplit:
     starts: np.ndarray  # (n_documents + 1,) int64, the last one is n_tokens
     # (n_documents,): which text each stretch was cut from; None: all are whole
     sources: np.ndarray | None = None
+
+    @functools.cached_property
+    def firsts(self) -> np.ndarray:
+        """The number of the first document that equals each document, (n_documents,).
+
+        Equal documents are one unit of an interval: a copy is no further evidence.
+        """
+        seen: dict[bytes, int] = {}
+        firsts = []
+        for number, (start, end) in enumerate(itertools.pairwise(self.starts.tolist())):
+            content = self.ids[start:end].tobytes()
+            digest = hashlib.sha256(content).digest()
+            firsts.append(seen.setdefault(digest, number))
+        return np.array(firsts, dtype=np.int64)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -221,6 +236,14 @@ def _write(
     logger.info("preparing the tokens of data '%s'", config.name)
     with files.atomic_folder(folder) as new:
         splits, record = text.load(config, source, new)
+        n_copies = record["copies"]["in_training"]
+        if n_copies:
+            logger.warning(
+                "data '%s': %s of %s training documents are copies of others",
+                config.name,
+                f"{n_copies:,}",
+                f"{len(splits['train']):,}",
+            )
         if loaded is not None:
             made = loaded
             record["lost_characters"] = _refuse_lossy(made, splits)

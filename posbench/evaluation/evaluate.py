@@ -309,13 +309,14 @@ def _units(targets: Targets, split: TokenSplit) -> tuple[Integers, Integers]:
     """Return the document that contains each unit of text, and the unit of each target.
 
     A block belongs to the document of its first target and, where stretches are held
-    out, to the stretch of that token.
+    out, to the stretch of that token. Equal documents count as one.
     """
     order = np.argsort(targets.indices, kind="stable")
     _, first_of_block = np.unique(targets.blocks[order], return_index=True)
     first_targets = targets.indices[order][first_of_block]  # (blocks,)
 
     stretches = np.searchsorted(split.starts, first_targets, side="right") - 1
+    stretches = split.firsts[stretches]
     documents = stretches
     if split.sources is not None:
         documents = np.asarray(split.sources)[stretches]

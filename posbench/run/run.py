@@ -107,7 +107,9 @@ class Run:
             with files.full_disk_as_failure(folder):
                 folder.parent.mkdir(parents=True, exist_ok=True)
                 stack.enter_context(owned(folder))
-                if command is not None and _has_lost_its_weights(folder, config):
+                trains = command is not None
+                # with --restart nothing of the folder is read: its record may be broken
+                if trains and not restart and _has_lost_its_weights(folder, config):
                     restart = True
                 if restart and folder.exists():
                     _move_aside(folder)
