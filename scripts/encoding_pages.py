@@ -57,7 +57,7 @@ def by_place() -> list[dict[str, list[dict[str, str]]]]:
 
 
 def _page(name: str, pictured: bool) -> str:
-    facts = listing.describe(name)
+    facts = listing.encoding_row(name)
     parts = [
         f"# {name}\n",
         f"{configuration_pages.head(choices('encoding')[name])}\n",

@@ -29,7 +29,7 @@ def table() -> str:
     groups: dict[str, list[str]] = {}
     for path in sorted((configs_dir() / "encoding").glob("*.yaml")):
         wraps = issubclass(encodings.load(path.stem), Wrapper)
-        acts = encodings.OTHERS if wraps else listing.describe(path.stem)["acts"]
+        acts = encodings.OTHERS if wraps else listing.encoding_row(path.stem)["acts"]
         groups.setdefault(acts, []).append(f"`{path.stem}`")
 
     def place(group: str) -> list[int]:

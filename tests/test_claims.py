@@ -19,9 +19,9 @@ from posbench.claims.claim import Term
 from posbench.claims.judge import judge
 from posbench.config.schema import Config
 from posbench.errors import UserError
-from posbench.launch import plans, sweep
+from posbench.launch import plans, slots
 from posbench.launch.pool import Status
-from posbench.listing import listing
+from posbench.listing import listing_rows
 from posbench.results.frame import read
 
 ROOT = Path(__file__).parents[1]
@@ -47,7 +47,7 @@ def test_every_claim_composes():
     entries = claim.read(["all"])
 
     # by the comment above each
-    listed = {row["name"] for row in listing(["claims"])["claims"]}
+    listed = {row["name"] for row in listing_rows(["claims"])["claims"]}
     assert {entry.id for entry in entries} == listed
     assert len(entries) >= 34
     runs = {text for entry in entries for text in entry.runs.values()}
@@ -312,7 +312,7 @@ def test_a_strangers_claim_is_trained_judged_and_written(tmp_path, monkeypatch, 
         return {plan.id: Status("done") for plan in todo}
 
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sweep, "execute", execute)
+    monkeypatch.setattr(slots, "execute", execute)
     write(tmp_path)
     write(tmp_path, "other", test="alibi 1x - rope 1x > 0.5", runs=["alibi", "rope"])
 

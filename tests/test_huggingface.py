@@ -373,6 +373,10 @@ WRONG: list[tuple[Callable[[Path], object], str]] = [
     ),
     (lambda f: changed(f, intermediate_size=48), "transformers cannot load it"),
     (pickled, "pickled weights may run code"),
+    (
+        lambda f: (f / "model.safetensors.index.json").write_text("{}"),
+        "two sets of weights, model.safetensors and model.safetensors.index.json",
+    ),
     (lambda f: changed(f, quantization_config={"bits": 4}), "quantised"),
     (lambda f: changed(f, auto_map={"AutoModel": "evil.Evil"}), "auto_map"),
     (

@@ -330,7 +330,7 @@ def test_a_scheme_that_has_not_learned_a_task_is_not_compared(of_copy):
 
 def test_equal_best_schemes_of_a_task_are_named_together(copy, of_copy):
     equal = of_copy.assign(accuracy_4x=1.0, ranked=[True, True, False, False])
-    sentence, *_ = answer.of_task(copy, equal)
+    sentence, *_ = answer.task_sentences(copy, equal)
     assert "trained problem: alibi, rope, 100% right" in sentence
 
 

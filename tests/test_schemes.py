@@ -11,7 +11,7 @@ import pytest
 import schemes
 import torch
 from oracles import third_party
-from test_oracles import compare
+from test_oracles import Setting, compare
 from torch import nn
 
 from posbench import attention_output, encodings
@@ -152,7 +152,7 @@ def test_fire_bias_by_pieces_equals_the_network_run_on_every_pair_also_with_unit
     options = {"threshold": 16.5}
     parameters = dict(encoding.named_parameters())
     by_network = oracles.of("fire").reference(
-        parameters, SHAPE, options, q, k, v, x, positions, 1, True
+        parameters, SHAPE, options, positions, layer=1, causal=True
     )["bias"]
     torch.testing.assert_close(by_pieces, by_network, **FP32)
     upstream = torch.randn_like(by_pieces)
@@ -198,7 +198,7 @@ def test_a_scheme_starts_as_in_its_authors_models_with_small_weights(name):
 
 @pytest.mark.parametrize("name", ["path", "path_fox"])
 def test_path_over_several_key_blocks_equals_fla_in_values_and_gradients(name):
-    compare(name, {}, 70, 1, 8, "far", seed=0, causal=True)
+    compare(name, {}, Setting(70, 1, 8, "far", 0), causal=True)
 
 
 def test_stick_breaking_stays_finite_where_logits_are_extreme():

@@ -17,7 +17,7 @@ from posbench.claims.claim import Entry
 from posbench.claims.judge import judge
 from posbench.config.overrides import split
 from posbench.errors import PosbenchError, UserError
-from posbench.launch import plans, sweep
+from posbench.launch import plans, slots, sweep
 from posbench.launch.plans import Plan
 from posbench.reports.render import Column, Table
 from posbench.results import frame as frames
@@ -89,7 +89,7 @@ def reproduce(
         print(sweep.cost(todo))
         return
 
-    status = sweep.execute(todo, n_jobs) if todo else {}
+    status = slots.execute(todo, n_jobs) if todo else {}
     findings = judge_claims(entries, plans_of, study_rows)
     table(findings).print(console.stdout())
     files.write(path, findings.to_csv(index=False).encode())

@@ -165,8 +165,10 @@ def value(key: str, text: str, kind: str = "") -> Any:
     if kind != "yaml" and re.search(r"\$\{|^[-+\d_]+:", text):
         return text  # also 12:30, which YAML takes for a number to base 60
     if kind.endswith("s"):
-        items = _items(text.strip().removeprefix("[").removesuffix("]"))
-        return [value(key, item, kind[:-1]) for item in items if item]
+        items = text.strip()
+        if items.startswith("[") and items.endswith("]"):
+            items = items[1:-1]
+        return [value(key, item, kind[:-1]) for item in _items(items) if item]
     if kind != "text" or text == "null":
         return read(text)
     quoted = re.fullmatch(r"(['\"])(.*)\1", text, re.DOTALL)

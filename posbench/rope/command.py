@@ -63,7 +63,7 @@ def main(words: Sequence[str], png: Path | None) -> None:
     if len(names) == 2:
         print("\n".join(compare_ropes(names, every_rope)))
     if png:
-        files.write(png, charts.drawn(picture(names, every_rope, lengths), "png"))
+        files.write(png, charts.image_bytes(picture(names, every_rope, lengths), "png"))
         print(png)
 
 

@@ -99,7 +99,7 @@ def remarks(settings: Settings) -> list[str]:
     text = language_part(settings)
     known = (*RopeParameters.__annotations__, *_BESIDE)
     lines = []
-    for path, part in _parts(text):
+    for path, part in rope_sections(text):
         for key, value in part.items():
             if key not in known:
                 lines.append(f"{path}.{key} is not read{did_you_mean(key, known)}")
@@ -108,7 +108,7 @@ def remarks(settings: Settings) -> list[str]:
     return lines
 
 
-def _parts(text: Settings) -> Iterator[tuple[str, Settings]]:
+def rope_sections(text: Settings) -> Iterator[tuple[str, Settings]]:
     """Yield each section on RoPE, or its parts by kind of layer, with its path."""
     for name in SECTIONS:
         section = text.get(name) or {}
@@ -164,7 +164,7 @@ def rotary_module(config: Any) -> nn.Module:
         raise Undefined(f"'{kind}' has ALiBi here, not RoPE")
 
     types = ("default", *ROPE_INIT_FUNCTIONS)
-    for _, part in _parts({"rope_parameters": config.rope_parameters}):
+    for _, part in rope_sections({"rope_parameters": config.rope_parameters}):
         if part["rope_type"] not in types:
             raise unknown("rope_type", part["rope_type"], types)
 

@@ -52,7 +52,7 @@ def main(
         )
     else:
         pictures = [_picture(*scheme) for scheme in schemes]
-    files.write(png, charts.drawn(draw(pictures), "png"))
+    files.write(png, charts.image_bytes(draw(pictures), "png"))
     print(png)
 
 

@@ -62,7 +62,7 @@ class WandbSession:
             from posbench.reports import charts
 
             picture = Path(self._run.settings.sync_dir, "curve.png")
-            figure: Any = charts.of_runs(rows)
+            figure: Any = charts.runs_figure(rows)
             figure.savefig(picture)
             image = wandb.Image(str(picture))
             self._run.log({"curve": image}, step=self._last_step)
