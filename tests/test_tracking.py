@@ -25,7 +25,7 @@ from posbench.config.schema import Config
 from posbench.run.rows import EvaluationRow, read_rows
 from posbench.run.run import Run, load_record
 from posbench.tracking import mirror, row_values
-from posbench.tracking.wandb import is_online
+from posbench.tracking.sessions.wandb import is_online
 
 LAST = 12  # updates of the tiny configuration
 ROW = EvaluationRow(

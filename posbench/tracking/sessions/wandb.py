@@ -20,7 +20,7 @@ _SHOWN = ("eval/loss", "eval/accuracy")  # of the curves of evaluation, with a p
 _EXIT_CODES = {"done": 0, "stopped": 255}
 
 
-class WandbSession:
+class Wandb:
     """A session of a run at W&B."""
 
     def __init__(self, config: Config, run: Run) -> None:
