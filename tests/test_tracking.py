@@ -22,6 +22,7 @@ from wandb.cli import cli as wandb_cli
 from wandb_server import ServedRun, Server
 
 from posbench.config.schema import Config
+from posbench.errors import UserError
 from posbench.run.rows import EvaluationRow, read_rows
 from posbench.run.run import Run, load_record
 from posbench.tracking import mirror, row_values
@@ -318,6 +319,12 @@ def test_names_tell_checkpoints_texts_and_targets_apart(config, change, curve):
         f"{curve}/ci_low": 0.5,
         f"{curve}/ci_high": 1.5,
     }
+
+
+def test_an_unknown_tracker_is_refused(config):
+    message = "unknown tracker 'wand': did you mean 'wandb'?"
+    with pytest.raises(UserError, match=message):
+        tracked(config, backend="wand")
 
 
 @pytest.mark.parametrize("mode", ["auto", "online"])

@@ -586,7 +586,7 @@ def to_container(config: Any) -> dict[str, Any]:
     encoding |= encoding.pop("options")
     encoding |= {key: value for key, value in source.items() if value}
     # left out at its default: runs keep the ids from before there was a choice
-    if plain["training"].get("optimizer") == "adamw":
+    if plain["training"].get("optimizer") == TrainingConfig.optimizer:
         del plain["training"]["optimizer"]
     return plain
 
