@@ -21,6 +21,7 @@ from posbench.data.tokens import TokenSplit
 from posbench.errors import RowsFailed, RunFailed, Undefined, UserError
 from posbench.evaluation import plan, problems, protocols
 from posbench.evaluation.models import (
+    METRICS,
     Floats,
     NotFinite,
     Subject,
@@ -142,7 +143,7 @@ class Evaluation(AnyEvaluation):
 
     def planned(self, existing: Sequence[EvaluationRow] = ()) -> list[Planned]:
         # rows with equal forward passes share them
-        nll_of = functools.cache(functools.partial(_nll, self))
+        numbers_of = functools.cache(functools.partial(_numbers, self))
         train_length = self.subject.train_length
         known = {row.key: row for row in existing}
         on_this = [row for row in existing if self._is_of_this(row)]
@@ -161,7 +162,7 @@ class Evaluation(AnyEvaluation):
         placed = plan.with_windows(
             [*wanted.values()], self.settings, self.split, train_length
         )
-        return [_planned(self, measurement, nll_of) for measurement in placed]
+        return [_planned(self, measurement, numbers_of) for measurement in placed]
 
     def _is_of_this(self, row: EvaluationRow) -> bool:
         """Return whether a row is of this checkpoint, on this text."""
@@ -185,7 +186,7 @@ def _row_of(evaluation: Evaluation, measurement: Measurement) -> EvaluationRow:
 def _planned(
     evaluation: Evaluation,
     measurement: Measurement,
-    nll_of: Callable[[Measurement], Floats],
+    numbers_of: Callable[[Measurement], Floats],
 ) -> Planned:
     split = evaluation.split
     windows = measurement.windows
@@ -215,7 +216,9 @@ def _planned(
 
     # the problems of all rows would take much memory, so they are made again
     if measurement.poses is None:
-        return row, lambda: _measured(row, evaluation, measurement, nll_of(measurement))
+        return row, lambda: _measured(
+            row, evaluation, measurement, numbers_of(measurement)
+        )
     return row, lambda: problems.ranked(row, subject, make_choices(), evaluation)
 
 
@@ -230,33 +233,41 @@ def _varied(evaluation: Evaluation, measurement: Measurement) -> Varied:
     return Varied(subject, facts)
 
 
-def _nll(evaluation: Evaluation, measurement: Measurement) -> Floats:
-    """Return the nll of all tokens that the windows score, in the order of
-    `targets_of`.
+def _numbers(evaluation: Evaluation, measurement: Measurement) -> Floats:
+    """Return the nll and the metrics of all tokens that the windows score, in the order
+    of `targets_of`: (1 + metrics, tokens).
     """
     assert measurement.windows is not None
     subject, _ = _varied(evaluation, measurement)
-    return score(
+    numbers = score(
         subject,
         evaluation.split,
         measurement.windows,
         evaluation.settings.batch_tokens,
         measurement.rewrite,
         evaluation.world,
-    ).ravel()
+    )
+    return numbers.reshape(len(numbers), -1)
 
 
 def _measured(
-    row: EvaluationRow, evaluation: Evaluation, measurement: Measurement, nll: Floats
+    row: EvaluationRow,
+    evaluation: Evaluation,
+    measurement: Measurement,
+    numbers: Floats,
 ) -> EvaluationRow:
     """Return the row with its mean nll, the interval of this mean over units of text,
-    and its sums by unit.
+    its sums by unit, and the means of the metrics.
     """
+    nll, *others = numbers
     check_finite(nll)
     assert measurement.windows is not None
     targets = protocols.targets_of(measurement.windows)
     documents, unit = _units(targets, evaluation.split)
     n_documents = len(np.unique(documents))
+
+    means = [float(values.mean()) for values in others]
+    metrics: dict[str, Any] = dict(zip(METRICS, means, strict=True))
 
     tokens = np.bincount(unit)
     mean = float(nll.mean())
@@ -278,6 +289,7 @@ def _measured(
         ci_high=interval.high(),
         ci_over="documents" if n_documents >= FEW_DOCUMENTS else "segments",
         units=units,
+        **metrics,
     )
 
     text = evaluation.split.ids

@@ -22,7 +22,7 @@ SHOWN = re.compile(r"eval/(targets \w+/)?(loss|accuracy)")
 _EXIT_CODES = {"done": 0, "stopped": 255}
 
 
-class WandbSession:
+class Wandb:
     """A session of a run at W&B."""
 
     def __init__(self, config: Config, run: Run) -> None:
