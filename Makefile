@@ -48,7 +48,8 @@ test-all: test test-slow ## both
 
 lowest: ## the tests with the lowest versions that pyproject.toml allows, in build/lowest (needs uv)
 	uv venv -q --clear --python 3.11 build/lowest
-	VIRTUAL_ENV=build/lowest uv pip install -q --resolution lowest-direct -e . --group test
+	VIRTUAL_ENV=build/lowest uv pip install -q --resolution lowest-direct -e . --group test --group oracles
+	VIRTUAL_ENV=build/lowest uv pip install -q --no-deps --group oracles-no-deps
 	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 build/lowest/bin/python -m pytest -n auto --dist worksteal -m "not slow and not gpu"
 
 gpu: $(VENV)/.dev ## on a machine with CUDA: parity, determinism, resuming, then speed, share of peak and memory (10 minutes)

@@ -1,4 +1,4 @@
-"""Make the pages of encodings: docstring, facts and picture of each."""
+"""Make the pages of encodings: docstring, measurements, facts and picture of each."""
 
 import contextlib
 import inspect
@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import configuration_pages
+import measured
 import readme
 
 from posbench import encodings, listing
@@ -65,6 +66,7 @@ def _page(name: str, pictured: bool) -> str:
         f"## {facts['title']}\n",
         _body(facts["document"]),
         f"Source: {facts['source']}\n",
+        measured.section(name),
         _options(name),
         _facts(name, facts),
     ]
