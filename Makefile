@@ -11,7 +11,7 @@ INSTALL := $(PIP) -c constraints.txt
 TESTS := PYTHONDONTWRITEBYTECODE= POSBENCH_REQUIRE_ORACLES=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal --durations=10
 
 .DEFAULT_GOAL := help
-.PHONY: help demo compare install dev locked audit test test-slow test-all lowest gpu lint format types readme docs pages build release clean bench bench-peers
+.PHONY: help demo compare install dev locked audit test test-slow test-all lowest gpu lint format types docs pages build release clean bench bench-peers
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -74,9 +74,6 @@ format: $(VENV)/.dev ## let ruff mend what it can
 
 types: $(VENV)/.dev ## mypy, strict
 	$(BIN)/mypy
-
-readme: $(VENV)/.core ## write README's table of encodings from the encodings
-	$(BIN)/python scripts/readme.py
 
 docs: $(VENV)/.docs ## the documentation site, build/docs/site/index.html (half a minute)
 	OMP_NUM_THREADS=1 $(BIN)/python scripts/docs.py build/docs
