@@ -11,7 +11,7 @@ INSTALL := $(PIP) -c constraints.txt
 TESTS := PYTHONDONTWRITEBYTECODE= POSBENCH_REQUIRE_ORACLES=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal --durations=10
 
 .DEFAULT_GOAL := help
-.PHONY: help demo compare install dev locked audit test test-slow test-all lowest gpu lint format types readme docs pages build release clean bench bench-peers
+.PHONY: help demo compare install dev locked audit test test-slow test-all lowest gpu lint format types docs pages build release clean bench bench-peers
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -48,7 +48,8 @@ test-all: test test-slow ## both
 
 lowest: ## the tests with the lowest versions that pyproject.toml allows, in build/lowest (needs uv)
 	uv venv -q --clear --python 3.11 build/lowest
-	VIRTUAL_ENV=build/lowest uv pip install -q --resolution lowest-direct -e . --group test
+	VIRTUAL_ENV=build/lowest uv pip install -q --resolution lowest-direct -e . --group test --group oracles
+	VIRTUAL_ENV=build/lowest uv pip install -q --no-deps --group oracles-no-deps
 	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 build/lowest/bin/python -m pytest -n auto --dist worksteal -m "not slow and not gpu"
 
 gpu: $(VENV)/.dev ## on a machine with CUDA: parity, determinism, resuming, then speed, share of peak and memory (10 minutes)
@@ -73,9 +74,6 @@ format: $(VENV)/.dev ## let ruff mend what it can
 
 types: $(VENV)/.dev ## mypy, strict
 	$(BIN)/mypy
-
-readme: $(VENV)/.core ## write README's table of encodings from the encodings
-	$(BIN)/python scripts/readme.py
 
 docs: $(VENV)/.docs ## the documentation site, build/docs/site/index.html (half a minute)
 	OMP_NUM_THREADS=1 $(BIN)/python scripts/docs.py build/docs

@@ -1,4 +1,4 @@
-"""Make the pages of encodings: docstring, facts and picture of each."""
+"""Make the pages of encodings: docstring, measurements, facts and picture of each."""
 
 import contextlib
 import inspect
@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import configuration_pages
-import readme
+import measured
 
 from posbench import encodings, listing
 from posbench.config.shipped import choices
@@ -65,6 +65,7 @@ def _page(name: str, pictured: bool) -> str:
         f"## {facts['title']}\n",
         _body(facts["document"]),
         f"Source: {facts['source']}\n",
+        measured.section(name),
         _options(name),
         _facts(name, facts),
     ]
@@ -146,7 +147,7 @@ def _overview(names: list[str]) -> str:
     ]
     parts = [
         "# Encodings\n",
-        readme.table(),
+        _by_acts(names),
         "| encoding | what it is |\n|---|---|",
         *rows,
     ]
@@ -162,6 +163,28 @@ def _overview(names: list[str]) -> str:
             f" {method.source} |"
         )
     return "\n".join(parts) + "\n"
+
+
+def _by_acts(names: list[str]) -> str:
+    """Return a table of encodings by where they act, in the order of the forward
+    pass.
+    """
+    groups: dict[str, list[str]] = {}
+    for name in names:
+        if issubclass(encodings.load(name), Wrapper):
+            acts = encodings.OTHERS
+        else:
+            acts = listing.encoding_row(name)["acts"]
+        groups.setdefault(acts, []).append(f"`{name}`")
+
+    def place(group: str) -> list[int]:
+        return [encodings.FAMILIES.index(part) for part in group.split(", ")]
+
+    rows = [
+        f"| {group} | {' '.join(groups[group])} |"
+        for group in sorted(groups, key=place)
+    ]
+    return "\n".join(["| acts on | encodings |", "|---|---|", *rows]) + "\n"
 
 
 _EXTENSION = (

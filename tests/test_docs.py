@@ -15,7 +15,6 @@ import textwrap
 
 import pandas as pd
 import pytest
-import support
 import torch
 import yaml
 from test_frozen import cells as cells_of
@@ -217,11 +216,6 @@ def test_the_catalogue_is_that_of_the_rows_of_both_seeds():
             assert numbers == pytest.approx(expected, abs=0.00051, nan_ok=True)
         holds = first.loc[[label], "holds_to"].dropna()
         assert re.findall(r"\d+", reach.replace(",", "")) == [f"{n:.0f}" for n in holds]
-
-
-def test_the_readmes_table_of_encodings_is_the_generated_one():
-    readme = text_of("README.md")
-    assert support.script("readme").written(readme) == readme, "run `make readme`"
 
 
 def blocks_of_the_contributors_guide(section: str) -> list[str]:
