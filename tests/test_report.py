@@ -148,7 +148,7 @@ def test_what_failed_is_counted_and_files_are_the_same_each_time(
     assert "Of 13 runs not done: 1 diverged, the first: loss <b>is</b> nan" in text
     assert re.search(r"learned .* undefined", text)
     page = (tmp_path / "a" / "index.html").read_text()
-    assert "0, 1 diverged" in page
+    assert "0 done, 1 diverged" in page
     assert "<b>is</b>" not in page
     assert "&lt;b&gt;is" in page
     names = sorted(path.name for path in (tmp_path / "a").iterdir())
