@@ -299,7 +299,9 @@ def plot(*runs: LoadedRun | str | Path, reference: str | None = None) -> charts.
     frame = results.read(map(_folder_of, runs))
     for run in frame[frame["run_status"] == "unreadable"].itertuples():
         raise UserError(f"{run.folder}: {run.run_reason}")
-    return charts.of_runs(frame[~frame["repeated"]], reference)  # a seed counts once
+    return charts.runs_figure(
+        frame[~frame["repeated"]], reference
+    )  # a seed counts once
 
 
 def report(

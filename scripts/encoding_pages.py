@@ -57,7 +57,7 @@ def by_place() -> list[dict[str, list[dict[str, str]]]]:
 
 
 def _page(name: str, pictured: bool) -> str:
-    facts = listing.describe(name)
+    facts = listing.encoding_row(name)
     parts = [
         f"# {name}\n",
         f"{configuration_pages.head(choices('encoding')[name])}\n",
@@ -80,10 +80,12 @@ def _body(body: str) -> str:
     """Return a description with escaped HTML tags, and with its indented formulas as
     code blocks.
     """
-    text = re.sub(
-        r"^(?! {4}).*<.*", lambda match: match[0].replace("<", "&lt;"), body, flags=re.M
-    )
+    text = re.sub(r"^(?! {4}).*<.*", _escaped, body, flags=re.M)
     return re.sub(r"(?:^ {4}.*\n|^\n(?= {4}))+", _formula, f"{text}\n", flags=re.M)
+
+
+def _escaped(match: re.Match[str]) -> str:
+    return match[0].replace("<", "&lt;")
 
 
 def _formula(match: re.Match[str]) -> str:  # the block wraps and has no copy button
@@ -94,7 +96,7 @@ def _options(name: str) -> str:
     defaults = encodings.options_of(name)
     if not defaults:
         return "## Options\n\nNone.\n"
-    texts = configuration_pages.comments(choices("encoding")[name])
+    texts = listing.comments_by_key(choices("encoding")[name])
     signature = inspect.signature(encodings.load(name), eval_str=True)
     rows = []
     for key, value in defaults.items():
@@ -115,9 +117,9 @@ def _facts(name: str, facts: dict[str, Any]) -> str:
         end = f"{facts['max_length']:,} tokens"
     changes = "yes" if facts["length_dependent"] else "no"
     able = "no method"
-    methods = [f"`{method}`" for method in methods_of(built)]
-    if methods:
-        able = f"{', '.join(methods)} ([what they do](index.md#context-extension))"
+    names = ", ".join(f"`{method}`" for method in methods_of(built))
+    if names:
+        able = f"{names} ([what they do](index.md#context-extension))"
     lines = [
         f"- Acts on: {acts}",
         f"- Learned parameters in the demo's model: {facts['parameters']:,}",

@@ -17,9 +17,11 @@ END = "<!-- end of encodings -->\n"
 def written(text: str) -> str:
     """Return the page with an updated table of encodings."""
     before, _, rest = text.partition(BEGIN)
+    _, _, after = rest.partition(END)
     names = table()
     summary = f"<summary>All {names.count('`') // 2} names, by where they act</summary>"
-    return f"{before}{BEGIN}<details>\n{summary}\n\n{names}\n</details>\n{END}{rest.partition(END)[2]}"
+    folded = f"<details>\n{summary}\n\n{names}\n</details>\n"
+    return f"{before}{BEGIN}{folded}{END}{after}"
 
 
 def table() -> str:
@@ -28,8 +30,10 @@ def table() -> str:
     """
     groups: dict[str, list[str]] = {}
     for path in sorted((configs_dir() / "encoding").glob("*.yaml")):
-        wraps = issubclass(encodings.load(path.stem), Wrapper)
-        acts = encodings.OTHERS if wraps else listing.describe(path.stem)["acts"]
+        if issubclass(encodings.load(path.stem), Wrapper):
+            acts = encodings.OTHERS
+        else:
+            acts = listing.encoding_row(path.stem)["acts"]
         groups.setdefault(acts, []).append(f"`{path.stem}`")
 
     def place(group: str) -> list[int]:

@@ -183,6 +183,8 @@ protocol=nonoverlap,fixed_target | evaluation.protocols | ('nonoverlap', 'fixed_
 ratio=4,1,2 | evaluation.ratios | (4, 1, 2)
 length=64,128 | evaluation.ratios | (1, 2)
 extension=yarn:factor=4,ntk | evaluation.extensions | ('yarn:factor=4', 'ntk')
+extension=longrope:long_factor=[1,2] | evaluation.extensions | ('longrope:long_factor=[1,2]',)
+extension=[longrope:long_factor=[1,2],pi] | evaluation.extensions | ('longrope:long_factor=[1,2]', 'pi')
 encoding.base=1e5 | encoding.options | {'base': 100000.0, 'layout': 'interleaved', 'frequencies': 'geometric'}
 encoding={name: rope, base: 5, layout: half} | encoding.options | refused
 data=hub data.dataset=x/y data.splits={train:t} | data.splits | {'train': 't'}

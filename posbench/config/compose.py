@@ -65,8 +65,9 @@ def configs(
     """Return the words and the configuration of each combination of values;
     `config_dir` has further YAML files.
     """
-    folders = (config_dir.absolute(),) if config_dir else ()
+    folders: tuple[Path, ...] = ()
     if config_dir:
+        folders = (config_dir.absolute(),)
         _hydra_config.cache_clear()  # its files may have changed
     axes = {}
     for key, text in by_key(words).items():
@@ -109,10 +110,12 @@ def _hydra_config(overrides: tuple[str, ...], folders: tuple[Path, ...]) -> Dict
     """
     callers_hydra = GlobalHydra.instance().hydra
     GlobalHydra.instance().clear()
-    places = [json.dumps(f"file://{folder}", ensure_ascii=False) for folder in folders]
-    words = [f"hydra.searchpath=[{','.join(places)}]"]
+    places = json.dumps([f"file://{folder}" for folder in folders], ensure_ascii=False)
+    words = [f"hydra.searchpath={places}"]
     for default in conf.HydraConf().defaults:
-        words += [f"~hydra/{key}" for key, choice in default.items() if choice]
+        for key, choice in default.items():
+            if choice:
+                words.append(f"~hydra/{key}")
     try:
         with initialize_config_dir(str(configs_dir()), "posbench", version_base="1.3"):
             cfg = compose("train", [*words, *overrides], return_hydra_config=True)
@@ -227,7 +230,9 @@ def _signature(name: str) -> DictConfig:
         source = {"file": f"{path}:{cls.__name__}", "file_sha256": digest}
     options = {}
     for key, default in encodings.options_of(name).items():
-        options[key] = "???" if default is inspect.Parameter.empty else default
+        options[key] = default
+        if default is inspect.Parameter.empty:
+            options[key] = "???"  # it has to be given
     return OmegaConf.create({"name": name, **options, **source})
 
 

@@ -221,6 +221,16 @@ def check(config: Config) -> None:
     check_settings(config.evaluation, train_length, extended)
 
 
+def refuse_missing_extensions(config: Config) -> None:
+    """Raise UserError for an extension that the encoding does not have: none of its
+    rows would have a number.
+    """
+    encoding = config.build_encoding()
+    for text in config.evaluation.extensions:
+        method, _ = parse_choice(text)
+        extend.refuse_method(encoding, method)
+
+
 def check_settings(
     settings: EvaluationConfig,
     train_length: int,

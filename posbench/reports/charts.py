@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator
 
 from posbench.errors import UserError
-from posbench.reports.tables import cut
+from posbench.reports.tables import short_label
 from posbench.results import compare, tasks
 from posbench.results.compare import ENDPOINT_RATIO
 from posbench.results.settings import differing_settings
@@ -69,10 +69,10 @@ class Picture(Figure):
     """A figure that a notebook shows as a cell's value, with or without pyplot."""
 
     def _repr_png_(self) -> bytes:
-        return drawn(self, "png")
+        return image_bytes(self, "png")
 
 
-def drawn(figure: Figure, kind: str) -> bytes:
+def image_bytes(figure: Figure, kind: str) -> bytes:
     """Return a figure as png, pdf or svg, the same bytes each time."""
     buffer = io.BytesIO()
     with matplotlib.rc_context(STYLE):
@@ -82,14 +82,14 @@ def drawn(figure: Figure, kind: str) -> bytes:
     return buffer.getvalue()
 
 
-def inline(figure: Figure) -> str:
+def inline_svg(figure: Figure) -> str:
     """Return a figure as SVG for a page, in the page's font, with numbers rounded to a
     tenth of a point.
     """
     svg = re.sub(
         r"<metadata>.*?</metadata>|font-family:[^;\"]*;?",
         "",
-        drawn(figure, "svg").decode(),
+        image_bytes(figure, "svg").decode(),
         flags=re.DOTALL,
     )
     return re.sub(
@@ -99,7 +99,7 @@ def inline(figure: Figure) -> str:
     )
 
 
-def of_runs(frame: pd.DataFrame, reference: str | None = None) -> Picture:
+def runs_figure(frame: pd.DataFrame, reference: str | None = None) -> Picture:
     """Draw runs: the curves of text, or the accuracies of a task; UserError if not
     comparable, or without results.
     """
@@ -107,10 +107,10 @@ def of_runs(frame: pd.DataFrame, reference: str | None = None) -> Picture:
         _refuse_settings(frame)
 
     if frame["trained_task"].notna().any():
-        figure = of_task(frame)
+        figure = task_figure(frame)
         requirement = "tested on its problems"
     else:
-        figure = of_text(frame, compare.compare(frame, reference))
+        figure = text_figure(frame, compare.compare(frame, reference))
         requirement = "evaluated with fixed_target"
 
     if figure is None:
@@ -131,7 +131,7 @@ def _refuse_settings(frame: pd.DataFrame) -> None:
     )
 
 
-def of_text(
+def text_figure(
     frame: pd.DataFrame, table: pd.DataFrame, kind: FigureKind = "panels"
 ) -> Picture | None:
     """Draw the schemes of one setting: loss by context, what context adds, and
@@ -170,12 +170,14 @@ def of_text(
         figure = Picture(figsize=size, layout="constrained")
         grid = figure.subplots(1, len(panels), width_ratios=widths, squeeze=False)
         by_panel = dict(zip(panels, grid[0], strict=True))
-        _losses(by_panel["loss"], pd.concat([plain, narrowed]), table, colours, kind)
+        _draw_losses(
+            by_panel["loss"], pd.concat([plain, narrowed]), table, colours, kind
+        )
         if "rise" in by_panel:
-            _rises(by_panel["rise"], plain, colours, table.attrs["train_length"])
+            _draw_rises(by_panel["rise"], plain, colours, table.attrs["train_length"])
         if "difference" in by_panel:
             compared = table["label"].isin(colours) & (table["label"] != base)
-            _differences(by_panel["difference"], table[compared], colours)
+            _draw_differences(by_panel["difference"], table[compared], colours)
     return figure
 
 
@@ -192,7 +194,7 @@ def _colours(table: pd.DataFrame) -> dict[str, str]:
     return dict(zip(sorted(named), COLOURS, strict=False))
 
 
-def _losses(
+def _draw_losses(
     axes: Axes,
     points: pd.DataFrame,
     table: pd.DataFrame,
@@ -208,7 +210,9 @@ def _losses(
             level = np.exp(level)
         levels[name] = pd.Series(level, ends)
 
-    ends = _curves(axes, points, "length", "nll", colours) + _levels(axes, levels)
+    ends = _draw_curves(axes, points, "length", "nll", colours) + _draw_levels(
+        axes, levels
+    )
     _set_heights(axes, points["nll"], [end.y for end in ends])
     if kind == "panels":
         axes.set_title("Loss")
@@ -220,10 +224,10 @@ def _losses(
     axes.set_ylabel("perplexity" if kind == "perplexity" else "loss, nats per token")
 
 
-def _rises(
+def _draw_rises(
     axes: Axes, points: pd.DataFrame, colours: Mapping[str, str], train_length: int
 ) -> None:
-    _curves(axes, points, "length", "rise", colours)
+    _draw_curves(axes, points, "length", "rise", colours)
     _set_heights(axes, points["rise"], [])
     _set_lengths(axes, points["length"], train_length)
     axes.set_title("Change from the training length")
@@ -231,7 +235,7 @@ def _rises(
     axes.set_ylabel("nats per token")
 
 
-def of_task(frame: pd.DataFrame) -> Picture | None:
+def task_figure(frame: pd.DataFrame) -> Picture | None:
     """Draw the schemes of one setting on a task: accuracy by problem length, as the
     median and range over seeds.
     """
@@ -253,8 +257,8 @@ def of_task(frame: pd.DataFrame) -> Picture | None:
     with matplotlib.rc_context(STYLE):
         figure = Picture(figsize=(6.4, 3.9), layout="constrained")
         axes = figure.subplots()
-        ends = _curves(axes, points, "length_ratio", "accuracy", colours)
-        ends += _levels(axes, {"trivial reader": trivial})
+        ends = _draw_curves(axes, points, "length_ratio", "accuracy", colours)
+        ends += _draw_levels(axes, {"trivial reader": trivial})
         axes.set_ylim(-0.03, 1.03)
         _name_ends(axes, ends, 19)
         _set_doublings(axes, points["length_ratio"], 1, "x")
@@ -273,7 +277,7 @@ class End(NamedTuple):
     group: str
 
 
-def _curves(
+def _draw_curves(
     axes: Axes, points: pd.DataFrame, x: str, y: str, colours: Mapping[str, str]
 ) -> list[End]:
     """Draw a curve for each scheme and variant, with its band if it has a name; return
@@ -281,7 +285,7 @@ def _curves(
     """
     ends = []
     for (label, variant), curve in points.sort_values(x).groupby(["label", "variant"]):
-        name = cut(label, LONGEST_NAME)
+        name = short_label(label, LONGEST_NAME)
         colour = colours.get(label, LIGHT)
         line: Any = "-"
         if variant != PLAIN:
@@ -314,7 +318,7 @@ def _curves(
     return ends
 
 
-def _levels(axes: Axes, levels: Mapping[str, pd.Series]) -> list[End]:
+def _draw_levels(axes: Axes, levels: Mapping[str, pd.Series]) -> list[End]:
     """Draw what simple readers reach as grey lines; return their ends."""
     ends = []
     for name, level in levels.items():
@@ -359,12 +363,12 @@ def _set_doublings(axes: Axes, lengths: pd.Series, base: int, unit: str = "") ->
     ticks = ticks[start::step]
 
     axes.set_xscale("log", base=2)
-    axes.set_xticks(ticks, [_tick(value, unit) for value in ticks])
+    axes.set_xticks(ticks, [_tick_text(value, unit) for value in ticks])
     axes.xaxis.set_minor_locator(NullLocator())
     axes.margins(x=0.02)
 
 
-def _tick(value: float, unit: str) -> str:
+def _tick_text(value: float, unit: str) -> str:
     if value >= 8192 and value % 1024 == 0:
         return f"{value // 1024}k"
     return f"{value:.6g}{unit}"
@@ -407,7 +411,9 @@ def _name_ends(axes: Axes, ends: Sequence[End], capacity: int) -> None:
         )
 
 
-def _differences(axes: Axes, rows: pd.DataFrame, colours: Mapping[str, str]) -> None:
+def _draw_differences(
+    axes: Axes, rows: pd.DataFrame, colours: Mapping[str, str]
+) -> None:
     """Draw each difference of the loss at the training length from the reference, with
     its adjusted interval.
     """
@@ -420,11 +426,11 @@ def _differences(axes: Axes, rows: pd.DataFrame, colours: Mapping[str, str]) -> 
         axes.plot([low, high], [place, place], color=colour, lw=2, gid=group)
         axes.plot(row["nll_difference"], place, "o", color=colour, ms=4.5, gid=group)
 
-    names = [cut(label, LONGEST_NAME) for label in from_below["label"]]
+    names = [short_label(label, LONGEST_NAME) for label in from_below["label"]]
     axes.axvline(0, color=DARK, lw=0.8)
     axes.set_yticks(range(len(rows)), names)
     axes.set_ylim(-0.6, len(rows) - 0.4)
     axes.grid(axis="y", visible=False)
     axes.locator_params(axis="x", nbins=5)
-    axes.set_title(f"Loss above {cut(rows.attrs['reference'], LONGEST_NAME)}")
+    axes.set_title(f"Loss above {short_label(rows.attrs['reference'], LONGEST_NAME)}")
     axes.set_xlabel("nats per token, adjusted 95 %")

@@ -199,6 +199,7 @@ def _measured_rows(
     """
     if counts is None:
         rows = run_rows.every_row(folder)
+        counts = {}
     else:
         rows = run_rows.evaluation_rows(folder, counts)
     split = run_rows.headline_split(rows, split)
