@@ -1,5 +1,7 @@
 """Which tokens each protocol scores, and with how much context."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -13,7 +15,8 @@ SIZES = (1700, 90, 2200, 1300, 1260)  # of the documents
 
 
 def split_of(*sizes: int, seed: int = 0) -> TokenSplit:
-    ids = np.random.default_rng(seed).integers(1, 50, sum(sizes))
+    rng = np.random.default_rng(seed)
+    ids = rng.integers(1, 50, sum(sizes))
     starts = np.cumsum([0, *sizes])
     return TokenSplit(ids.astype(np.uint16), starts)
 
@@ -29,7 +32,12 @@ def windows_of(
 
 
 def targets_at_64(split: TokenSplit, targets: int = 8) -> Targets:
-    return targets_of(windows_of("fixed_target", split, targets=targets)[64])
+    windows = windows_of("fixed_target", split, targets=targets)
+    return targets_of(windows[64])
+
+
+def digest_at_64(split: TokenSplit, targets: int = 8) -> str:
+    return targets_at_64(split, targets).sha256(split)
 
 
 @pytest.fixture
@@ -41,7 +49,10 @@ def split() -> TokenSplit:
 def test_every_length_scores_the_same_tokens(protocol, split):
     windows = windows_of(protocol, split, blocks=1000)
 
-    digests = {targets_of(each).sha256(split) for each in windows.values()}
+    digests = set()
+    for each in windows.values():
+        targets = targets_of(each)
+        digests.add(targets.sha256(split))
     assert list(windows) == LENGTHS
     assert len(digests) == 1
 
@@ -52,7 +63,9 @@ def test_every_token_is_scored_once(protocol, split):
 
     for each in windows.values():
         indices = targets_of(each).indices
-        assert len(np.unique(indices)) == len(indices) > 8 * 50
+        n_different = len(np.unique(indices))
+        assert n_different == len(indices)
+        assert n_different > 8 * 50
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
@@ -63,9 +76,9 @@ def test_doc_windows_stay_inside_one_document(protocol):
 
     for each in windows.values():
         ends = each.starts + each.length
-        document = np.searchsorted(split.starts, each.starts, side="right")
-        last = np.searchsorted(split.starts, ends, side="right")
-        np.testing.assert_array_equal(document, last)
+        document = split.starts.searchsorted(each.starts, "right")
+        last = split.starts.searchsorted(ends, "right")
+        assert (document == last).all()
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
@@ -87,54 +100,58 @@ def test_targets_below_the_training_length_have_half_of_the_window_before_them()
         "fixed_target", split, lengths, 12, 20, "doc", train_length=64
     )
 
-    least = [int(targets_of(windows[length]).context.min()) for length in lengths]
+    least = []
+    for each in windows.values():
+        context = targets_of(each).context
+        least.append(int(context.min()))
+    assert list(windows) == lengths
     assert least == [1, 2, 4, 11, 13, 37, 53, 245]
 
 
 def test_the_digest_follows_the_text_the_targets_and_their_blocks(split):
     targets = targets_at_64(split)
-    changed = split_of(*SIZES, seed=1)
-    merged = Targets(
-        targets.indices, targets.blocks // 2, targets.context, targets.n_blocks
-    )
+    merged = dataclasses.replace(targets, blocks=targets.blocks // 2)
+    digest = targets.sha256(split)
 
-    digests = {
-        targets.sha256(split),
-        targets_at_64(split, targets=4).sha256(split),
-        merged.sha256(split),
-        targets.sha256(changed),
-    }
+    of_other_text = targets.sha256(split_of(*SIZES, seed=1))
+    of_fewer = digest_at_64(split, targets=4)
+    of_other_blocks = merged.sha256(split)
 
+    digests = {digest, of_other_text, of_fewer, of_other_blocks}
     assert len(digests) == 4
 
 
 def test_the_digest_does_not_follow_the_order_of_windows(split):
     targets = targets_at_64(split)
 
-    backwards = Targets(
-        targets.indices[::-1],
-        targets.blocks[::-1],
-        targets.context[::-1],
-        targets.n_blocks,
+    backwards = dataclasses.replace(
+        targets, indices=targets.indices[::-1], blocks=targets.blocks[::-1]
     )
 
     assert backwards.sha256(split) == targets.sha256(split)
 
 
-def test_a_longer_length_that_the_text_does_not_allow_changes_no_target(split):
-    lengths = [*LENGTHS, 10_000]
+def plan_to(split: TokenSplit, length: int, longest: int = 1) -> dict[int, Windows]:
+    """The windows of all lengths and of one more."""
+    lengths = sorted({*LENGTHS, length})
+    return protocols.plan(
+        "fixed_target", split, lengths, 8, 40, "concat", longest=longest
+    )
 
-    windows = protocols.plan("fixed_target", split, lengths, 8, 40, "concat")
+
+def test_a_longer_length_that_the_text_does_not_allow_changes_no_target(split):
+    windows = plan_to(split, 10_000)
 
     assert list(windows) == LENGTHS
     digest = targets_of(windows[64]).sha256(split)
-    assert digest == targets_at_64(split).sha256(split)
+    assert digest == digest_at_64(split)
 
 
 def test_targets_allow_a_length_that_is_asked_for_and_not_evaluated(split):
-    later = protocols.plan("fixed_target", split, [*LENGTHS, 512], 8, 40, "concat")
+    with_512 = plan_to(split, 512)
+    for_512 = plan_to(split, 256, longest=512)
 
-    now = protocols.plan("fixed_target", split, LENGTHS, 8, 40, "concat", longest=512)
-
-    digest = targets_of(now[64]).sha256(split)
-    assert digest == targets_of(later[64]).sha256(split)
+    digest = targets_of(for_512[64]).sha256(split)
+    assert list(for_512) == LENGTHS
+    assert digest == targets_of(with_512[64]).sha256(split)
+    assert digest != digest_at_64(split)
