@@ -283,7 +283,8 @@ def test_a_row_has_its_sums_by_document(config, documents):
 
 
 def test_stretches_of_two_documents_are_units(config):
-    split = text_of(range(0, 2701, 270), sources=np.repeat([0, 1], 5))
+    sources = np.repeat([0, 1], 5)
+    split = text_of(range(0, 2701, 270), sources)
     wanted = fixed_target(config, targets=4, windowed=True)
 
     rows = rows_of(Planted(3 * L), split, wanted)
@@ -295,7 +296,8 @@ def test_stretches_of_two_documents_are_units(config):
 def test_equal_documents_are_one_unit_of_an_interval(config):
     ids = random_ids(3000)
     once = TokenSplit(ids, np.arange(0, 3001, 300))
-    twice = TokenSplit(np.tile(ids, 2), np.arange(0, 6001, 300))
+    both = np.tile(ids, 2)
+    twice = TokenSplit(both, np.arange(0, 6001, 300))
     wanted = fixed_target(config, blocks=200)
 
     row = rows_of(Planted(3), once, wanted)[0]
@@ -510,11 +512,9 @@ def trained(
     tiny_config: Config, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Trained:
     base = tmp_path_factory.getbasetemp() / "evaluated"
-    places = {
-        "data": {"path": str(base / "text.txt")},
-        "runtime": {"cache": str(base / "cache")},
-    }
-    config = changed(tiny_config, **places)
+    text = {"path": str(base / "text.txt")}
+    cache = {"cache": str(base / "cache")}
+    config = changed(tiny_config, data=text, runtime=cache)
     if not base.exists():  # trained once for all tests of this process
         base.mkdir()
         write_words(base)
@@ -535,13 +535,12 @@ def test_a_finished_run_gets_every_protocol_and_probe(trained):
     varied = 3 + 2 + 2 + 3  # plain, windowed, sinks, ntk
     assert rows[: len(first)] == first
     assert {row.status for row in rows} == {"ok"}
-    assert counts == {
-        ("fixed_target", None): varied,
-        ("nonoverlap", None): 3,
-        ("task", "repeat"): varied,
-        ("task", "repeat_control"): varied,
-        ("task", "shuffle"): 2 * 4,
-    }
+    assert counts["fixed_target", None] == varied
+    assert counts["nonoverlap", None] == 3
+    assert counts["task", "repeat"] == varied
+    assert counts["task", "repeat_control"] == varied
+    assert counts["task", "shuffle"] == 2 * 4
+    assert len(counts) == 5
 
 
 def test_a_finished_run_gets_only_what_is_missing(trained):
@@ -636,8 +635,9 @@ def test_a_line_says_what_a_longer_length_did_to_the_curve(trained, caplog):
     now = headline_of(folder)["nll_1x"]
     losses = f"loss at 1x was {was:.3f}, is {now:.3f}"
     line = f"new targets for 8x: 3 lengths scored again; {losses}"
+    rise = headline_of(folder)["rise_8x"]
     assert line in caplog.messages
-    assert headline_of(folder)["rise_8x"] is not None
+    assert rise is not None
 
 
 @pytest.mark.parametrize("words", [["length=48"], ["length=65536"], ["length=16"]])
@@ -817,7 +817,8 @@ def test_rows_say_what_the_best_ngram_model_of_the_trained_tokens_has(read_by_ng
     rows, known = read_by_ngrams
     text = known.tokens.test.ids
     at = targets_of(known.windows[16]).indices
-    before = np.stack([text[at - back] for back in (4, 3, 2, 1)], axis=1)
+    context = [text[at - back] for back in (4, 3, 2, 1)]
+    before = np.stack(context, axis=1)
     means = known.ngrams.nll(before, text[at]).mean(1)
     best = means[1:].min()
 

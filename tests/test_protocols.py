@@ -76,8 +76,9 @@ def test_doc_windows_stay_inside_one_document(protocol):
 
     for each in windows.values():
         ends = each.starts + each.length
-        document = split.starts.searchsorted(each.starts, "right")
-        last = split.starts.searchsorted(ends, "right")
+        starts = split.starts
+        document = starts.searchsorted(each.starts, "right")
+        last = starts.searchsorted(ends, "right")
         assert (document == last).all()
 
 
@@ -124,9 +125,9 @@ def test_the_digest_follows_the_text_the_targets_and_their_blocks(split):
 def test_the_digest_does_not_follow_the_order_of_windows(split):
     targets = targets_at_64(split)
 
-    backwards = dataclasses.replace(
-        targets, indices=targets.indices[::-1], blocks=targets.blocks[::-1]
-    )
+    indices = targets.indices[::-1]
+    blocks = targets.blocks[::-1]
+    backwards = dataclasses.replace(targets, indices=indices, blocks=blocks)
 
     assert backwards.sha256(split) == targets.sha256(split)
 
