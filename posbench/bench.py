@@ -107,14 +107,11 @@ def compared(seconds: pd.DataFrame, tokens: int) -> pd.DataFrame:
     contender.
     """
     of_none = seconds.rdiv(seconds[BASE], axis=0)
-    return pd.DataFrame(
-        {
-            "tokens_per_second": tokens / seconds.median(),
-            "of_none": of_none.median(),
-            "of_none_low": of_none.quantile(0.25),
-            "of_none_high": of_none.quantile(0.75),
-        }
-    )
+    frame = pd.DataFrame({"tokens_per_second": tokens / seconds.median()})
+    frame["of_none"] = of_none.median()
+    frame["of_none_low"] = of_none.quantile(0.25)
+    frame["of_none_high"] = of_none.quantile(0.75)
+    return frame
 
 
 def sizes_of(shape: str, length: int | None = None) -> Sizes:
@@ -137,17 +134,6 @@ def configurations(
     """Return the configurations that `posbench train` would have at these sizes: for
     `none`, and for every name.
     """
-    settings = {
-        "model.n_layers": sizes.n_layers,
-        "model.d_model": sizes.d_model,
-        "model.n_heads": sizes.n_heads,
-        "training.train_length": sizes.train_length,
-        "training.batch_size": sizes.batch_size,
-        "training.tokens": 10**12,  # more than any batch
-        "evaluation.targets": 1,
-        "runtime.threads": threads or "null",
-        "runtime.compile": "false",  # so many tokens would switch it on
-    }
     typed = by_key(overrides)
     for key in typed:
         if key.partition(".")[0] not in ("model", "training", "runtime"):
@@ -156,16 +142,32 @@ def configurations(
                 " runtime.*"
             )
 
-    defaults = [f"{key}={settings[key]}" for key in settings if key not in typed]
+    words = _words(sizes, threads)
     configs = {}
     for name in [BASE, *(names or encodings.names())]:
         try:
-            configs[name] = compose.single([f"encoding={name}", *defaults, *overrides])
+            # of a key that is given twice, the later value holds
+            configs[name] = compose.single([f"encoding={name}", *words, *overrides])
         except UserError as error:
             if names or name == BASE:
                 raise
             logger.info("left out: %s", error)
     return configs
+
+
+def _words(sizes: Sizes, threads: int | None) -> list[str]:
+    """Return the words of `posbench train` for a model and a batch of these sizes."""
+    return [
+        f"model.n_layers={sizes.n_layers}",
+        f"model.d_model={sizes.d_model}",
+        f"model.n_heads={sizes.n_heads}",
+        f"training.train_length={sizes.train_length}",
+        f"training.batch_size={sizes.batch_size}",
+        "training.tokens=1e12",  # more than any batch
+        "evaluation.targets=1",
+        f"runtime.threads={threads or 'null'}",
+        "runtime.compile=false",  # so many tokens would switch it on
+    ]
 
 
 def device_and_dtype(config: Config) -> tuple[torch.device, torch.dtype]:
@@ -221,9 +223,10 @@ def take_turns(
     order = list(contenders)
     turns = []
     for _ in range(rounds):
-        turns.append(
-            {name: _seconds(contenders[name], calls, device) for name in order}
-        )
+        turn = {}
+        for name in order:
+            turn[name] = _seconds(contenders[name], calls, device)
+        turns.append(turn)
         order.reverse()
     return pd.DataFrame(turns)
 

@@ -17,10 +17,9 @@ from posbench.encodings import EXTENSIONS
 from posbench.errors import UserError
 from posbench.terminal import exits
 
+_HELP = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 app = typer.Typer(
-    rich_markup_mode=None,
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    rich_markup_mode=None, pretty_exceptions_enable=False, context_settings=_HELP
 )
 
 
@@ -110,6 +109,56 @@ Words = Annotated[
     typer.Argument(metavar="KEY=VALUE", help=_WORDS, show_default=False),
 ]
 Runs = Annotated[list[Path], typer.Argument(help=f"{_RUNS}.")]
+AnyRuns = Annotated[
+    list[Path] | None, typer.Argument(help=f"{_RUNS}; default: outputs.")
+]
+SyncedRuns = Annotated[list[Path], typer.Argument(metavar="RUN", help=f"{_RUNS}.")]
+Run = Annotated[
+    Path, typer.Argument(help="A run: its folder (outputs/STUDY/RUN) or id.")
+]
+ExportedRun = Annotated[
+    Path, typer.Argument(metavar="RUN", help="A run: its folder or id.")
+]
+NewFolder = Annotated[
+    Path, typer.Argument(metavar="DIR", help="A new folder, or an empty one.")
+]
+OwnClass = Annotated[
+    str, typer.Argument(metavar="code=true", help="Export posbench's own class.")
+]
+Claims = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="CLAIM|all|key=value", help=f"Then {_WORDS}"),
+]
+Evaluated = Annotated[
+    list[str],
+    typer.Argument(metavar="RUN|MODEL|key=value", help=f"{_RUNS}, {_MODELS}."),
+]
+Prompt = Annotated[str, typer.Argument(help="The text to go on from.")]
+Tokens = Annotated[int, typer.Option(min=1, help="How many tokens to draw.")]
+Temperature = Annotated[
+    float, typer.Option(min=0.0, help="0 takes the likeliest token each time.")
+]
+Sections = Annotated[list[str] | None, typer.Argument(help=_SECTIONS)]
+Ropes = Annotated[
+    list[str], typer.Argument(metavar="CONFIG|MODEL|RUN|ENCODING", help=_ROPES)
+]
+Drawing = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="Draw it, as a PNG file.")
+]
+AnySchemes = Annotated[
+    list[str] | None,
+    typer.Argument(help="Encodings, each with its options; default: all."),
+]
+Benched = Annotated[
+    list[str] | None,
+    typer.Argument(help="Encodings (all); also training.precision=fp32."),
+]
+Shape = Annotated[
+    str, typer.Option(help="Size of model and batch: demo, 3m, 12m or 124m.")
+]
+Rounds = Annotated[
+    int, typer.Option(min=1, help="Number of rounds; medians are over these.")
+]
 Schemes = Annotated[
     list[str],
     typer.Argument(
@@ -206,18 +255,15 @@ def _version(flag: bool) -> None:
     raise typer.Exit
 
 
+Version = Annotated[
+    bool,
+    typer.Option("--version", callback=_version, is_eager=True, help="Print versions."),
+]
+Debug = Annotated[bool, typer.Option("--debug", help="Show a traceback with an error.")]
+
+
 @app.callback()
-def _options(
-    version: Annotated[
-        bool,
-        typer.Option(
-            "--version", callback=_version, is_eager=True, help="Print versions."
-        ),
-    ] = False,
-    debug: Annotated[
-        bool, typer.Option("--debug", help="Show a traceback with an error.")
-    ] = False,
-) -> None:
+def _options(version: Version = False, debug: Debug = False) -> None:
     """Which positional encoding should my transformer use, and how far beyond its
     training length will it hold?
     """
@@ -241,7 +287,7 @@ def train(
     if cfg:
         from posbench import listing
 
-        print(listing.explained(plan.config), end="")
+        print(listing.explained_yaml(plan.config), end="")
         return
     from posbench.launch import run
 
@@ -296,10 +342,7 @@ def sweep(
 
 @app.command(epilog="'posbench list claims' shows all.")
 def reproduce(
-    words: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="CLAIM|all|key=value", help=f"Then {_WORDS}"),
-    ] = None,
+    words: Claims = None,
     n_jobs: Jobs = None,
     config_dir: ConfigDir = None,
     dry_run: DryRun = False,
@@ -321,12 +364,7 @@ def reproduce(
         f" {', '.join(EXTENSIONS)}."
     )
 )
-def evaluate(
-    words: Annotated[
-        list[str],
-        typer.Argument(metavar="RUN|MODEL|key=value", help=f"{_RUNS}, {_MODELS}."),
-    ],
-) -> None:
+def evaluate(words: Evaluated) -> None:
     """Evaluate runs or HuggingFace models beyond training length.
 
     Existing rows are not computed again. A model also takes data=NAME data.path=...
@@ -389,14 +427,10 @@ def _runs_and_settings(words: list[str]) -> tuple[list[Path], list[str]]:
 
 @app.command()
 def sample(
-    run: Annotated[
-        Path, typer.Argument(help="A run: its folder (outputs/STUDY/RUN) or id.")
-    ],
-    prompt: Annotated[str, typer.Argument(help="The text to go on from.")],
-    tokens: Annotated[int, typer.Option(min=1, help="How many tokens to draw.")] = 200,
-    temperature: Annotated[
-        float, typer.Option(min=0.0, help="0 takes the likeliest token each time.")
-    ] = 0.8,
+    run: Run,
+    prompt: Prompt,
+    tokens: Tokens = 200,
+    temperature: Temperature = 0.8,
     seed: int = 0,
 ) -> None:
     """Print how a run's model continues a prompt."""
@@ -406,9 +440,7 @@ def sample(
 
 
 @app.command()
-def sync(
-    paths: Annotated[list[Path], typer.Argument(metavar="RUN", help=f"{_RUNS}.")],
-) -> None:
+def sync(paths: SyncedRuns) -> None:
     """Send W&B the rows of run folders that it lacks.
 
     WANDB_PROJECT and WANDB_ENTITY send them elsewhere than before.
@@ -438,11 +470,7 @@ def report(
 
 
 @app.command()
-def runs(
-    paths: Annotated[
-        list[Path] | None, typer.Argument(help=f"{_RUNS}; default: outputs.")
-    ] = None,
-) -> None:
+def runs(paths: AnyRuns = None) -> None:
     """List runs: what tells them apart, status, loss at the training length, size."""
     from posbench.reports import runs as listed
 
@@ -450,24 +478,13 @@ def runs(
 
 
 @app.command()
-def export(
-    run: Annotated[
-        Path, typer.Argument(metavar="RUN", help="A run: its folder or id.")
-    ],
-    folder: Annotated[
-        Path, typer.Argument(metavar="DIR", help="A new folder, or an empty one.")
-    ],
-    code: Annotated[
-        str, typer.Argument(metavar="code=true", help="Export posbench's own class.")
-    ] = "code=false",
-) -> None:
+def export(run: ExportedRun, folder: NewFolder, code: OwnClass = "code=false") -> None:
     """Write a run's model as a folder that transformers loads.
 
     It becomes a Llama if it has that block (model=llama) and the encoding is rotary or
     none; an error says why if not. With code=true it is posbench's own class, for all
     of its encodings; who loads it needs posbench. The folder is kept only if its logits
-    equal those of the run. It has tokenizer, model card and posbench_parity.json. Needs
-    transformers.
+    equal those of the run. It has tokenizer and model card. Needs transformers.
     """
     from posbench.huggingface import export
     from posbench.run import find
@@ -481,27 +498,18 @@ def export(
 
 
 @app.command("list")
-def list_(
-    sections: Annotated[list[str] | None, typer.Argument(help=_SECTIONS)] = None,
-    as_json: AsJson = False,
-) -> None:
+def list_(sections: Sections = None, as_json: AsJson = False) -> None:
     """List encodings, tasks, data sets and all other choices.
 
     --json has everything. 'posbench show NAME --text' describes an encoding.
     """
     from posbench import listing
 
-    listing.show(sections or [], as_json)
+    listing.print_rows(sections or [], as_json)
 
 
 @app.command()
-def properties(
-    names: Annotated[
-        list[str] | None,
-        typer.Argument(help="Encodings, each with its options; default: all."),
-    ] = None,
-    as_json: AsJson = False,
-) -> None:
+def properties(names: AnySchemes = None, as_json: AsJson = False) -> None:
     """Measure the properties that tutorials want from an encoding.
 
     These are: order, uniqueness, relative, continuous, invariant, purpose, mean and
@@ -538,18 +546,11 @@ def show(
                 f"--text describes encodings with their defaults: leave out {name},"
                 " or --text"
             )
-    print("\n\n\n".join(map(listing.page, names)))
+    print("\n\n\n".join(map(listing.page_text, names)))
 
 
 @app.command()
-def rope(
-    words: Annotated[
-        list[str], typer.Argument(metavar="CONFIG|MODEL|RUN|ENCODING", help=_ROPES)
-    ],
-    png: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Draw it, as a PNG file.")
-    ] = None,
-) -> None:
+def rope(words: Ropes, png: Drawing = None) -> None:
     """Say what a RoPE configuration means.
 
     Give two to compare them. No weights are read. A config.json needs transformers.
@@ -561,17 +562,10 @@ def rope(
 
 @app.command()
 def bench(
-    words: Annotated[
-        list[str] | None,
-        typer.Argument(help="Encodings (all); also training.precision=fp32."),
-    ] = None,
-    shape: Annotated[
-        str, typer.Option(help="Size of model and batch: demo, 3m, 12m or 124m.")
-    ] = "demo",
+    words: Benched = None,
+    shape: Shape = "demo",
     length: Length = None,
-    rounds: Annotated[
-        int, typer.Option(min=1, help="Number of rounds; medians are over these.")
-    ] = 5,
+    rounds: Rounds = 5,
     threads: Threads = None,
     as_json: AsJson = False,
 ) -> None:

@@ -4,8 +4,6 @@ import csv
 import io
 import json
 import re
-import shlex
-from pathlib import Path
 
 import pandas as pd
 import pytest
@@ -23,9 +21,9 @@ from support import posbench
 
 from posbench import api, encodings, reports
 from posbench.errors import UserError
-from posbench.reports import answer, card, charts, one_run, sweeps, tables
+from posbench.reports import card, charts, one_run, sweeps, tables
 from posbench.reports.render import Table
-from posbench.results.compare import compare, curves
+from posbench.results.compare import compare
 from posbench.results.frame import read
 
 
@@ -46,16 +44,16 @@ def study(template, tmp_path_factory):
 @pytest.fixture
 def undrawn(monkeypatch):
     """Leave the files of figures empty, which take most of a report's time."""
-    monkeypatch.setattr(charts, "drawn", lambda figure, kind: b"")
+    monkeypatch.setattr(charts, "image_bytes", lambda figure, kind: b"")
 
 
 def test_a_report_of_six_schemes_begins_with_the_figure_and_fits_on_a_screen(
     tmp_path, capsys, monkeypatch
 ):
-    plain = charts.drawn
+    plain = charts.image_bytes
     monkeypatch.setattr(
         charts,
-        "drawn",
+        "image_bytes",
         lambda figure, kind: plain(figure, kind) if kind == "svg" else b"",
     )
     six, frame = tmp_path / "six.parquet", rows_of_study("six")
@@ -192,7 +190,9 @@ def test_few_seeds_and_unlearned_models_get_a_command(template, tmp_path, capsys
     sweeps.record([*study.glob("*-s*")], words, None)
     reports.main([study])
     text = capsys.readouterr().out
-    assert "verdicts need 5" in text
+    assert (
+        "Missing for verdicts: seeds (2 of 5), tokens (4 times as many). Type:" in text
+    )
     assert "worse" not in text
     assert (
         "Not shown to have learned more than an n-gram model (4.000): 'none'." in text
@@ -202,26 +202,6 @@ def test_few_seeds_and_unlearned_models_get_a_command(template, tmp_path, capsys
     assert f"{command}{tokens}\n" in text
     assert re.search(r"none +4\.\d+ +no ", text)
     assert "learned: below the n-gram model" in text
-
-
-def test_a_command_has_the_words_of_the_sweeps_that_made_the_runs(tmp_path):
-    runs = [tmp_path / name for name in ("a", "b", "c")]
-    frame = pd.DataFrame({"folder": map(str, runs)})
-    changes = {"seed": "0,1,2"}
-    assert answer.command(frame, changes) == ""
-
-    words = ["encoding=a,b", "seed=0", "ratio=1,2,4", "data.path=my text's.txt"]
-    sweeps.record(runs[:2], words, None)
-    typed = answer.command(frame, changes).splitlines()
-    assert typed[0] == " Type:"
-    (line,) = typed[1:]
-    expected = ["encoding=a,b", "ratio=1,2,4", "data.path=my text's.txt", "seed=0,1,2"]
-    assert shlex.split(line) == ["posbench", "sweep", *expected]
-
-    sweeps.record(runs[1:], ["encoding=c"], Path("mine"))
-    last = answer.command(frame, {}).splitlines()[-1]
-    assert last == "  posbench sweep encoding=c --config-dir=mine"
-    assert len(answer.command(frame, {}).splitlines()) == 3
 
 
 @pytest.mark.usefixtures("undrawn")
@@ -257,7 +237,7 @@ def test_settings_that_may_not_be_compared_are_sets_and_a_broken_run_stops_no_re
     with pytest.raises(
         UserError, match="these runs may not be compared, they differ in text_sha256"
     ):
-        charts.of_runs(read(study.glob("*-s0-*")))
+        charts.runs_figure(read(study.glob("*-s0-*")))
     assert posbench("report", str(broken)) == 2
     with pytest.warns(UserWarning, match="left out, unreadable"):
         assert api.runs(broken).empty
@@ -296,54 +276,6 @@ def test_a_run_that_is_evaluated_further_stays_in_its_study(template, tmp_path, 
         " ratio=1,2,4,8,16 longest=16'"
     )
     assert asked in capsys.readouterr().out
-
-
-def test_the_band_of_a_curve_is_its_interval():
-    frame = rows_of_study("six")
-    figure = charts.of_text(frame, compare(frame), "curve")
-    assert figure is not None
-    bands = {band.get_gid(): band for band in figure.axes[0].collections}
-
-    points = curves(frame).query("label == 'rope' and variant == 'plain'")
-    points = points[points["ratio"] >= 1 / 4]
-    assert (points["nll_high"] - points["nll_low"] > 0.01).all()
-
-    drawn = bands["curve-rope"].get_paths()[0].vertices[:, 1]
-    assert set(points["nll_low"]) | set(points["nll_high"]) <= set(drawn)
-
-
-def test_the_intervals_of_differences_are_the_adjusted_ones():
-    frame = rows_of_study("six")
-    table = compare(frame)
-    figure = charts.of_text(frame, table)
-    assert figure is not None
-
-    fox = table.set_index("label").loc["fox"]
-    low, high = fox["nll_difference_adjusted_low"], fox["nll_difference_adjusted_high"]
-    assert low < fox["nll_difference_low"]
-
-    drawn = [line for line in figure.axes[2].lines if line.get_gid() == "curve-fox"]
-    assert drawn[0].get_xdata() == pytest.approx([low, high])
-    assert drawn[1].get_xdata() == pytest.approx([fox["nll_difference"]])
-
-
-@pytest.mark.slow
-def test_names_at_the_ends_of_curves_do_not_collide():
-    frame = rows_of_study("six")
-    figure = charts.of_text(frame, compare(frame))
-    assert figure is not None
-    assert len(figure.axes) == 3
-    figure.draw_without_rendering()
-    for axes in figure.axes:
-        boxes = [text.get_window_extent() for text in axes.texts]
-        boxes += [label.get_window_extent() for label in axes.get_xticklabels()]
-        assert not any(
-            a.overlaps(b) for at, a in enumerate(boxes) for b in boxes[at + 1 :]
-        )
-    other = charts.of_text(frame, compare(frame), kind="perplexity")
-    assert other is not None
-    assert len(other.axes) == 1
-    assert other.axes[0].get_ylabel() == "perplexity"
 
 
 @pytest.mark.slow

@@ -23,26 +23,28 @@ import posbench.reports
 from posbench import machine
 from posbench.config.shipped import configs_dir
 from posbench.errors import PosbenchError, RunFailed, UserError
-from posbench.launch import plans, pool, sweep
+from posbench.launch import plans, pool, slots, sweep, tuning
 from posbench.launch.plans import Plan
-from posbench.launch.pool import DONE
+from posbench.launch.pool import DONE, IN_USE
 from posbench.run.rows import evaluation_rows, training_rows
 from posbench.run.run import Run
 from posbench.terminal import exits
 from posbench.training.train import train
 
-# of an evaluation row: how long it took, not what came out
-_NO_SECONDS = {"seconds", "peak_memory_bytes"}
+COMMAND = ["posbench", "train"]
 
 
 def result(folder: Path) -> tuple[bytes, list[dict[str, Any]], list[float]]:
     """Return the weights, evaluation rows and losses of a run."""
+    rows = []
+    for row in evaluation_rows(folder):
+        line = row.to_json()
+        # how long it took, not what came out
+        del line["seconds"], line["peak_memory_bytes"]
+        rows.append(line)
+    logged = training_rows(folder)
+    losses = [row["train/loss"] for row in logged if "train/loss" in row]
     newest = max((folder / "checkpoint").glob("step-*"))
-    rows = [
-        {k: v for k, v in row.to_json().items() if k not in _NO_SECONDS}
-        for row in evaluation_rows(folder)
-    ]
-    losses = [row["train/loss"] for row in training_rows(folder) if "train/loss" in row]
     return (newest / "model.safetensors").read_bytes(), rows, losses
 
 
@@ -51,7 +53,7 @@ def assert_as_single_runs(todo: list[Plan], outputs: Path) -> None:
     this process.
     """
     for job in todo:
-        train(job.config, outputs / job.id, ["posbench", "train"])
+        train(job.config, outputs / job.id, COMMAND)
         assert result(job.folder) == result(outputs / job.id)
 
 
@@ -75,24 +77,24 @@ def reports(tmp_path, monkeypatch):
 
 @pytest.fixture
 def overrides(cache, tmp_path):
-    words = [
+    return [
         *support.TINY,
         "data.path=text.txt",
         "training.tokens=512",
         "training.precision=fp32",
         "log_every_steps=1",
+        f"runtime.cache={cache}",
+        f"runtime.outputs={tmp_path / 'outputs'}",
     ]
-    return [*words, f"runtime.cache={cache}", f"runtime.outputs={tmp_path / 'outputs'}"]
 
 
 @pytest.fixture
 def several(tiny_config):
-    names = ("rope", "rope", "alibi", "alibi")
-    configs = [support.changed(tiny_config, seed=seed) for seed in range(4)]
-    return [
-        plans.plan(c, [f"encoding={name}", "study=test"])
-        for c, name in zip(configs, names, strict=True)
-    ]
+    todo = []
+    for seed, name in enumerate(["rope", "rope", "alibi", "alibi"]):
+        config = support.changed(tiny_config, seed=seed)
+        todo.append(plans.from_config(config, [f"encoding={name}", "study=test"]))
+    return todo
 
 
 def processes_of(folder: Path) -> list[str]:
@@ -100,7 +102,8 @@ def processes_of(folder: Path) -> list[str]:
     processes = []
     for path in glob.glob("/proc/[0-9]*/fd/1"):
         with contextlib.suppress(OSError):  # another user's, or it has just ended
-            processes += [path] if os.readlink(path).startswith(str(folder)) else []
+            if os.readlink(path).startswith(str(folder)):
+                processes.append(path)
     return processes
 
 
@@ -110,63 +113,70 @@ def write_choice(folder: Path, choice: str, text: str) -> None:
     path.write_text(text, encoding="utf-8")
 
 
-def test_a_sweep_is_every_combination_and_each_run_once(overrides):
-    found = plans.resolve(
-        [
-            ["encoding=rope,alibi", "seed=0,1", *overrides],
-            ["encoding=rope", *overrides],
-        ]
-    )
-    names = [(job.config.encoding.name, job.config.seed) for job in found]
+def test_a_sweep_is_every_combination(overrides):
+    todo = plans.resolve([["encoding=rope,alibi", "seed=0,1", *overrides]])
+
+    names = [(plan.config.encoding.name, plan.config.seed) for plan in todo]
     assert names == [("rope", 0), ("rope", 1), ("alibi", 0), ("alibi", 1)]
-    assert found[1].command[2:4] == ("encoding=rope", "seed=1")
-    assert (
-        found[0].folder == Path(found[0].config.runtime.outputs) / "demo" / found[0].id
-    )
-    with pytest.raises(
-        UserError, match=r"outputs/a/rope-.* and .*outputs/b/rope-.* are the same run"
-    ):
+    assert todo[1].command[2:4] == ("encoding=rope", "seed=1")
+    outputs = Path(todo[0].config.runtime.outputs)
+    assert todo[0].folder == outputs / "demo" / todo[0].id
+
+
+def test_a_run_that_two_sets_name_is_one(overrides):
+    once = ["encoding=rope", "seed=1", *overrides]
+    assert len(plans.resolve([["encoding=rope", "seed=0,1", *overrides], once])) == 2
+
+
+def test_a_run_is_in_one_folder(overrides):
+    same = r"outputs/a/rope-.* and .*outputs/b/rope-.* are the same run"
+    with pytest.raises(UserError, match=same):
         plans.resolve([["encoding=rope", "study=a,b", *overrides]])
 
 
+FILES = sorted(path.stem for path in (configs_dir() / "sweep").glob("*.yaml"))
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "name",
-    sorted(
-        {path.stem for path in (configs_dir() / "sweep").glob("*.yaml")} - {"extend"}
-    ),
-)
+@pytest.mark.parametrize("name", [name for name in FILES if name != "extend"])
 def test_every_sweep_file_composes(name):
     todo = plans.resolve(plans.read_sets(name, ["tracking=none", "seed=0"]))
     assert len(todo) >= 3
-    assert {job.config.study for job in todo} == {name}
-    names = {job.config.encoding.name for job in todo}
-    assert name != "catalogue" or names >= {
-        path.stem for path in configs_dir().glob("encoding/*.yaml")
-    }
+    assert {plan.config.study for plan in todo} == {name}
+
+
+@pytest.mark.slow
+def test_the_catalogue_has_every_encoding():
+    sets = plans.read_sets("catalogue", ["tracking=none", "seed=0"])
+    found = {plan.config.encoding.name for plan in plans.resolve(sets)}
+    assert found >= {path.stem for path in configs_dir().glob("encoding/*.yaml")}
+
+
+MINE = """
+sets: ['encoding=rope encoding.base=64', 'encoding=none']
+shared: ['evaluation.protocols=[nonoverlap]', seed=3]
+"""
 
 
 def test_what_is_typed_takes_the_place_of_a_files_own_value(tmp_path):
-    sets = ["encoding=rope encoding.base=64", "encoding=none"]
-    write_choice(
-        tmp_path,
-        "sweep/mine",
-        f"sets: {sets}\nshared: ['evaluation.protocols=[nonoverlap]', seed=3]",
-    )
+    write_choice(tmp_path, "sweep/mine", MINE)
+
     # a word and its key are one
-    words = plans.read_sets("mine", ["protocol=fixed_target,nonoverlap"], tmp_path)
+    sets = plans.read_sets("mine", ["protocol=fixed_target,nonoverlap"], tmp_path)
+
     shared = ["protocol=fixed_target,nonoverlap", "seed=3"]
-    assert words == [
+    assert sets == [
         [*shared, "encoding=rope", "encoding.base=64"],
         [*shared, "encoding=none"],
     ]
-    assert all(
-        "encoding=fire" in each
-        for each in plans.read_sets("mine", ["encoding=fire"], tmp_path)
-    )
-    for job in plans.resolve(words, tmp_path):
-        assert job.config.evaluation.protocols == ("fixed_target", "nonoverlap")
-        assert job.command[-1] == f"--config-dir={tmp_path}"
+    for plan in plans.resolve(sets, tmp_path):
+        assert plan.config.evaluation.protocols == ("fixed_target", "nonoverlap")
+
+
+def test_a_plan_of_an_own_file_names_its_folder_in_the_command(tmp_path):
+    write_choice(tmp_path, "sweep/mine", MINE)
+    for plan in plans.resolve(plans.read_sets("mine", [], tmp_path), tmp_path):
+        assert plan.command[-1] == f"--config-dir={tmp_path}"
 
 
 # The words of a sweep | what the line says.
@@ -176,32 +186,37 @@ sweep=compar | unknown sweep 'compar': did you mean 'compare'? (choices: catalog
 encoding=rope,alib | unknown encoding 'alib': did you mean 'alibi'?
 encoding=rope,alibi encoding.base=64 | 'alibi' has no option 'base': it accepts slopes
 encoding=rope tune=maybe | expected tune=true, with or without tune_grid
+encoding=rope tune_grid=1,2 | expected tune=true, with or without tune_grid
 encoding=rope tune=true tune_grid=0,1 | tune_grid is [0, 1]: expected multiples
 encoding=rope,alibi evaluation.extensions=['yarn:fctor=2'] | 'yarn' has no option 'fctor'
 """
 # A file of a sweep | what the line says.
-FILES = """
+WRONG_FILES = """
 - encoding=rope | expected keys with values
 {sets: [encoding=rope], shard: [seed=1]} | is not a sweep: expected 'sets'
 sets: [{encoding: rope}] | is not a sweep: expected 'sets'
+shared: [seed=1] | is not a sweep: expected 'sets'
 """
 
 
-@pytest.mark.parametrize(
-    "line", [*MISTAKES.split("\n")[1:-1], *FILES.split("\n")[1:-1]]
-)
-def test_a_mistake_is_one_line_and_nothing_is_run(line, tmp_path):
+@pytest.mark.parametrize("line", MISTAKES.split("\n")[1:-1])
+def test_a_mistake_is_one_line_and_nothing_is_run(line):
     typed, message = line.split(" | ")
-    write_choice(tmp_path, "sweep/mine", typed)
     with pytest.raises(UserError) as caught:
-        (
-            plans.read_sets("mine", [], tmp_path)
-            if line in FILES
-            else sweep.sweep(typed.split())
-        )
+        sweep.sweep(typed.split())
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
     assert not Path("outputs").exists()
+
+
+@pytest.mark.parametrize("line", WRONG_FILES.split("\n")[1:-1])
+def test_a_file_that_is_no_sweep_is_one_line(line, tmp_path):
+    text, message = line.split(" | ")
+    write_choice(tmp_path, "sweep/mine", text)
+    with pytest.raises(UserError) as caught:
+        plans.read_sets("mine", [], tmp_path)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
 
 
 def test_a_sweep_shows_the_loss_after_training_and_not_one_on_the_way(
@@ -211,102 +226,125 @@ def test_a_sweep_shows_the_loss_after_training_and_not_one_on_the_way(
     # as its rows say
     tokens = 12 * config.training.tokens_per_step
     config = support.changed(config, training={"tokens": tokens})
-    folder = write_run(
-        tmp_path, config, Truth(3.0, 0.1, earlier=(Truth(5.0, 0.1), Truth(4.0, 0.1)))
-    )
+    truth = Truth(3.0, 0.1, earlier=(Truth(5.0, 0.1), Truth(4.0, 0.1)))
+    folder = write_run(tmp_path, config, truth)
     nll = pool.loss_at_train_length(Plan(config, folder, ()))
     assert nll is not None
     assert 2.5 < nll < 3.5
 
 
-@pytest.mark.slow
-def test_a_dry_run_lists_commands_counts_and_writes_nothing(
-    overrides, tmp_path, capsys
-):
-    (done,) = plans.resolve([["encoding=rope", "seed=0", *overrides]])
-    train(done.config, done.folder, ["posbench", "train"])
-    tokens = done.config.training.steps * done.config.training.tokens_per_step
-    before = snapshot(tmp_path)
+@pytest.fixture
+def dry_run(overrides, tmp_path, capsys):
+    """Return a function that makes a dry run, and returns its lines but the last."""
 
     def shown(*words: str) -> list[str]:
+        before = snapshot(tmp_path)
         sweep.sweep(each_once([*overrides, *words]), dry_run=True)
         *lines, last = capsys.readouterr().out.splitlines()
         assert last == "Nothing was run or written."
         assert snapshot(tmp_path) == before
         return lines
 
-    *commands, counts = shown("encoding=rope,alibi", "seed=0,1,2")
+    return shown
+
+
+@pytest.mark.slow
+def test_a_dry_run_lists_the_commands_that_are_missing(overrides, dry_run):
+    (done,) = plans.resolve([["encoding=rope", "seed=0", *overrides]])
+    train(done.config, done.folder, COMMAND)
+
+    *commands, counts = dry_run("encoding=rope,alibi", "seed=0,1,2")
+
     assert len(commands) == 5
     assert all(line.startswith("posbench train ") for line in commands)
     assert "encoding=alibi" in commands[-1]
     assert "seed=2" in commands[-1]
-    assert counts == f"6 runs: 1 finished, 5 to do, {5 * tokens:,} tokens to train on."
-    tuned = shown("encoding=rope,alibi", "seed=0,1,2", "tune=true")[-1]
-    assert (
-        tuned == f"16 runs: 1 finished, 15 to do, {15 * tokens:,} tokens to train on."
-    )
-    other = shown("encoding=rope,alibi", "evaluation.ratios=[1,3]")[-1]
-    assert f"2 runs: 0 finished, 2 to do, {tokens:,} tokens" in other
-    # without them it trains again
-    (done.folder / "checkpoint").rename(tmp_path / "weights")
-    before = snapshot(tmp_path)
-    assert (
-        f"to do, {2 * tokens:,} tokens"
-        in shown("encoding=rope,alibi", "evaluation.ratios=[1,3]")[-1]
-    )
+    assert counts == "6 runs: 1 finished, 5 to do, 2,560 tokens to train on."
 
 
 @pytest.mark.slow
-def test_a_sweep_without_verdicts_says_so_before_training_with_what_to_type(capsys):
-    for words, *expected in (
-        (
-            "seed=0,1 experiment=demo",
-            "Verdicts need 5 seeds, here 2: type seed=0,1,2,3,4.",
-            "After 1,000,000 tokens",
-        ),
-        (
-            "encoding=none,alibi experiment=reader seed=0,1,2,3,4",
-            "Schemes are compared with rope, which is not among",
-        ),
-        ("experiment=reader seed=0,1,2,3,4",),
-    ):
-        sweep.sweep(
-            each_once(["encoding=rope,alibi", *words.split(), "tracking=none"]),
-            dry_run=True,
-        )
-        warnings = [
-            line.partition(" ")[2] for line in capsys.readouterr().err.splitlines()
-        ]
-        assert len(warnings) == len(expected)
-        assert all(
-            line.startswith(start)
-            for line, start in zip(warnings, expected, strict=True)
-        )
+def test_a_dry_run_counts_the_trials_of_learning_rates(dry_run):
+    counts = dry_run("encoding=rope,alibi", "seed=0,1,2", "tune=true")[-1]
+    assert counts == "16 runs: 0 finished, 16 to do, 8,192 tokens to train on."
 
 
-def test_a_sweep_equals_single_runs_and_a_second_one_has_nothing_to_do(
-    overrides, reports, tmp_path, monkeypatch
-):
+@pytest.mark.slow
+def test_a_run_that_is_only_evaluated_further_costs_no_tokens(overrides, dry_run):
+    (done,) = plans.resolve([["encoding=rope", "seed=0", *overrides]])
+    train(done.config, done.folder, COMMAND)
+    words = ("encoding=rope,alibi", "evaluation.ratios=[1,3]")
+
+    assert "2 runs: 0 finished, 2 to do, 512 tokens" in dry_run(*words)[-1]
+    # without weights it trains again
+    (done.folder / "checkpoint").rename("weights")
+    assert "2 runs: 0 finished, 2 to do, 1,024 tokens" in dry_run(*words)[-1]
+
+
+# The words of a sweep | how the lines begin that say why verdicts will be missing.
+WITHOUT_VERDICTS = """
+encoding=rope,alibi experiment=demo seed=0,1 | Verdicts need 5 seeds, here 2: type seed=0,1,2,3,4. | After 1,000,000 tokens
+encoding=none,alibi experiment=reader seed=0,1,2,3,4 | Schemes are compared with rope, which is not among
+encoding=rope,alibi experiment=reader seed=0,1,2,3,4
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("line", WITHOUT_VERDICTS.split("\n")[1:-1])
+def test_a_sweep_without_verdicts_says_so_before_training(line, capsys):
+    words, *expected = line.split(" | ")
+    sweep.sweep([*words.split(), "tracking=none"], dry_run=True)
+    logged = capsys.readouterr().err.splitlines()
+    for shown, start in zip(logged, expected, strict=True):
+        assert shown.partition(" ")[2].startswith(start)
+
+
+def test_a_sweep_equals_single_runs(overrides, reports, tmp_path):
     arguments = ["encoding=rope,alibi", *overrides]
+
     sweep.sweep(arguments, n_jobs=2)
+
     todo = plans.resolve([arguments])
     assert_as_single_runs(todo, tmp_path / "single")
     assert pool.record(todo[0])["command"].startswith("posbench train encoding=rope ")
-    assert [{folder.parent for folder in asked} for asked in reports] == [
-        {tmp_path / "outputs/demo"}
-    ]
-    sweep.sweep(further := [*arguments, "evaluation.blocks=9"], n_jobs=2)
-    monkeypatch.setattr(pool, "start_process", None)  # a second sweep starts no process
-    for words in (arguments, further):
-        sweep.sweep(words)
-    monkeypatch.setattr(
-        sweep,
-        "execute",
-        lambda todo, n_jobs: dict.fromkeys((plan.id for plan in todo), pool.WAITING),
-    )
+    assert reports == [[plan.folder for plan in todo]]
+
+
+def trained(arguments: list[str]) -> list[Plan]:
+    """Train the runs of a sweep in this process; return their plans."""
+    todo = plans.resolve([arguments])
+    for plan in todo:
+        train(plan.config, plan.folder, COMMAND)
+    return todo
+
+
+def test_a_second_sweep_only_reports(overrides, reports, monkeypatch):
+    arguments = ["encoding=rope,alibi", *overrides]
+    trained(arguments)
+    monkeypatch.setattr(pool, "start_process", None)
+    sweep.sweep(arguments)
+    assert len(reports) == 1
+
+
+@pytest.mark.slow
+def test_a_sweep_of_further_rows_leaves_the_former_one_finished(overrides, monkeypatch):
+    arguments = ["encoding=rope,alibi", *overrides]
+    trained(arguments)
+    sweep.sweep([*arguments, "evaluation.blocks=9"], n_jobs=2)
+    monkeypatch.setattr(pool, "start_process", None)
+    sweep.sweep(arguments)
+    sweep.sweep([*arguments, "evaluation.blocks=9"])
+
+
+def test_what_is_done_is_reported_though_runs_are_missing(
+    overrides, reports, monkeypatch
+):
+    arguments = ["encoding=rope,alibi", *overrides]
+    todo = trained(arguments)
+    waiting = {plan.id: pool.WAITING for plan in todo}
+    monkeypatch.setattr(slots, "execute", lambda todo, n_jobs: waiting)
     with pytest.raises(PosbenchError, match="2 runs of 2 not done"):
         sweep.sweep(arguments)
-    assert len(reports) == 5  # of what is done, whatever more was asked for
+    assert len(reports) == 1
 
 
 CRASH = """
@@ -322,6 +360,12 @@ class Crash(Encoding):
         os.kill(os.getpid(), self.number)
         return q, k
 """
+FAULTS = """
+sets:
+- encoding=rope
+- encoding=alibi training.learning_rate=1e30
+- encoding=./crash.py:Crash encoding.number=11,9
+"""
 
 
 @pytest.mark.slow
@@ -329,29 +373,19 @@ def test_failing_runs_are_recorded_with_their_reason_and_the_others_are_done(
     overrides, tmp_path, reports, capsys
 ):
     Path("crash.py").write_text(CRASH)
-    sets = [
-        "encoding=rope",
-        "encoding=alibi training.learning_rate=1e30",
-        "encoding=./crash.py:Crash encoding.number=11,9",
-    ]
-    write_choice(tmp_path, "sweep/faults", f"sets: {sets}")
+    write_choice(tmp_path, "sweep/faults", FAULTS)
+
     with pytest.raises(PosbenchError, match="3 runs of 4 not done: ") as caught:
         sweep.sweep(["sweep=faults", *overrides], n_jobs=2, config_dir=tmp_path)
-    rope, *failed = plans.resolve(
-        plans.read_sets("faults", overrides, tmp_path), tmp_path
-    )
-    assert all(job.id in str(caught.value) for job in failed)
+
+    todo = plans.resolve(plans.read_sets("faults", overrides, tmp_path), tmp_path)
+    records = [pool.record(plan) for plan in todo]
+    reasons = [record["reason"] for record in records]
+    assert reasons == [None, "diverged", "signal", "signal"]
+    killed = "killed by SIGKILL, perhaps since memory ran out"
+    assert records[-1]["message"] == killed
+    assert all(plan.id in str(caught.value) for plan in todo[1:])
     assert caught.value.exit_code == 1
-    assert [pool.record(job)["reason"] for job in (rope, *failed)] == [
-        None,
-        "diverged",
-        "signal",
-        "signal",
-    ]
-    assert (
-        pool.record(failed[-1])["message"]
-        == "killed by SIGKILL, perhaps since memory ran out"
-    )
     lines = capsys.readouterr().err
     assert lines.count("not done: ") == 3
     assert "training.learning_rate=1e30] failed (diverged): loss is" in lines
@@ -371,7 +405,10 @@ def start_sweep(*arguments: Any) -> Any:
 
 def steps(folder: Path) -> int:
     """Return the number of updates logged by the runs below a folder."""
-    return sum(path.read_bytes().count(b"\n") for path in folder.glob("*/rows.jsonl"))
+    n_steps = 0
+    for path in folder.glob("*/rows.jsonl"):
+        n_steps += path.read_bytes().count(b"\n")
+    return n_steps
 
 
 @pytest.mark.slow
@@ -382,6 +419,7 @@ def test_a_sweep_killed_three_times_equals_an_uninterrupted_one(overrides, tmp_p
     rng = random.Random(time.time_ns())
     # the last: also before anything is trained
     moments = [*sorted(rng.sample(range(1, 340), 2)), 0]
+
     for updates in moments:
         process = start_sweep(arguments, 1)
         until(lambda updates=updates: steps(tmp_path / "outputs/demo") >= updates)
@@ -389,6 +427,7 @@ def test_a_sweep_killed_three_times_equals_an_uninterrupted_one(overrides, tmp_p
         process.kill()
         process.join()
         until(lambda: not processes_of(tmp_path))
+
     sweep.sweep(arguments, n_jobs=1)
     assert_as_single_runs(plans.resolve([arguments]), tmp_path / "single")
 
@@ -396,59 +435,75 @@ def test_a_sweep_killed_three_times_equals_an_uninterrupted_one(overrides, tmp_p
 @pytest.mark.slow
 def test_ctrl_c_lets_what_runs_save_itself(overrides, tmp_path):
     # 15,625 updates
-    arguments = [
-        "encoding=rope,alibi",
-        *each_once([*overrides, "training.tokens=1000000"]),
-    ]
+    long = each_once([*overrides, "training.tokens=1000000"])
+    arguments = ["encoding=rope,alibi", *long]
     process = start_sweep(arguments, 1)
     until(lambda: steps(tmp_path / "outputs/demo") > 5)
+
     os.kill(process.pid, signal.SIGINT)
     process.join()
-    first, second = plans.resolve([arguments])
+
     assert process.exitcode == 130
-    assert pool.record(first)["status"] == "stopped"
     assert not processes_of(tmp_path)
-    assert not second.folder.exists()
+    first, second = plans.resolve([arguments])
+    assert pool.record(first)["status"] == "stopped"
     saved = max((first.folder / "checkpoint").glob("step-*"))
-    assert (
-        int(saved.name.removeprefix("step-"))
-        == training_rows(first.folder)[-1]["step"]
-        > 5
-    )
+    last_step = training_rows(first.folder)[-1]["step"]
+    assert last_step > 5
+    assert saved.name == f"step-{last_step:08d}"
+    assert not second.folder.exists()
 
 
-def test_what_became_of_a_run_is_what_its_record_says_or_its_processs_last_words(
-    several,
-):
-    job = several[0]
-    job.output.parent.mkdir(parents=True)
-    job.output.write_text("12:00:00 preparing\nerror: there is no text.txt\n")
+@pytest.fixture
+def job(several):
+    several[0].output.parent.mkdir(parents=True)
+    several[0].output.touch()
+    return several[0]
+
+
+def attempt(job: Plan, end: str | PosbenchError | None = None) -> None:
+    """Make an attempt at a run that ends so; None: it seems to be killed."""
+    with Run.open(job.folder, job.config, []) as run:
+        run.begin_attempt()
+        if isinstance(end, str):
+            run.finish(end)
+        elif end:
+            run.ended_by(end)
+
+
+def test_what_became_of_a_run_without_record_are_its_last_words(job):
+    job.output.write_text("12:00:00 preparing\nerror: there is no text.txt\n\nmore\n")
     assert pool.outcome(job, 2, {}) == ("failed", "error", "there is no text.txt")
     assert pool.record(job)["message"] == "there is no text.txt"
-    job.output.write_text("")
-    assert pool.outcome(job, 2, pool.record(job)).message == "ended with exit code 2"
-    assert pool.outcome(job, 75, pool.record(job)) == pool.IN_USE
-    stopped = pool.outcome(job, -signal.SIGTERM, pool.record(job), [signal.SIGTERM])
-    assert stopped.name == pool.record(job)["status"] == "stopped"
 
-    def attempt(*outcomes: str | PosbenchError) -> None:
-        with Run.open(job.folder, job.config, []) as run:
-            run.begin_attempt()
-            for outcome in outcomes:
-                (
-                    run.finish(outcome)
-                    if isinstance(outcome, str)
-                    else run.ended_by(outcome)
-                )
 
-    attempt("done")
+def test_a_run_without_last_words_has_an_exit_code(job):
+    assert pool.outcome(job, 2, {}).message == "ended with exit code 2"
+
+
+def test_a_run_that_another_process_has_is_in_use(job):
+    assert pool.outcome(job, 75, {}) == IN_USE
+
+
+def test_a_run_that_the_sweep_stopped_is_stopped(job):
+    outcome = pool.outcome(job, -signal.SIGTERM, {}, [signal.SIGTERM])
+    assert outcome.name == "stopped"
+    assert pool.record(job)["status"] == "stopped"
+
+
+def test_what_became_of_a_run_is_what_its_record_says(job):
+    attempt(job, "done")
     before = pool.record(job)
-    attempt(RunFailed("no space left", "disk"))
+    attempt(job, RunFailed("no space left", "disk"))
     assert pool.outcome(job, 1, before) == ("failed", "disk", "no space left")
-    attempt()  # killed, as it seems
+
+
+def test_a_run_that_was_killed_stays_done_in_its_record(job):
+    attempt(job, "done")
+    before = pool.record(job)
+    attempt(job)
     assert pool.outcome(job, -signal.SIGKILL, before).name == "failed"
-    attempt("done")
-    # all the while
+    attempt(job, "done")
     assert pool.outcome(job, 0, before) == DONE
     assert pool.record(job)["status"] == "done"
 
@@ -466,57 +521,73 @@ SLOTS = """
 """
 
 
-def test_threads_and_gpus_are_divided_among_the_processes(several, monkeypatch):
+@pytest.mark.parametrize("line", SLOTS.split("\n")[1:-1])
+def test_threads_and_gpus_are_divided_among_the_processes(line, several, monkeypatch):
+    left, _, right = line.partition(" | ")
+    cores, gpus, *words, threads_given = left.split()
+    numbers = [None if word == "null" else int(word) for word in words]
+    n_jobs, processes, threads = numbers
+    device = torch.device("cpu" if gpus == "-" else "cuda")
+    monkeypatch.setenv("OMP_NUM_THREADS", threads_given.replace("null", ""))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", gpus)
+    monkeypatch.setattr(machine, "cores", lambda: int(cores))
+    monkeypatch.setattr(machine, "resolve", lambda name: device)
     monkeypatch.setattr(pool, "run", lambda todo, slots, _: slots)
-    for line in SLOTS.split("\n")[1:-1]:
-        left, _, right = line.partition(" | ")
-        cores, gpus, *words, threads_given = left.split()
-        n_jobs, processes, threads = (
-            None if word == "null" else int(word) for word in words
-        )
-        each, *of_runs = right.split()
-        monkeypatch.setenv("OMP_NUM_THREADS", threads_given.replace("null", ""))
-        monkeypatch.setattr(machine, "cores", lambda cores=cores: int(cores))
-        device = torch.device("cpu" if gpus == "-" else "cuda")
-        monkeypatch.setattr(machine, "resolve", lambda name, device=device: device)
-        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", gpus)
-        runtime = {"device": "auto", "threads": threads, "processes": processes}
-        todo = [
-            dataclasses.replace(
-                plan, config=support.changed(plan.config, runtime=runtime)
-            )
-            for plan in several
-        ]
-        slots: Any = sweep.execute(todo, n_jobs)
-        assert {slot["OMP_NUM_THREADS"] for slot in slots} == {each}, line
-        expected = [None] * int(of_runs[1]) if of_runs[0] == "*" else of_runs
-        assert [slot.get("CUDA_VISIBLE_DEVICES") for slot in slots] == expected, line
+    runtime = {"device": "auto", "threads": threads, "processes": processes}
+    todo = []
+    for plan in several:
+        config = support.changed(plan.config, runtime=runtime)
+        todo.append(dataclasses.replace(plan, config=config))
+
+    found: Any = slots.execute(todo, n_jobs)
+
+    threads_each, *gpus_of_runs = right.split()
+    if gpus_of_runs[0] == "*":
+        gpus_of_runs = [None] * int(gpus_of_runs[1])
+    assert {slot["OMP_NUM_THREADS"] for slot in found} == {threads_each}
+    assert [slot.get("CUDA_VISIBLE_DEVICES") for slot in found] == gpus_of_runs
 
 
-def test_the_best_rate_of_each_scheme_on_validation_text_is_chosen_and_one_at_the_edge_is_warned_about(
-    overrides, monkeypatch, caplog
+@pytest.fixture
+def tuned(overrides, monkeypatch):
+    """Return a function that chooses rates by the losses of trials; and the trials."""
+    typed = ["encoding=rope,alibi", "seed=1", "training.learning_rate=0.002"]
+    todo = plans.resolve([[*typed, *overrides]])
+    tried: list[Plan] = []
+    monkeypatch.setattr(slots, "execute", lambda trials, _: tried.extend(trials))
+
+    def rates(loss: Any) -> list[float]:
+        monkeypatch.setattr(pool, "loss_at_train_length", loss)
+        chosen = tuning.at_best_rates(todo, [0.5, 1.0, 2.0], None)
+        return [plan.config.training.learning_rate for plan in chosen]
+
+    return rates, tried
+
+
+def loss_of_trial(plan: Plan) -> float:
+    best = {"rope": 0.002, "alibi": 0.004}
+    return abs(plan.config.training.learning_rate - best[plan.config.encoding.name])
+
+
+def test_each_scheme_has_its_best_rate_and_one_at_the_edge_is_warned_about(
+    tuned, caplog
 ):
     caplog.set_level("INFO")
-    todo = plans.resolve(
-        [["encoding=rope,alibi", "seed=1", "training.learning_rate=0.002", *overrides]]
-    )
-    tried: list[Plan] = []
-    best = {"rope": 0.002, "alibi": 0.004}
-    losses = [
-        lambda plan: abs(
-            plan.config.training.learning_rate - best[plan.config.encoding.name]
-        ),
-        lambda plan: None,
-    ]
-    monkeypatch.setattr(sweep, "execute", lambda trials, _: tried.extend(trials))
-    # without any it keeps its own
-    for loss, rates in zip(losses, ([0.002, 0.004], [0.002, 0.002]), strict=True):
-        monkeypatch.setattr(pool, "loss_at_train_length", loss)
-        chosen = sweep.with_tuned_rates(todo, [0.5, 1.0, 2.0], None)
-        assert [job.config.training.learning_rate for job in chosen] == rates
+    rates, _ = tuned
+    assert rates(loss_of_trial) == [0.002, 0.004]
     (warning,) = [message for message in caplog.messages if "edge" in message]
     assert warning.startswith("alibi: learning rate 0.004 ")
     assert "a wider tune_grid" in warning
+
+
+def test_a_scheme_whose_trials_failed_keeps_its_rate(tuned):
+    rates, _ = tuned
+    assert rates(lambda plan: None) == [0.002, 0.002]
+
+
+def test_rates_are_chosen_on_validation_text_at_the_training_length(tuned):
+    rates, tried = tuned
+    rates(loss_of_trial)
     assert len({trial.id for trial in tried}) == 6
     for trial in tried:
         asked = trial.config.evaluation
@@ -524,4 +595,4 @@ def test_the_best_rate_of_each_scheme_on_validation_text_is_chosen_and_one_at_th
         assert asked.ratios == (1.0,)
         assert asked.at_tokens == ()
         assert trial.config.seed == 0
-        assert trial.folder.parent == todo[0].folder.parent / "tuning"
+        assert trial.folder.parent.parts[-2:] == ("demo", "tuning")

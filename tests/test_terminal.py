@@ -33,17 +33,48 @@ def test_no_terminal_fails_for_a_sign_that_it_does_not_have(
     assert shown in stream.getvalue().decode(encoding)
 
 
-def test_plain_lines_say_how_long_training_will_take(monkeypatch, caplog):
-    now = 100.0
-    monkeypatch.setattr(console.time, "monotonic", lambda: now)
+@pytest.fixture
+def clock(monkeypatch):
+    """Return a list whose only entry is the time, and let the log have no terminal."""
+    now = [100.0]
+    monkeypatch.setattr(console.time, "monotonic", lambda: now[0])
     monkeypatch.setattr(console, "stderr", on("utf-8"))
+    return now
+
+
+def test_plain_lines_say_how_long_training_will_take(clock, caplog):
     caplog.set_level("INFO")
     with console.progress(total=100, start=40) as progress:
         for step in range(41, 101):
-            now += 2.0
+            clock[0] += 2.0
             progress.advance(3.0, step * 1000)
     first, second, *_, last = caplog.messages
     # no speed, no time left: both are counted from here
     assert first == "step 41/100  loss 3.000"
     assert second == "step 46/100  loss 3.000  500 tokens/s  0:01:48 left"
     assert last == "step 100/100  loss 3.000  500 tokens/s"
+
+
+def test_a_known_peak_makes_the_speed_a_share_of_it(clock, caplog):
+    caplog.set_level("INFO")
+    with console.progress(total=2, start=0, full_speed=2000) as progress:
+        progress.advance(3.0, 1000)
+        clock[0] += 1.0
+        progress.advance(3.0, 2000)
+    assert caplog.messages[-1] == "step 2/2  loss 3.000  1,000 tokens/s  50% MFU"
+
+
+def test_other_work_says_how_much_is_done_and_how_long_it_will_take(clock, caplog):
+    caplog.set_level("INFO")
+    work = console.Work(4000, "tokens %s of %s, %s left")
+    work.add(500)  # too early for a line
+    clock[0] += 11.0
+    work.add(500)
+    assert caplog.messages == ["tokens 1,000 of 4,000, 0:00:33 left"]
+
+
+@pytest.mark.parametrize(
+    ("room", "columns"), [(11, [0, 1, 2]), (10, [0, 1]), (6, [0, 1]), (5, [1])]
+)
+def test_columns_that_do_not_fit_are_dropped_in_order(room, columns):
+    assert console.fitting_columns([2, 2, 3], [2, 0], room) == columns

@@ -12,7 +12,7 @@ from posbench.config.overrides import split
 from posbench.config.schema import Config
 from posbench.config.shipped import choice_file, load
 from posbench.errors import UserError
-from posbench.evaluation.plan import check
+from posbench.evaluation.plan import check, refuse_missing_extensions
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,35 +39,46 @@ class Plan:
         """Return the plan with another value of a key. It needs no check and no Hydra,
         a quarter of a second each.
         """
-        typed = f"{key}={value}"
         section, _, name = key.rpartition(".")
         if section:
-            value_of_section = getattr(self.config, section)
-            value = dataclasses.replace(value_of_section, **{name: value})
-        config = dataclasses.replace(self.config, **{section or name: value})
-        words = [
-            word
-            for word in self.command[2:]
-            if word.startswith("--") or split(word)[0] != key
-        ]
-        command = ("posbench", "train", *words, typed)
+            part = getattr(self.config, section)
+            changes = {section: dataclasses.replace(part, **{name: value})}
+        else:
+            changes = {name: value}
+        config = dataclasses.replace(self.config, **changes)
+
+        words = []
+        for word in self.command[2:]:
+            if word.startswith("--") or split(word)[0] != key:
+                words.append(word)
+        command = ("posbench", "train", *words, f"{key}={value}")
         return Plan(config, self.folder.parent / config.id, command)
 
 
-def plan(config: Config, words: Iterable[str], config_dir: Path | None = None) -> Plan:
+def from_config(
+    config: Config, words: Iterable[str], config_dir: Path | None = None
+) -> Plan:
     """Return the plan of a configuration and of the words that gave it. Raises
     UserError if parts of it do not fit.
     """
     check(config)
-    files = [f"--config-dir={config_dir}"] if config_dir else []
-    return Plan(config, config.folder, ("posbench", "train", *words, *files))
+    command = ["posbench", "train", *words]
+    if config_dir:
+        command.append(f"--config-dir={config_dir}")
+    return Plan(config, config.folder, tuple(command))
 
 
 def resolve_one(words: list[str], config_dir: Path | None = None) -> Plan:
-    """Return the plan of one run."""
+    """Return the plan of one run; UserError if a new one would have no row with one of
+    its extensions. A sweep's encodings need not all have one.
+    """
     from posbench.config import compose  # it imports Hydra, which a rank does not need
 
-    return plan(compose.single(words, config_dir), words, config_dir)
+    config = compose.single(words, config_dir)
+    plan = from_config(config, words, config_dir)
+    if not plan.folder.exists():
+        refuse_missing_extensions(config)
+    return plan
 
 
 def resolve(sets: list[list[str]], config_dir: Path | None = None) -> list[Plan]:
@@ -79,10 +90,11 @@ def resolve(sets: list[list[str]], config_dir: Path | None = None) -> list[Plan]
     plans: dict[str, Plan] = {}
     for overrides in sets:
         for words, config in compose.configs(overrides, config_dir):
-            first_plan = plans.setdefault(config.id, plan(config, words, config_dir))
-            if first_plan.folder != config.folder:
+            plan = from_config(config, words, config_dir)
+            first_plan = plans.setdefault(plan.id, plan)
+            if first_plan.folder != plan.folder:
                 raise UserError(
-                    f"{first_plan.folder} and {config.folder} are the same run:"
+                    f"{first_plan.folder} and {plan.folder} are the same run:"
                     " expected it in one folder"
                 )
     return list(plans.values())
@@ -99,18 +111,29 @@ def read_sets(
     """
     if name is None:
         return [overrides]
-    path = choice_file("sweep", name, [config_dir] if config_dir else [])
-    content = {"shared": [], "sets": [], **load(path)}
+    folders = [config_dir] if config_dir else []
+    path = choice_file("sweep", name, folders)
+    shared, sets = _read_file(path)
+    found = []
+    for line in sets:
+        by_key = {}
+        for word in [*shared, *line, *overrides]:
+            by_key[split(word)[0]] = word
+        found.append(list(by_key.values()))
+    return found
+
+
+def _read_file(path: Path) -> tuple[list[str], list[list[str]]]:
+    """Return the shared words and the sets of words of a sweep's file."""
+    content = load(path)
     try:
-        sets = [
-            [*shlex.split(" ".join([*content["shared"], line])), *overrides]
-            for line in content["sets"]
-        ]
-    except (TypeError, ValueError):
+        shared = shlex.split(" ".join(content.pop("shared", [])))
+        sets = [shlex.split(line) for line in content.pop("sets")]
+    except (KeyError, TypeError, ValueError, AttributeError):
         sets = []
-    if not sets or len(content) > 2:
-        expected = (
-            "expected 'sets', a list such as '- encoding=rope,alibi', and 'shared'"
+    if not sets or content:
+        raise UserError(
+            f"{path} is not a sweep: expected 'sets', a list such as"
+            " '- encoding=rope,alibi', and 'shared'"
         )
-        raise UserError(f"{path} is not a sweep: {expected}")
-    return [list({split(word)[0]: word for word in words}.values()) for words in sets]
+    return shared, sets

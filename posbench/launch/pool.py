@@ -51,12 +51,19 @@ class Status(NamedTuple):
     message: str | None = None
 
 
-WAITING, IN_USE, RUNNING, DONE = (
-    Status("waiting"),
-    Status("in use"),
-    Status("running"),
-    Status("done"),
-)
+WAITING = Status("waiting")
+IN_USE = Status("in use")
+RUNNING = Status("running")
+DONE = Status("done")
+
+
+class _Begun(NamedTuple):
+    """A plan that is worked on."""
+
+    plan: Plan
+    process: BaseProcess
+    slot: dict[str, str]
+    old_record: dict[str, Any]  # `run.json` before the process started
 
 
 def record(plan: Plan) -> dict[str, Any]:
@@ -78,15 +85,16 @@ def is_finished(plan: Plan) -> bool:
     """Return whether nothing is left to do. If evaluation settings changed, the run
     decides what is missing.
     """
+    if not is_trained(plan):
+        return False
     wanted = to_container(plan.config)["evaluation"]
-    latest = record(plan).get("evaluated")
+    if wanted == record(plan).get("evaluated"):
+        return True
     try:
-        return is_trained(plan) and wanted in (
-            latest,
-            to_container(load_config(plan.folder))["evaluation"],
-        )
+        trained_with = load_config(plan.folder)
     except UserError:
         return False
+    return bool(wanted == to_container(trained_with)["evaluation"])
 
 
 def loss_at_train_length(plan: Plan) -> float | None:
@@ -103,19 +111,6 @@ def loss_at_train_length(plan: Plan) -> float | None:
     return None
 
 
-def log_progress(todo: list[Plan], status: Mapping[str, Status]) -> None:
-    """Log how many runs are done, failed and so on, and the step of each that is
-    running.
-    """
-    counts = Counter(state.name for state in status.values())
-    logger.info("%s", ", ".join(f"{n} {name}" for name, n in sorted(counts.items())))
-    for plan in todo:
-        if status[plan.id] == RUNNING:
-            row = (training_rows(plan.folder) or [{"step": 0}])[-1]
-            total = plan.config.training.steps
-            logger.info("  %s: step %s of %s", plan.id, row["step"], total)
-
-
 def status_line(plan: Plan, state: Status, todo: list[Plan]) -> str:
     """Return a line on a run: its loss if it is done, else the words that tell it from
     the others, and the reason.
@@ -125,7 +120,9 @@ def status_line(plan: Plan, state: Status, todo: list[Plan]) -> str:
         if loss is None:
             return f"{plan.id} done"
         return f"{plan.id} done: {loss:.4f} nats/token at the training length"
-    shared = set[str].intersection(*(set(other.command) for other in todo))
+    shared = set(plan.command)
+    for other in todo:
+        shared &= set(other.command)
     differing = " ".join(word for word in plan.command if word not in shared)
     line = f"{plan.id} [{differing}] {state.name}"
     if state.reason:
@@ -142,42 +139,14 @@ def run(
     Raises Stopped after SIGINT or SIGTERM: the runs were asked to save and have ended;
     the same sweep continues.
     """
-    status = {plan.id: DONE if is_finished(plan) else WAITING for plan in todo}
-    waiting, free = [plan for plan in todo if status[plan.id] == WAITING], list(slots)
-    # by the process's sentinel
-    running: dict[int, tuple[BaseProcess, Plan, dict[str, str], dict[str, Any]]] = {}
-    forwarded, next_line = 0, time.monotonic() + _LINE_EVERY_SECONDS
-
+    pool = _Pool(todo, slots, work)
     with stop_signals() as received:
-        while running or (waiting and not received):
-            while free and waiting and not received:
-                plan, slot = waiting.pop(0), free.pop(0)
-                old_record = record(plan)
-                plan.output.parent.mkdir(parents=True, exist_ok=True)
-                process = start_process(
-                    FORKED, functools.partial(work, plan), slot, plan.output
-                )
-                running[process.sentinel] = process, plan, slot, old_record
-                status[plan.id] = RUNNING
-                logger.info("%s", status_line(plan, RUNNING, todo))
-            # then look for signals
-            for ended in multiprocessing.connection.wait(list(running), timeout=0.5):
-                process, plan, slot, old_record = running.pop(ended)  # type: ignore[arg-type]
-                process.join()
-                free.append(slot)
-                status[plan.id] = outcome(
-                    plan, process.exitcode or 0, old_record, received
-                )
-                logger.info("%s", status_line(plan, status[plan.id], todo))
-            for number in received[forwarded:]:
-                forwarded += 1  # the first signal lets them save, the second does not
-                send_signal(
-                    (process for process, *_ in running.values()),
-                    number if forwarded == 1 else signal.SIGKILL,
-                )
-            if time.monotonic() > next_line:
-                next_line = time.monotonic() + _LINE_EVERY_SECONDS
-                log_progress(todo, status)
+        while pool.running or (pool.waiting and not received):
+            while pool.free and pool.waiting and not received:
+                pool.begin_next()
+            pool.collect(received)
+            pool.pass_on(received)
+            pool.log_progress()
     if received:
         name = signal.Signals(received[0]).name
         raise Stopped(
@@ -185,7 +154,83 @@ def run(
             f"stopped by {name}; what was running has saved itself, the same sweep"
             " continues",
         )
-    return status
+    return pool.status
+
+
+class _Pool:
+    """The plans that wait, those that are worked on, and the status of all."""
+
+    def __init__(
+        self,
+        todo: list[Plan],
+        slots: list[dict[str, str]],
+        work: Callable[[Plan], object],
+    ) -> None:
+        self.todo = todo
+        self.work = work
+        self.free = list(slots)
+        self.waiting: list[Plan] = []
+        self.running: list[_Begun] = []
+        self.status: dict[str, Status] = {}
+        for plan in todo:
+            self.status[plan.id] = DONE
+            if not is_finished(plan):
+                self.status[plan.id] = WAITING
+                self.waiting.append(plan)
+        self._n_passed_on = 0
+        self._next_line = time.monotonic() + _LINE_EVERY_SECONDS
+
+    def begin_next(self) -> None:
+        """Start a process for the first plan that waits, in the first free slot."""
+        plan, slot = self.waiting.pop(0), self.free.pop(0)
+        old_record = record(plan)
+        plan.output.parent.mkdir(parents=True, exist_ok=True)
+        job = functools.partial(self.work, plan)
+        process = start_process(FORKED, job, slot, plan.output)
+        self.running.append(_Begun(plan, process, slot, old_record))
+        self._note(plan, RUNNING)
+
+    def collect(self, received: Sequence[int]) -> None:
+        """Wait for half a second or until a process ends, and note what became of each
+        that has ended.
+        """
+        sentinels = [begun.process.sentinel for begun in self.running]
+        ended = multiprocessing.connection.wait(sentinels, timeout=0.5)
+        for begun in list(self.running):
+            if begun.process.sentinel in ended:
+                begun.process.join()
+                self.running.remove(begun)
+                self.free.append(begun.slot)
+                code = begun.process.exitcode or 0
+                state = outcome(begun.plan, code, begun.old_record, received)
+                self._note(begun.plan, state)
+
+    def pass_on(self, received: Sequence[int]) -> None:
+        """Pass new signals on: the first lets the runs save, a second one does not."""
+        for number in received[self._n_passed_on :]:
+            self._n_passed_on += 1
+            sent = number if self._n_passed_on == 1 else signal.SIGKILL
+            send_signal([begun.process for begun in self.running], sent)
+
+    def log_progress(self) -> None:
+        """Log now and then how many runs are done, failed and so on, and the step of
+        each that is running.
+        """
+        if time.monotonic() < self._next_line:
+            return
+        self._next_line = time.monotonic() + _LINE_EVERY_SECONDS
+        counts = Counter(state.name for state in self.status.values())
+        line = ", ".join(f"{count} {name}" for name, count in sorted(counts.items()))
+        logger.info("%s", line)
+        for begun in self.running:
+            rows = training_rows(begun.plan.folder)
+            step = rows[-1]["step"] if rows else 0
+            total = begun.plan.config.training.steps
+            logger.info("  %s: step %s of %s", begun.plan.id, step, total)
+
+    def _note(self, plan: Plan, state: Status) -> None:
+        self.status[plan.id] = state
+        logger.info("%s", status_line(plan, state, self.todo))
 
 
 def outcome(
@@ -197,31 +242,38 @@ def outcome(
     `old_record`: `run.json` before the process started; `received`: the signals that
     made this process stop it.
     """
-    if code in (0, InUse.exit_code):
-        return IN_USE if code else DONE
+    if code == 0:
+        return DONE
+    if code == InUse.exit_code:
+        return IN_USE
+
     recorded = record(plan)
-    # it was the process that wrote it
-    if recorded != old_record and recorded.get("reason") not in (None, ADDING):
+    process_wrote_it = recorded != old_record
+    if process_wrote_it and recorded.get("reason") not in (None, ADDING):
         # a run that is done stays so in its record
         name = "stopped" if recorded["status"] == "stopped" else "failed"
         return Status(name, recorded["reason"], recorded["message"])
-    if received:
-        status = Status("stopped", "signal", "stopped before it could save")
-    elif code < 0:
-        memory = ", perhaps since memory ran out" if code == -signal.SIGKILL else ""
-        status = Status(
-            "failed", "signal", f"killed by {signal.Signals(-code).name}{memory}"
-        )
-    else:
-        status = Status(
-            "failed", "error", last_error(plan.output) or f"ended with exit code {code}"
-        )
+
+    status = _without_record(plan, code, received)
     with (
         contextlib.suppress(PosbenchError, OSError),
         Run.open(plan.folder, plan.config, command=None) as run,
     ):
         run.finish(*status)
     return status
+
+
+def _without_record(plan: Plan, code: int, received: Sequence[int]) -> Status:
+    """Return the outcome of a run whose process could not write it."""
+    if received:
+        return Status("stopped", "signal", "stopped before it could save")
+    if code < 0:
+        message = f"killed by {signal.Signals(-code).name}"
+        if code == -signal.SIGKILL:
+            message += ", perhaps since memory ran out"
+        return Status("failed", "signal", message)
+    message = last_error(plan.output) or f"ended with exit code {code}"
+    return Status("failed", "error", message)
 
 
 def start_process(
@@ -280,7 +332,9 @@ def last_error(output: Path) -> str:
     if not output.is_file():
         return ""
     text = output.read_text(encoding="utf-8", errors="replace")
-    lines = [line for line in text.splitlines() if line.strip()]
-    errors = [line for line in lines if line.startswith("error: ")]
-    last = (errors or lines or [""])[-1]
+    last = ""
+    for line in text.splitlines():
+        is_error = line.startswith("error: ")
+        if line.strip() and (is_error or not last.startswith("error: ")):
+            last = line
     return last.removeprefix("error: ")

@@ -51,19 +51,20 @@ def train(plan: Plan, restart: bool = False) -> bool:
 
     Returns whether this process is to show the results.
     """
-    runtime = plan.config.runtime
+    config = plan.config
+    runtime = config.runtime
     rank_place = place(runtime.processes)
-    size = rank_place.size if rank_place else runtime.processes or 1
+    size = runtime.processes or 1
+    if rank_place:
+        size = rank_place.size
     if runtime.processes not in (None, size):
         raise UserError(
             f"runtime.processes is {runtime.processes}, but {size} were started"
         )
-    refuse_uneven(
-        "training.batch_size", plan.config.training.batch_size, size, "processes"
-    )
-    work = functools.partial(
-        training.train, plan.config, plan.folder, list(plan.command), restart
-    )
+    refuse_uneven("training.batch_size", config.training.batch_size, size, "processes")
+
+    command = list(plan.command)
+    work = functools.partial(training.train, config, plan.folder, command, restart)
     if rank_place or size == 1:
         with joined(rank_place) as world:
             work(world)
@@ -73,7 +74,7 @@ def train(plan: Plan, restart: bool = False) -> bool:
     except RunFailed as error:  # rank 0 knows at most that another rank has ended
         with (
             contextlib.suppress(PosbenchError, OSError),
-            Run.open(plan.folder, plan.config, command=None) as run,
+            Run.open(plan.folder, config, command=None) as run,
         ):
             run.ended_by(error)
         raise
@@ -84,10 +85,9 @@ def evaluate_runs(folders: list[Path], overrides: list[str]) -> None:
     """Evaluate finished runs one after the other and print their curves. A run that
     fails does not stop the others.
     """
-    configs = {
-        folder: apply(config_with_measured_lengths(folder), overrides)
-        for folder in folders
-    }
+    configs = {}  # all are read before the first is evaluated
+    for folder in folders:
+        configs[folder] = apply(config_with_measured_lengths(folder), overrides)
     console.log_to_terminal()
     machine.keep_freed_memory()
     failed = []
@@ -130,13 +130,7 @@ def start_processes(
     """Do work in `size` processes. Raises RunFailed, which says which one failed;
     SystemExit if rank 0 has said so.
     """
-    loopback = next(name for _, name in socket.if_nameindex() if name.startswith("lo"))
-    environment = {
-        "GLOO_SOCKET_IFNAME": loopback,
-        "NCCL_SOCKET_IFNAME": f"={loopback}",
-        **os.environ,
-    }
-    environment["OMP_NUM_THREADS"] = str(threads or machine.threads_each(size))
+    environment = _environment(threads or machine.threads_each(size))
     ranks: list[BaseProcess] = []
     with (
         tempfile.TemporaryDirectory(prefix="posbench-") as shared,
@@ -144,34 +138,22 @@ def start_processes(
     ):
         try:
             for rank in range(size):
-                job = functools.partial(
-                    _rank, Place(rank, size, rank, f"file://{shared}/store"), work
-                )
+                rank_place = Place(rank, size, rank, f"file://{shared}/store")
+                job = functools.partial(_rank, rank_place, work)
                 output = Path(shared, f"{rank}.log") if rank else None
-                ranks.append(pool.start_process(pool.SPAWNED, job, environment, output))
-            deadline = math.inf
-            while (
-                any(process.exitcode is None for process in ranks)
-                and time.monotonic() < deadline
-            ):
-                while received:
-                    pool.send_signal(ranks, received.pop(0))
-                if any(process.exitcode for process in ranks):
-                    deadline = min(deadline, time.monotonic() + _GRACE_SECONDS)
-                time.sleep(0.05)
+                process = pool.start_process(pool.SPAWNED, job, environment, output)
+                ranks.append(process)
+            _wait(ranks, received)
             # None: it still waits for a failed one, as NCCL does
             codes = [process.exitcode for process in ranks]
         finally:
             pool.send_signal(ranks, signal.SIGKILL)
             for process in ranks:
                 process.join()
-        failed = [
-            (code == _PEER_LOST, rank, code) for rank, code in enumerate(codes) if code
-        ]
-        if not failed:
-            return
-        _, rank, code = min(failed)  # those that ended because of another come last
+        rank, code = _first_failure(codes)
         message = pool.last_error(Path(shared, f"{rank}.log"))
+    if code == 0:
+        return
     if rank == 0 and code > 0:
         raise SystemExit(code)
     cause = f"failed: {message}"
@@ -181,6 +163,45 @@ def start_processes(
     error = RunFailed(f"rank {rank} of {size} {cause}")
     error.exit_code = code
     raise error
+
+
+def _environment(threads: int) -> dict[str, str]:
+    """Return the environment of processes that meet on this machine."""
+    loopback = next(name for _, name in socket.if_nameindex() if name.startswith("lo"))
+    return {
+        "GLOO_SOCKET_IFNAME": loopback,
+        "NCCL_SOCKET_IFNAME": f"={loopback}",
+        **os.environ,
+        "OMP_NUM_THREADS": str(threads),
+    }
+
+
+def _wait(ranks: list[BaseProcess], received: list[int]) -> None:
+    """Wait until all ranks have ended, or one has failed and the others had their time.
+    Pass signals on to them.
+    """
+    deadline = math.inf
+    while time.monotonic() < deadline:
+        codes = [process.exitcode for process in ranks]
+        if None not in codes:
+            return
+        while received:
+            pool.send_signal(ranks, received.pop(0))
+        if any(codes):
+            deadline = min(deadline, time.monotonic() + _GRACE_SECONDS)
+        time.sleep(0.05)
+
+
+def _first_failure(codes: list[int | None]) -> tuple[int, int]:
+    """Return the rank that failed by itself, and its exit code; 0 if none failed.
+
+    A rank that ended because of another one counts only if there is no other.
+    """
+    failed = [(rank, code) for rank, code in enumerate(codes) if code]
+    for rank, code in failed:
+        if code != _PEER_LOST:
+            return rank, code
+    return failed[0] if failed else (0, 0)
 
 
 def _rank(place: Place, work: Callable[[World], object]) -> None:

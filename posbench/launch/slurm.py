@@ -56,28 +56,26 @@ def submit(todo: list[Plan], options: list[str]) -> None:
     parent.mkdir(parents=True, exist_ok=True)
     folder = Path(tempfile.mkdtemp(prefix="slurm-", dir=parent))
     script, commands = folder / "array.sh", folder / "commands.txt"
-    lines = "".join(
-        f"{shlex.join([sys.executable, '-P', '-m', *job.command])}\n" for job in todo
-    )
-    text = _SCRIPT.format(
-        here=shlex.quote(str(Path.cwd())), commands=shlex.quote(str(commands))
-    )
+    lines = ""
+    for plan in todo:
+        lines += shlex.join([sys.executable, "-P", "-m", *plan.command]) + "\n"
     commands.write_text(lines, encoding="utf-8")
+    here = shlex.quote(str(Path.cwd()))
+    text = _SCRIPT.format(here=here, commands=shlex.quote(str(commands)))
     script.write_text(text, encoding="utf-8")
+
     array = ["--parsable", f"--array=0-{len(todo) - 1}", f"--output={folder}/%a.log"]
     # if an option is given twice, the later one holds
     command = ["sbatch", *array, *options, str(script)]
     try:
-        job_id = subprocess.run(
-            command, capture_output=True, text=True, check=True
-        ).stdout.strip()
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
     except FileNotFoundError:
         raise UserError(
             "there is no sbatch here: --slurm is for a machine that submits to Slurm"
         ) from None
     except subprocess.CalledProcessError as error:
-        raise UserError((error.stderr.strip() or str(error)).splitlines()[0]) from None
-    print(
-        f"Slurm job {job_id} has {exits.plural(len(todo), 'task')}, logs in {folder}."
-    )
+        message = error.stderr.strip() or str(error)
+        raise UserError(message.splitlines()[0]) from None
+    tasks = exits.plural(len(todo), "task")
+    print(f"Slurm job {done.stdout.strip()} has {tasks}, logs in {folder}.")
     print("The same sweep later does what is missing and reports.")

@@ -16,7 +16,6 @@ from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
     Progress,
-    TaskID,
     TextColumn,
     TimeRemainingColumn,
 )
@@ -39,9 +38,11 @@ class _Console(Console):
         self, renderable: RenderableType, options: ConsoleOptions | None = None
     ) -> Iterable[Segment]:
         for segment in super().render(renderable, options):
-            printable = segment.control or segment.text.isprintable()
-            lines = [] if printable else map(escape_controls, segment.text.split("\n"))
-            yield segment if printable else segment._replace(text="\n".join(lines))
+            if segment.control:
+                yield segment
+            else:
+                lines = map(escape_controls, segment.text.split("\n"))
+                yield segment._replace(text="\n".join(lines))
 
 
 # Makes a console on stdout. The width, colours and encoding are those at the time of
@@ -67,12 +68,13 @@ def fitting_columns(
     """Return the numbers of the columns that fit into `room` characters. Those in
     `spare` are dropped in that order.
     """
-    spare, columns = list(spare), list(range(len(widths)))
-    while (
-        spare
-        and sum(widths[column] for column in columns) + 2 * (len(columns) - 1) > room
-    ):
-        columns.remove(spare.pop(0))
+    columns = list(range(len(widths)))
+    needed = sum(widths) + 2 * (len(widths) - 1)
+    for column in spare:
+        if needed <= room:
+            break
+        columns.remove(column)
+        needed -= widths[column] + 2
     return columns
 
 
@@ -80,15 +82,18 @@ def log_to_terminal() -> None:
     """Send posbench's log to stderr: through rich on a terminal, so that a live bar
     stays whole.
     """
-    rich = RichHandler(
-        console=stderr, show_path=False, show_level=False, highlighter=NullHighlighter()
-    )
-    handler, prefix = (
-        (rich, "")
-        if stderr.is_terminal
-        else (logging.StreamHandler(sys.stderr), "%(asctime)s ")
-    )
-    handler.setFormatter(Escaped(f"{prefix}%(message)s", datefmt="%H:%M:%S"))
+    handler: logging.Handler
+    if stderr.is_terminal:
+        handler = RichHandler(
+            console=stderr,
+            show_path=False,
+            show_level=False,
+            highlighter=NullHighlighter(),
+        )
+        handler.setFormatter(Escaped("%(message)s"))
+    else:
+        handler = logging.StreamHandler(sys.stderr)
+        handler.setFormatter(Escaped("%(asctime)s %(message)s", datefmt="%H:%M:%S"))
     root = logging.getLogger("posbench")
     root.handlers = [handler]
     root.setLevel(logging.INFO)
@@ -122,15 +127,14 @@ class Updates:
         self._start = start
         self._step = start
         self._full_speed = full_speed
-        self._bar = bar
-        # time and tokens of the first update seen
-        self._first: tuple[float, int] | None = None
+        self._began = 0.0  # the time of the first update seen
+        self._start_tokens = 0  # the tokens up to it
         self._next_line = 0.0
-        self._task = (
-            bar.add_task("", total=total, completed=start, shown="starting")
-            if bar
-            else TaskID(0)
-        )
+        self._bar = bar
+        if bar:
+            self._task = bar.add_task(
+                "", total=total, completed=start, shown="starting"
+            )
 
     def advance(self, loss: float, tokens: int) -> None:
         """Record an update: its loss in nats per token, and the number of all tokens so
@@ -138,21 +142,33 @@ class Updates:
         """
         self._step += 1
         now = time.monotonic()
-        began, start_tokens = self._first = self._first or (now, tokens)
-        speed = (tokens - start_tokens) / (now - began) if now > began else 0.0
-        share = f"  {speed / self._full_speed:.0%} MFU" if self._full_speed else ""
-        text = f"loss {loss:.3f}" + (f"  {speed:,.0f} tokens/s{share}" if speed else "")
+        if self._step == self._start + 1:
+            self._began = now
+            self._start_tokens = tokens
+        text = f"loss {loss:.3f}" + self._speed(now, tokens)
         if self._bar:
             self._bar.update(self._task, advance=1, shown=text)
         elif now >= self._next_line or self._step == self._total:
             self._next_line = now + LINE_EVERY_SECONDS
-            n_done, n_left = self._step - self._start - 1, self._total - self._step
-            eta = (
-                f"  {timedelta(seconds=round((now - began) / n_done * n_left))} left"
-                if n_done and n_left
-                else ""
-            )
-            logger.info("step %d/%d  %s%s", self._step, self._total, text, eta)
+            text += self._time_left(now)
+            logger.info("step %d/%d  %s", self._step, self._total, text)
+
+    def _speed(self, now: float, tokens: int) -> str:
+        if now == self._began:
+            return ""
+        speed = (tokens - self._start_tokens) / (now - self._began)
+        text = f"  {speed:,.0f} tokens/s"
+        if self._full_speed:
+            text += f"  {speed / self._full_speed:.0%} MFU"
+        return text
+
+    def _time_left(self, now: float) -> str:
+        n_done = self._step - self._start - 1
+        n_left = self._total - self._step
+        if n_done == 0 or n_left == 0:
+            return ""
+        seconds = (now - self._began) / n_done * n_left
+        return f"  {timedelta(seconds=round(seconds))} left"
 
 
 @contextlib.contextmanager
@@ -165,18 +181,19 @@ def progress(
     `full_speed`: tokens per second at the devices' peak, if known. The speed is then
     also shown as a share of it (MFU).
     """
-    columns = (
+    if not stderr.is_terminal:
+        yield Updates(total, start, full_speed, None)
+        return
+    bar = Progress(
         TextColumn("training"),
         BarColumn(),
         MofNCompleteColumn(),
         TextColumn("{task.fields[shown]}"),
+        TimeRemainingColumn(),
+        console=stderr,
+        transient=True,
     )
-    bar = (
-        Progress(*columns, TimeRemainingColumn(), console=stderr, transient=True)
-        if stderr.is_terminal
-        else None
-    )
-    with bar or contextlib.nullcontext():
+    with bar:
         yield Updates(total, start, full_speed, bar)
 
 
@@ -186,19 +203,20 @@ class Work:
     """
 
     def __init__(self, total: int, message: str) -> None:
-        self.total, self.message, self.done = total, message, 0
-        self.began = self.last = time.monotonic()
+        self.total = total
+        self.message = message
+        self.done = 0
+        self.began = time.monotonic()
+        self.last = self.began
 
     def add(self, count: int) -> None:
         """Record that `count` more is done, and log the progress every
         `LINE_EVERY_SECONDS`.
         """
         self.done += count
-        if (
-            now := time.monotonic()
-        ) > self.last + LINE_EVERY_SECONDS and self.done < self.total:
+        now = time.monotonic()
+        if now > self.last + LINE_EVERY_SECONDS and self.done < self.total:
             self.last = now
-            eta = timedelta(
-                seconds=round((now - self.began) / self.done * (self.total - self.done))
-            )
-            logger.info(self.message, f"{self.done:,}", f"{self.total:,}", eta)
+            seconds = (now - self.began) / self.done * (self.total - self.done)
+            left = timedelta(seconds=round(seconds))
+            logger.info(self.message, f"{self.done:,}", f"{self.total:,}", left)

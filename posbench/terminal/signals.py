@@ -64,11 +64,11 @@ def _raise(number: int, frame: FrameType | None) -> None:
 
 
 def _ending_signals() -> list[signal.Signals]:
-    return [
-        number
-        for number in _UNLESS_HANDLED
-        if signal.getsignal(number) in (signal.SIG_DFL, _raise)
-    ]
+    ending = []
+    for number in _UNLESS_HANDLED:
+        if signal.getsignal(number) in (signal.SIG_DFL, _raise):
+            ending.append(number)
+    return ending
 
 
 @contextlib.contextmanager
