@@ -4,13 +4,18 @@ contributors' example.
 
 import collections
 import json
+import os
 import pathlib
 import re
 import shlex
+import shutil
+import subprocess
+import sys
 import textwrap
 
 import pandas as pd
 import pytest
+import support
 import torch
 import yaml
 from test_frozen import cells as cells_of
@@ -21,6 +26,8 @@ from posbench.encodings.base import Shape
 from posbench.encodings.own import from_file
 from posbench.results.compare import compare
 from posbench.results.frame import read
+from posbench.run import checkpoint
+from posbench.run.rows import read_rows
 
 ROOT = pathlib.Path(__file__).parent.parent
 PAGES = [
@@ -212,17 +219,20 @@ def test_the_catalogue_is_that_of_the_rows_of_both_seeds():
         assert re.findall(r"\d+", reach.replace(",", "")) == [f"{n:.0f}" for n in holds]
 
 
-def blocks_of_the_contributors_guide() -> list[str]:
+def blocks_of_the_contributors_guide(section: str) -> list[str]:
+    _, found, text = text_of("CONTRIBUTING.md").partition(f"## {section}\n")
+    assert found
     pattern = r"^( *)```(?:python|yaml)\n(.*?)^\1```$"
-    found = re.finditer(pattern, text_of("CONTRIBUTING.md"), re.S | re.M)
-    return [textwrap.dedent(block[2]) for block in found]
+    blocks = re.finditer(pattern, text.partition("\n## ")[0], re.S | re.M)
+    return [textwrap.dedent(block[2]) for block in blocks]
 
 
 def test_the_class_of_the_contributors_guide_equals_its_plain_loops(
     tmp_path, monkeypatch
 ):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    source, settings, loops = blocks_of_the_contributors_guide()
+    blocks = blocks_of_the_contributors_guide("Add an encoding in three files")
+    source, settings, loops = blocks
     file = tmp_path / "log_bias.py"
     file.write_text(source, encoding="utf-8")
     cls, _ = from_file(f"{file}:LogBias")
@@ -242,3 +252,97 @@ def test_the_class_of_the_contributors_guide_equals_its_plain_loops(
     defaults = yaml.safe_load(settings)
     assert defaults.pop("name") == file.stem
     assert defaults == {"strength": cls(shape).strength}
+
+
+def add_block(copy: pathlib.Path, block: str) -> None:
+    """Write a block into the file that its first line names, at its end, or as a field
+    of the class that it names.
+    """
+    first, code = block.split("\n", 1)
+    path = copy / first.removeprefix("# ").partition(",")[0]
+    text = path.read_text(encoding="utf-8") if path.exists() else ""
+    if ", in " in first:
+        before, last_field, after = text.partition("    units: dict")
+        text = before + code + last_field + after
+    else:
+        text += f"\n\n{code}"
+    path.write_text(text, encoding="utf-8")
+
+
+ON_TEXT = [
+    *[word for word in support.TINY if word != "tracking=none"],
+    "study=text",
+    "data.path=text.txt",
+    "training.tokens=512",
+    "training.optimizer=lion",
+    "tracking.backend=lines",
+]
+ON_A_TASK = [
+    "study=task",
+    "experiment=tasks",
+    "data=task/last",
+    "tracking=none",
+    "training.tokens=8192",
+    "evaluation.ratios=[1]",
+    "evaluation.blocks=8",
+    "runtime.device=cpu",
+    "runtime.threads=1",
+]
+
+
+@pytest.fixture(scope="module")
+def outputs(tmp_path_factory):
+    """Train with a copy of the package that has what the contributors' guide adds."""
+    copy = tmp_path_factory.mktemp("copy")
+    ignored = shutil.ignore_patterns("__pycache__")
+    shutil.copytree(ROOT / "posbench", copy / "posbench", ignore=ignored)
+    shutil.copytree(ROOT / "configs", copy / "configs")
+    section = "Add a metric, an optimizer, a tracker or a task"
+    for block in blocks_of_the_contributors_guide(section):
+        add_block(copy, block)
+    support.write_text(copy)
+
+    path = os.pathsep.join([str(copy), os.environ["PYTHONPATH"]])
+    code = f"import posbench; posbench.train({ON_TEXT}); posbench.train({ON_A_TASK})"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=copy,
+        env=os.environ | {"PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    return copy / "outputs"
+
+
+@pytest.fixture
+def on_text(outputs):
+    (folder,) = outputs.glob("text/[!.]*")
+    return folder
+
+
+def test_a_metric_is_added_as_the_guide_says(on_text):
+    rows = [row for row in read_rows(on_text) if "protocol" in row]
+    assert len(rows) > 1
+    for row in rows:
+        assert row["status"] == "ok"
+        assert 0 < row["top1"] < 1
+
+
+def test_an_optimizer_is_added_as_the_guide_says(on_text):
+    state = checkpoint.trained(on_text).optimizer()["state"]
+    assert set(state[0]) == {"mean"}
+    assert "optimizer: lion" in (on_text / "config.yaml").read_text(encoding="utf-8")
+
+
+def test_a_tracker_is_added_as_the_guide_says(on_text):
+    lines = (on_text / "lines.txt").read_text(encoding="utf-8").splitlines()
+    assert len(lines) == len(read_rows(on_text)) + 1
+    assert lines[-1].startswith("done ")
+
+
+def test_a_task_is_added_as_the_guide_says(outputs):
+    (folder,) = outputs.glob("task/[!.]*")
+    rows = [row for row in read_rows(folder) if "protocol" in row]
+    assert {row["task"] for row in rows} == {"last"}
+    assert {row["n_tokens"] for row in rows} == {8}

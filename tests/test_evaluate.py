@@ -27,13 +27,13 @@ from posbench.evaluation import probes, protocols
 from posbench.evaluation.evaluate import Evaluation, evaluate
 from posbench.evaluation.job import evaluate_run
 from posbench.evaluation.models import Subject, TrainedGPT, Variant, Varied
-from posbench.evaluation.ngrams import CachedNGrams, NGrams
+from posbench.evaluation.ngrams import Readers
 from posbench.evaluation.protocols import targets_of
-from posbench.launch.run import config_with_measured_lengths
+from posbench.launch.run import config_with_measured_lengths, evaluate_runs
 from posbench.model.gpt import build
 from posbench.results import compare
 from posbench.results.frame import read
-from posbench.run.rows import EvaluationRow, evaluation_rows, every_row
+from posbench.run.rows import EvaluationRow, evaluation_rows, on_shared_targets
 from posbench.run.run import Run, load_record
 from posbench.training.train import train
 
@@ -179,7 +179,8 @@ def test_a_row_has_its_sums_by_document(config, documents, starts):
     """A block belongs to the document of its first target; of fewer than eight
     documents the units are segments.
     """
-    split = TokenSplit(periodic(3 * L).ids[:2700], np.array(starts, dtype=np.int64))
+    ids = np.random.default_rng(0).integers(0, V, 2700).astype(np.uint16)
+    split = TokenSplit(ids, np.array(starts, dtype=np.int64))
     wanted = evaluation_with(
         config, protocols=("fixed_target",), documents=documents, targets=4
     )
@@ -207,6 +208,22 @@ def test_a_row_has_its_sums_by_document(config, documents, starts):
     assert {
         len(row.units["tokens"]) for row in rows_of(Planted(3 * L), stretches, wanted)
     } <= {9, 10}
+
+
+def test_equal_documents_are_one_unit_of_an_interval(config):
+    rng = np.random.default_rng(0)
+    texts = [rng.integers(0, V, 300).astype(np.uint16) for _ in range(10)]
+    once = TokenSplit(np.concatenate(texts), np.arange(0, 3001, 300))
+    twice = TokenSplit(np.concatenate([*texts, *texts]), np.arange(0, 6001, 300))
+    wanted = evaluation_with(config, protocols=("fixed_target",), blocks=200)
+
+    (row, *_) = rows_of(Planted(3), once, wanted)
+    (copied, *_) = rows_of(Planted(3), twice, wanted)
+
+    assert row.n_documents == copied.n_documents == 10
+    assert copied.units["document"] == list(range(10))
+    assert copied.nll == pytest.approx(row.nll)
+    assert copied.ci_high == pytest.approx(row.ci_high)
 
 
 def test_what_has_no_number_is_a_row_that_says_why(config):
@@ -408,26 +425,181 @@ def test_a_run_whose_text_is_another_now_is_not_evaluated(trained):
     assert (folder / "rows.jsonl").read_bytes() == before
 
 
-def test_a_longer_length_asked_for_later_leaves_the_curve_as_it_was(trained):
+# of a grown curve: whether a point is measured on the targets of all others
+Point = tuple[str, int, int | None, str | None, str | None]
+
+
+def points_of(rows: Sequence[EvaluationRow]) -> set[Point]:
+    points = set()
+    for row in rows:
+        if row.measured:
+            point = (row.protocol, row.length, row.window, row.extension, row.task)
+            points.add(point)
+    return points
+
+
+def digests_of(rows: Sequence[EvaluationRow], protocol: str) -> set[str | None]:
+    return {row.targets_sha256 for row in rows if row.protocol == protocol}
+
+
+def curve_of(folder: pathlib.Path) -> list[EvaluationRow]:
+    """The rows that a reader of the run gets."""
+    return on_shared_targets(evaluation_rows(folder))
+
+
+def test_a_longer_length_gives_a_curve_on_one_set_of_targets(trained):
     config, folder = trained
-    first = evaluation_rows(folder)
-    before = headline_of(folder)
-    # 128 tokens need targets of their own, 16 has them too
-    evaluate_run(folder, apply(config, ["length=16,128"]))
-    evaluate_run(folder, apply(config, ["length=16,4096"]))
-    rows = evaluation_rows(folder)
-    every = every_row(folder)
-    assert rows[: len(first)] == first
-    assert {row.length for row in rows[len(first) :]} == {128, 4096}
-    assert {row.length for row in every if row not in rows} == {16}
-    assert {row.status for row in every} == {"ok", "too_short"}
-    assert headline_of(folder) == before
-    evaluate_run(folder, apply(config, ["length=16,32,64,128", "extension=pi"]))
+    evaluate_run(folder, apply(config, ["extension=pi", "probe=repeat", "sinks=2"]))
+    before = curve_of(folder)
+
+    evaluate_run(folder, apply(config, ["length=128"]))
+
+    curve = curve_of(folder)
+    assert points_of(before) < points_of(curve)
+    assert {row.length for row in curve} == {16, 32, 64, 128}
+    for protocol in ("fixed_target", "nonoverlap"):
+        assert len(digests_of(curve, protocol)) == 1
+        assert digests_of(curve, protocol) != digests_of(before, protocol)
+    assert digests_of(curve, "task").isdisjoint(digests_of(before, "task"))
+
+
+def test_a_grown_curve_is_that_of_a_run_that_asked_for_all_lengths_at_once(trained):
+    config, folder = trained
+    at_once = folder.with_name("at_once")
+    shutil.copytree(folder, at_once)
+    for path in (folder, at_once):
+        (path / "rows.jsonl").write_text("", encoding="utf-8")
+    evaluate_run(folder, apply(config, []))
+
+    evaluate_run(folder, apply(config, ["ratio=8"]))
+    evaluate_run(at_once, apply(config, ["ratio=1,2,4,8"]))
+
+    grown = {row.key: row.nll for row in curve_of(folder)}
+    expected = {row.key: row.nll for row in curve_of(at_once)}
+    assert grown == expected
+
+
+def test_a_line_says_what_a_longer_length_did_to_the_curve(trained, caplog):
+    config, folder = trained
+    was = headline_of(folder)["nll_1x"]
+    caplog.set_level("INFO")
+
+    evaluate_run(folder, apply(config, ["length=128"]))
+
+    now = headline_of(folder)["nll_1x"]
+    losses = f"loss at 1x was {was:.3f}, is {now:.3f}"
+    line = f"new targets for 8x: 3 lengths scored again; {losses}"
+    assert line in caplog.messages
     assert headline_of(folder)["rise_8x"] is not None
-    # later rows pair with it
-    assert config_with_measured_lengths(folder).evaluation.ratios == (1, 2, 4, 8)
+
+
+@pytest.mark.parametrize("words", [["length=48"], ["length=65536"], ["length=16"]])
+def test_a_length_that_needs_no_other_targets_leaves_the_curve_as_it_was(
+    trained, caplog, words
+):
+    config, folder = trained
+    first = curve_of(folder)
+    before = headline_of(folder)
+    caplog.set_level("INFO")
+
+    evaluate_run(folder, apply(config, words))
+
+    assert curve_of(folder)[: len(first)] == first
+    assert headline_of(folder)["rise_4x"] == before["rise_4x"]
+    assert "new targets" not in caplog.text
+
+
+def test_shorter_lengths_asked_for_later_score_the_targets_of_the_longest(trained):
+    config, folder = trained
+    evaluate_run(folder, apply(config, ["length=128"]))
+    curve = curve_of(folder)
+
+    evaluate_run(folder, apply(config, ["length=32,96"]))
+
+    added = [row for row in curve_of(folder) if row not in curve]
+    assert {row.length for row in added} == {96}
+    assert digests_of(added, "fixed_target") == digests_of(curve, "fixed_target")
+
+
+def test_an_extension_after_a_longer_length_has_all_lengths_of_the_curve(trained):
+    config, folder = trained
+    evaluate_run(folder, apply(config, ["ratio=8"]))
+
+    words = ["extension=pi"]
+    evaluate_run(folder, apply(config_with_measured_lengths(folder), words))
+
+    extended = [row for row in curve_of(folder) if row.extension == "pi"]
+    assert [row.length for row in extended] == [16, 32, 64, 128]
     curves = compare.curves(read([folder])).set_index(["variant", "length"])
-    assert curves.loc[("pi", 128), "rise"] != 0  # an extension pairs with the curve
+    assert curves.loc[("pi", 128), "rise"] != 0
+
+
+def test_training_again_with_more_ratios_gives_one_curve(trained, caplog):
+    config, folder = trained
+    longer = evaluation_with(config, ratios=(1, 2, 4, 8))
+    caplog.set_level("INFO")
+
+    train(longer, folder, ["test"])
+
+    assert {row.length for row in curve_of(folder)} == {16, 32, 64, 128}
+    assert len(digests_of(curve_of(folder), "fixed_target")) == 1
+    assert "new targets for 8x: 3 lengths scored again" in caplog.text
+
+
+def test_a_study_grows_with_its_runs_and_one_run_alone_stays_in_it(trained, capsys):
+    _, folder = trained
+    other = folder.with_name("other")
+    shutil.copytree(folder, other)
+    before = digests_of(curve_of(folder), "fixed_target")
+
+    evaluate_runs([folder], ["ratio=8"])
+    shared = read([folder, other])
+    evaluate_runs([folder, other], ["ratio=8"])
+    grown = read([folder, other])
+
+    main = shared[shared["main"] & (shared["protocol"] == "fixed_target")]
+    assert {*main["targets_sha256"]} == before
+    main = grown[grown["protocol"] == "fixed_target"]
+    assert main["main"].all()
+    assert {*main["length"]} == {16, 32, 64, 128}
+    assert main["targets_sha256"].nunique() == 1
+    assert "not shown" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("rows_before_the_end", [1, 5, 8, 9, 10])
+def test_a_curve_is_whole_wherever_its_growth_is_stopped_and_is_finished_later(
+    trained, monkeypatch, rows_before_the_end
+):
+    config, folder = trained
+    before = points_of(curve_of(folder))
+    asked = apply(config, ["ratio=8"])
+    stop_after(rows_before_the_end, monkeypatch)
+    with pytest.raises(Stopped):
+        evaluate_run(folder, asked)
+    monkeypatch.undo()
+    stopped = curve_of(folder)
+
+    evaluate_run(folder, asked)
+
+    assert before <= points_of(stopped)
+    assert len(digests_of(stopped, "fixed_target")) == 1
+    assert {row.length for row in curve_of(folder)} == {16, 32, 64, 128}
+    assert len(digests_of(curve_of(folder), "fixed_target")) == 1
+    assert len(digests_of(curve_of(folder), "nonoverlap")) == 1
+
+
+def stop_after(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Send SIGTERM as soon as so many rows are written."""
+    log = Run.log
+    written = []
+
+    def logged(run: Run, row: Any) -> None:
+        log(run, row)
+        written.append(row)
+        if len(written) == count:
+            signal.raise_signal(signal.SIGTERM)
+
+    monkeypatch.setattr(Run, "log", logged)
 
 
 def test_a_precision_that_is_named_replaces_rows_of_another_and_auto_takes_what_is_there(
@@ -455,35 +627,34 @@ def test_rows_say_what_the_best_ngram_model_of_the_trained_tokens_has_on_their_t
     evaluate_run(folder, apply(config, ["task=repeat", "protocol=fixed_target"]))
     rows = evaluation_rows(folder)
     tokens = data.prepare(config.data, config.runtime.cache)
-    model = NGrams(
+    readers = Readers(
         tokens.train.ids,
         tokens.batches(config.training, config.seed).spans(config.training.steps),
         257,
+        tokens.test.ids,
+        tokens.validation.ids,
     )
     windows = protocols.plan("fixed_target", tokens.test, [16, 32, 64], 8, 16, "auto")
-    at = targets_of(windows[16]).indices
-    means = model.nll(
-        np.stack([tokens.test.ids[at - back] for back in (4, 3, 2, 1)], 1),
-        tokens.test.ids[at],
-    ).mean(1)
-    assert 0.5 < means[1:].min() < math.log(9)  # thirty words of random letters
-    cached = CachedNGrams(model, tokens.test.ids, tokens.validation.ids)
+    targets = targets_of(windows[16])
+    order, nll = readers.ngram(targets.indices)
+    assert 0.5 < nll.mean() < math.log(9)  # thirty words of random letters
+    of_window = readers.with_window(targets.indices, targets.context)
     for row in rows:  # what a paired interval of the difference rests on
         assert row.units is not None
         assert ("ngram" in row.units) == (row.task is None)
         if row.protocol == "fixed_target":
-            assert row.targets_sha256 == targets_of(windows[16]).sha256(tokens.test)
-            assert row.ngram_nll == pytest.approx(means[1:].min())
-            assert row.ngram_order == 2 + means[1:].argmin()
+            assert row.targets_sha256 == targets.sha256(tokens.test)
+            assert row.ngram_nll == pytest.approx(nll.mean())
+            assert row.ngram_order == order
             assert sum(row.units["ngram"]) == pytest.approx(
                 row.ngram_nll * row.n_tokens, rel=1e-5
             )
         if "cached_ngram" in row.units:
-            targets = targets_of(windows[row.length])
-            nll = cached.nll(targets.indices, targets.context)
-            assert sum(row.units["cached_ngram"]) == pytest.approx(nll.sum(), rel=1e-5)
-    # as trained, at each length
-    assert sum("cached_ngram" in (row.units or {}) for row in rows) == 3
+            assert row.length == 16
+            total = sum(row.units["cached_ngram"])
+            assert total == pytest.approx(of_window.sum(), rel=1e-5)
+    # as trained, at the training length
+    assert sum("cached_ngram" in (row.units or {}) for row in rows) == 1
 
 
 def test_an_evaluation_that_ends_early_keeps_its_rows(trained, monkeypatch):

@@ -56,7 +56,7 @@ SECTIONS = {
     "encoding": 4,
     "model": 12,
     "data": 16,
-    "training": 13,
+    "training": 14,
     "evaluation": 15,
     "tracking": 5,
     "runtime": 11,

@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 from safetensors.torch import load_file, save_file
 from support import posbench
 
+from posbench import api as posbench_api
 from posbench import machine
 from posbench.errors import Undefined, UserError
 from posbench.evaluation.models import Variant, nll_of, predicted
@@ -642,3 +643,21 @@ def test_rows_are_what_the_librarys_logits_give_on_the_same_windows(
             for start in range(last_start)
         ]
         assert np.abs(np.array(sums) - nll).min() < 1e-3
+
+
+def test_a_longer_length_scores_the_lengths_of_a_model_again(
+    tmp_path, monkeypatch, caplog
+):
+    monkeypatch.chdir(tmp_path)
+    write_text(tmp_path / "text.txt")
+    save("gpt_neox", tmp_path / "model")
+    words = ["data.path=text.txt", "protocol=fixed_target", "device=cpu"]
+    evaluate.evaluate_model("model", [*words, "ratio=1,2"])
+    caplog.set_level("INFO")
+
+    folder = evaluate.evaluate_model("model", [*words, "ratio=8"])[0]
+
+    curve = posbench_api.load(folder).curve()
+    assert {*curve["length_ratio"]} == {1, 2, 8}
+    assert curve["targets_sha256"].nunique() == 1
+    assert "new targets for 8x: 2 lengths scored again; loss at 1x was" in caplog.text

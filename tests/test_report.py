@@ -23,7 +23,7 @@ from posbench import api, encodings, reports
 from posbench.errors import UserError
 from posbench.reports import card, charts, one_run, sweeps, tables
 from posbench.reports.render import Table
-from posbench.results.compare import compare, curves
+from posbench.results.compare import compare
 from posbench.results.frame import read
 
 
@@ -276,54 +276,6 @@ def test_a_run_that_is_evaluated_further_stays_in_its_study(template, tmp_path, 
         " ratio=1,2,4,8,16 longest=16'"
     )
     assert asked in capsys.readouterr().out
-
-
-def test_the_band_of_a_curve_is_its_interval():
-    frame = rows_of_study("six")
-    figure = charts.text_figure(frame, compare(frame), "curve")
-    assert figure is not None
-    bands = {band.get_gid(): band for band in figure.axes[0].collections}
-
-    points = curves(frame).query("label == 'rope' and variant == 'plain'")
-    points = points[points["ratio"] >= 1 / 4]
-    assert (points["nll_high"] - points["nll_low"] > 0.01).all()
-
-    drawn = bands["curve-rope"].get_paths()[0].vertices[:, 1]
-    assert set(points["nll_low"]) | set(points["nll_high"]) <= set(drawn)
-
-
-def test_the_intervals_of_differences_are_the_adjusted_ones():
-    frame = rows_of_study("six")
-    table = compare(frame)
-    figure = charts.text_figure(frame, table)
-    assert figure is not None
-
-    fox = table.set_index("label").loc["fox"]
-    low, high = fox["nll_difference_adjusted_low"], fox["nll_difference_adjusted_high"]
-    assert low < fox["nll_difference_low"]
-
-    drawn = [line for line in figure.axes[2].lines if line.get_gid() == "curve-fox"]
-    assert drawn[0].get_xdata() == pytest.approx([low, high])
-    assert drawn[1].get_xdata() == pytest.approx([fox["nll_difference"]])
-
-
-@pytest.mark.slow
-def test_names_at_the_ends_of_curves_do_not_collide():
-    frame = rows_of_study("six")
-    figure = charts.text_figure(frame, compare(frame))
-    assert figure is not None
-    assert len(figure.axes) == 3
-    figure.draw_without_rendering()
-    for axes in figure.axes:
-        boxes = [text.get_window_extent() for text in axes.texts]
-        boxes += [label.get_window_extent() for label in axes.get_xticklabels()]
-        assert not any(
-            a.overlaps(b) for at, a in enumerate(boxes) for b in boxes[at + 1 :]
-        )
-    other = charts.text_figure(frame, compare(frame), kind="perplexity")
-    assert other is not None
-    assert len(other.axes) == 1
-    assert other.axes[0].get_ylabel() == "perplexity"
 
 
 @pytest.mark.slow

@@ -238,9 +238,6 @@ def apply(config: Config, words: list[str]) -> Config:
     evaluation = plain["evaluation"]
     if LENGTH in settings:
         evaluation["ratios"] = ratios(evaluation.pop("length"), config)
-    # new lengths score the run's own targets: all rows pair
-    if evaluation["longest"] is None:
-        evaluation["longest"] = max(1.0, *config.evaluation.ratios)
     return schema.validate(Config, plain)
 
 

@@ -39,8 +39,17 @@ class Section:
     facts: str  # what was run
     answer: answer.Answer
     figure: "Figure | None"
+    panels: Sequence["Figure"]  # the figure in parts, which a page stacks
     main: Table | None  # None: nothing was measured
-    more: Sequence[Table]  # folded away in the page, absent in the terminal
+    by_length: Table | None  # the losses of the main protocol
+    more: Sequence[Table]
+
+    @property
+    def folded(self) -> list[Table]:
+        """Tables that are folded away in the page and absent in the terminal."""
+        if self.by_length is None:
+            return [*self.more]
+        return [self.by_length, *self.more]
 
 
 def main(
@@ -107,6 +116,8 @@ def _write_section(folder: Path, number: int, section: Section) -> None:
             )
     if section.main:
         latex = section.main.latex(f"posbench-{number}")
+        if section.by_length:
+            latex += "\n" + section.by_length.latex(f"posbench-{number}-lengths")
         files.write(folder / "table.csv", csv_text(section.main.frame).encode())
         files.write(folder / "table.tex", latex.encode())
 
@@ -255,6 +266,7 @@ def _task_section(heading: str, group: pd.DataFrame, reference: str | None) -> S
     from posbench.reports import charts
 
     table = tasks.compare_tasks(group, reference)
+    figure = charts.task_figure(group)
     main = None
     if len(table):
         main = tables.task_table(table)
@@ -262,8 +274,10 @@ def _task_section(heading: str, group: pd.DataFrame, reference: str | None) -> S
         heading,
         answer.facts_line(group),
         answer.task_answer(group, table),
-        charts.task_figure(group),
+        figure,
+        [figure] if figure else [],
         main,
+        None,
         tables.length_tables(group),
     )
 
@@ -278,14 +292,21 @@ def _text_section(
     from posbench.reports import charts
 
     table = compare.compare(group, reference, least)
+    by_length = None
+    if table.attrs["schemes"]:
+        by_length = tables.loss_table(group, table)
     more = [card.card_table(group, table), tables.facts_table(table)]
+    more += tables.training_tables(group)
+    more += tables.length_tables(group)
     return Section(
         heading,
         answer.facts_line(group),
         answer.text_answer(group, table),
         charts.text_figure(group, table, figure),
+        charts.text_figures(group, table, figure),
         tables.main_table(table),
-        [*more, *tables.training_tables(group), *tables.length_tables(group)],
+        by_length,
+        more,
     )
 
 

@@ -14,7 +14,7 @@ from posbench.reports.missing import (
     missing_on_task,
     missing_on_text,
 )
-from posbench.reports.tables import LONGEST_LABEL, short_label
+from posbench.reports.tables import LONGEST_LABEL, compact_text, short_label
 from posbench.results.compare import (
     ENDPOINT_RATIO,
     HALF,
@@ -47,14 +47,14 @@ def facts_line(frame: pd.DataFrame) -> str:
         plural(runs["seed"].nunique(), "seed"),
     ]
     if not pd.isna(first["parameters"]):
-        parts.append(f"{runs['parameters'].median() / 1e6:.3g}M parameters")
+        parts.append(f"{compact_text(runs['parameters'].median())} parameters")
 
     data = first["text"] or "text"
     if first["trained_task"]:
         data = f"task {first['trained_task']}"
     tokens = runs["trained_tokens"].max()
     if not pd.isna(tokens):
-        data = f"{tokens / 1e6:.3g}M tokens of {data}"
+        data = f"{compact_text(tokens)} tokens of {data}"
     parts.append(data)
     parts.append(f"training length {first['train_length']}")
     return ", ".join(parts)

@@ -107,8 +107,8 @@ class Run:
             with files.full_disk_as_failure(folder):
                 folder.parent.mkdir(parents=True, exist_ok=True)
                 stack.enter_context(owned(folder))
-                if command is not None and _has_lost_its_weights(folder, config):
-                    restart = True
+                if command is not None and not restart:
+                    restart = _has_lost_its_weights(folder, config)
                 if restart and folder.exists():
                     _move_aside(folder)
                 folder.mkdir(exist_ok=True)

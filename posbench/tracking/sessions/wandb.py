@@ -2,6 +2,7 @@
 
 import logging
 import os
+import re
 import secrets
 import shutil
 from collections.abc import Mapping
@@ -16,11 +17,12 @@ from posbench.tracking.session import CONTEXT, in_sweep
 
 logger = logging.getLogger(__name__)
 _AXES = ("tokens", "step", "seconds", CONTEXT)
-_SHOWN = ("eval/loss", "eval/accuracy")  # of the curves of evaluation, with a panel
+# of the curves of evaluation, with a panel; longer lengths may need other targets
+SHOWN = re.compile(r"eval/(targets \w+/)?(loss|accuracy)")
 _EXIT_CODES = {"done": 0, "stopped": 255}
 
 
-class WandbSession:
+class Wandb:
     """A session of a run at W&B."""
 
     def __init__(self, config: Config, run: Run) -> None:
@@ -45,7 +47,7 @@ class WandbSession:
         if name in _AXES:
             self._run.define_metric(name, summary="none", hidden=True)
         elif name.startswith("eval/"):
-            hidden = name not in _SHOWN
+            hidden = SHOWN.fullmatch(name) is None
             self._run.define_metric(
                 name, step_metric=CONTEXT, summary="none", hidden=hidden
             )
