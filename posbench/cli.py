@@ -293,7 +293,7 @@ def train(
     if cfg:
         from posbench import listing
 
-        print(listing.explained(plan.config), end="")
+        print(listing.explained_yaml(plan.config), end="")
         return
     from posbench.launch import run
 
@@ -505,8 +505,7 @@ def export(run: ExportedRun, folder: NewFolder, code: OwnClass = "code=false") -
     It becomes a Llama if it has that block (model=llama) and the encoding is rotary or
     none; an error says why if not. With code=true it is posbench's own class, for all
     of its encodings; who loads it needs posbench. The folder is kept only if its logits
-    equal those of the run. It has tokenizer, model card and posbench_parity.json. Needs
-    transformers.
+    equal those of the run. It has tokenizer and model card. Needs transformers.
     """
     from posbench.huggingface import export
     from posbench.run import find
@@ -527,7 +526,7 @@ def list_(sections: Sections = None, as_json: AsJson = False) -> None:
     """
     from posbench import listing
 
-    listing.show(sections or [], as_json)
+    listing.print_rows(sections or [], as_json)
 
 
 @app.command()
@@ -568,7 +567,7 @@ def show(
                 f"--text describes encodings with their defaults: leave out {name},"
                 " or --text"
             )
-    print("\n\n\n".join(map(listing.page, names)))
+    print("\n\n\n".join(map(listing.page_text, names)))
 
 
 @app.command()

@@ -41,7 +41,7 @@ _FILES = {
 }
 
 
-def comments(path: Path) -> dict[str, str]:
+def comments_by_key(path: Path) -> dict[str, str]:
     """Return a YAML file's comments by key (`section.key` if nested): the one beside a
     key, else the lines above it.
     """
@@ -62,7 +62,7 @@ def comments(path: Path) -> dict[str, str]:
     return texts
 
 
-def explained(config: Config) -> str:
+def explained_yaml(config: Config) -> str:
     """Return a configuration as YAML, each key with its comment."""
     texts: dict[str, str] = {}
     of_encoding = choices("encoding").get(config.encoding.name)
@@ -70,7 +70,7 @@ def explained(config: Config) -> str:
     for section, name in _FILES.items():
         files[section] = configs_dir() / f"{name}.yaml"
     for section, path in files.items():
-        for key, text in comments(path).items():
+        for key, text in comments_by_key(path).items():
             texts[f"{section}{key}"] = text
     return "\n".join(_lines(to_container(config), texts, "")) + "\n"
 
@@ -95,25 +95,27 @@ def _lines(container: dict[str, Any], texts: dict[str, str], prefix: str) -> lis
     return lines
 
 
-def show(sections: list[str], as_json: bool) -> None:
+def print_rows(sections: list[str], as_json: bool) -> None:
     """Print the rows of sections such as `encodings` or `task`, or of all: JSON, or
     aligned lines of some columns.
     """
-    rows = listing(sections)
+    rows = listing_rows(sections)
     if as_json:
         print(json.dumps(rows, indent=2, ensure_ascii=False))
         return
     for group, entries in rows.items():
         print(f"{group}:")
         shown = [key for key in _COLUMNS if key in entries[0]]
-        lines = [[str(row[key] or "-") for key in shown] for row in entries]
+        lines = []
+        for row in entries:
+            lines.append([str(row[key] or "-") for key in shown])
         widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
         for cells in lines:
             padded = map(str.ljust, cells, widths)
             print("  " + "  ".join(padded).rstrip())
 
 
-def listing(sections: list[str]) -> dict[str, list[dict[str, Any]]]:
+def listing_rows(sections: list[str]) -> dict[str, list[dict[str, Any]]]:
     """Return the rows of each section; of all if none is named. Raises UserError if
     there is no such section.
     """
@@ -122,39 +124,44 @@ def listing(sections: list[str]) -> dict[str, list[dict[str, Any]]]:
     from posbench.evaluation import probes
 
     kinds: dict[str, tuple[Callable[..., dict[str, Any]], Iterable[Any]]] = {
-        "encodings": (describe, encodings.names()),
-        "patterns of layers": (_first_comment, choices("encoding/layered").items()),
-        "extensions": (_extension, methods().values()),
-        "probes": (probe, probes.names()),
-        "tasks": (task, tasks.names()),
-        "experiments": (_first_comment, choices("experiment", (), EVERY).items()),
-        "models": (_first_comment, choices("model", (), EVERY).items()),
-        "sweeps": (_first_comment, choices("sweep", (), EVERY).items()),
+        "encodings": (encoding_row, encodings.names()),
+        "patterns of layers": (_choice_row, choices("encoding/layered").items()),
+        "extensions": (_extension_row, methods().values()),
+        "probes": (probe_row, probes.names()),
+        "tasks": (task_row, tasks.names()),
+        "experiments": (_choice_row, choices("experiment", (), EVERY).items()),
+        "models": (_choice_row, choices("model", (), EVERY).items()),
+        "sweeps": (_choice_row, choices("sweep", (), EVERY).items()),
         # tasks have a section of their own
-        "data": (_first_comment, choices("data").items()),
-        "claims": (dict, _claims()),
+        "data": (_choice_row, choices("data").items()),
+        "claims": (dict, _claim_rows()),
     }
-    by_word = {name.partition(" ")[0].rstrip("s"): name for name in kinds}
-    names = []
-    for section in sections:
-        word = section.lower().rstrip("s")
-        if word not in by_word:
-            words = [name.partition(" ")[0] for name in kinds]
-            raise unknown("section", section, words)
-        names.append(by_word[word])
-
     rows = {}
-    for name, (describe_one, choices_of_kind) in kinds.items():
-        if not names or name in names:
-            rows[name] = [describe_one(choice) for choice in choices_of_kind]
+    for name in _section_names(sections, [*kinds]):
+        row_of, choices_of_kind = kinds[name]
+        rows[name] = [row_of(choice) for choice in choices_of_kind]
     return rows
 
 
-def page(name: str) -> str:
-    """Return the documentation of an encoding or task (task/NAME) and its options;
-    UserError if there is none.
+def _section_names(typed: list[str], names: list[str]) -> list[str]:
+    """Return the sections that are typed, by their first word; all if none is."""
+    first_words = {name: name.partition(" ")[0] for name in names}
+    chosen = set()
+    for section in typed:
+        word = section.lower().rstrip("s")
+        matching = [name for name in names if first_words[name].rstrip("s") == word]
+        if not matching:
+            raise unknown("section", section, [*first_words.values()])
+        chosen.update(matching)
+    return [name for name in names if name in chosen or not chosen]
+
+
+def page_text(name: str) -> str:
+    """Return the documentation of an encoding, of a class in a file (FILE.py:CLASS) or
+    of a task (task/NAME), and its options; UserError if there is none.
     """
     from posbench import tasks
+    from posbench.encodings.own import from_file
 
     group, _, inner = name.rpartition("/")
     meanings: dict[str, str] = {}
@@ -163,6 +170,9 @@ def page(name: str) -> str:
         choice, key = f"data={name}", "data.task"
     else:
         scheme = group or name
+        if encodings.PLACE.fullmatch(name):
+            group = ""
+            scheme = encodings.register(from_file(name)[0]).name
         document = encodings.documentation(encodings.load(scheme))
         values = encodings.options_of(scheme)
         choice, key = f"encoding={name}", "encoding"
@@ -171,12 +181,14 @@ def page(name: str) -> str:
             path = choice_file("encoding/layered", inner)
         if path:  # a user's class has no file
             values = yaml.safe_load(path.read_text(encoding="utf-8"))
-            meanings = comments(path)
+            meanings = comments_by_key(path)
 
     text = inspect.cleandoc(document or "")
     papers = dict.fromkeys(_ARXIV.findall(text))
-    links = [f"https://arxiv.org/abs/{number}" for number in papers]
-    lines = [f"{name}: {text}", "", *links, "Options:"]
+    lines = [f"{name}: {text}", ""]
+    for number in papers:
+        lines.append(f"https://arxiv.org/abs/{number}")
+    lines.append("Options:")
     for option, value in values.items():
         if option == "name":
             continue
@@ -187,15 +199,15 @@ def page(name: str) -> str:
     return "\n".join([*lines, "", f"posbench train {choice}"])
 
 
-def describe(name: str) -> dict[str, Any]:
+def encoding_row(name: str) -> dict[str, Any]:
     """Return the facts on one encoding, at the demo's size."""
     from posbench.encodings.extend import methods_of
 
     encoding = encodings.build(name, DEMO)
-    row = _documented(name, encodings.documentation(type(encoding)))
-    papers = _ARXIV.findall(row["source"] or "")
+    row = _docstring_row(name, encodings.documentation(type(encoding)))
+    paper = _ARXIV.search(row["source"] or "")
     return row | {
-        "paper": f"arXiv:{papers[0]}" if papers else None,
+        "paper": paper and paper[0],
         "options": encodings.options_of(name),
         "acts": encodings.acts(encoding.hooks),
         "parameters": sum(parameter.numel() for parameter in encoding.parameters()),
@@ -206,24 +218,24 @@ def describe(name: str) -> dict[str, Any]:
     }
 
 
-def probe(name: str) -> dict[str, Any]:
+def probe_row(name: str) -> dict[str, Any]:
     """Return the facts on one probe of the use of context."""
     from posbench.evaluation import probes
 
     module = importlib.import_module(f"posbench.evaluation.probes.{name}")
-    row = _documented(name, module.__doc__ or "")
+    row = _docstring_row(name, module.__doc__ or "")
     return row | {"options": probes.options_of(name)}
 
 
-def task(name: str) -> dict[str, Any]:
+def task_row(name: str) -> dict[str, Any]:
     """Return the facts on a synthetic task, which is chosen as data."""
     from posbench import tasks
 
-    row = _documented(f"task/{name}", tasks.load(name).__doc__ or "")
+    row = _docstring_row(f"task/{name}", tasks.load(name).__doc__ or "")
     return row | {"options": tasks.options_of(name)}
 
 
-def _documented(name: str, text: str) -> dict[str, Any]:
+def _docstring_row(name: str, text: str) -> dict[str, Any]:
     """Return a docstring's title, its text, and its last paragraphs by their label."""
     title, _, document = inspect.cleandoc(text).partition("\n")
     row: dict[str, Any] = {"name": name, "title": title.rstrip(".")}
@@ -240,12 +252,12 @@ def _documented(name: str, text: str) -> dict[str, Any]:
     return row | {"document": document.strip("\n")}
 
 
-def _extension(method: Any) -> dict[str, Any]:
+def _extension_row(method: Any) -> dict[str, Any]:
     facts = ("name", "title", "source", "options")
     return {fact: getattr(method, fact) for fact in facts}
 
 
-def _claims() -> list[dict[str, Any]]:
+def _claim_rows() -> list[dict[str, Any]]:
     rows = []
     for path in choices("claim").values():
         claims = _CLAIM.findall(path.read_text(encoding="utf-8"))
@@ -253,7 +265,7 @@ def _claims() -> list[dict[str, Any]]:
     return rows
 
 
-def _first_comment(choice: tuple[str, Path]) -> dict[str, Any]:
+def _choice_row(choice: tuple[str, Path]) -> dict[str, Any]:
     """Return the name and first comment of a file of a configuration group."""
     name, path = choice
     if path.parent.name == "layered":

@@ -5,7 +5,7 @@ docs/results.md:  python scripts/claims.py
 import pathlib
 
 from posbench.claims import claim, reproduce
-from posbench.listing import listing
+from posbench.listing import listing_rows
 from posbench.results.frame import read
 from posbench.terminal.exits import plural
 
@@ -29,7 +29,7 @@ def written(page: str) -> str:
     plans = reproduce.plans_of_claims(entries, [])
     table = reproduce.table(reproduce.judge_claims(entries, plans, studies))
     entry_of = {entry.id: entry for entry in entries}
-    titles = {row["name"]: row["title"] for row in listing(["claims"])["claims"]}
+    titles = {row["name"]: row["title"] for row in listing_rows(["claims"])["claims"]}
     rows = ["| claim | outcome | ours | published |\n|---|---|---|---|\n", UNTRAINED]
     not_run = []
     for row in table.frame.to_dict("records"):

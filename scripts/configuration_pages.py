@@ -14,7 +14,7 @@ import yaml
 from posbench import tasks
 from posbench.config import compose, overrides, schema
 from posbench.config.shipped import NESTED, choices, configs_dir
-from posbench.listing import comments
+from posbench.listing import comments_by_key
 
 _WORDS = {
     int: "whole number",
@@ -77,7 +77,7 @@ def table(rows: list[tuple[str, str, str, str]], first: str = "key") -> str:
 def page() -> str:
     """Return the text of the page."""
     defaults = schema.flat(schema.to_container(compose.single([])))
-    train = comments(configs_dir() / "train.yaml")
+    train = comments_by_key(configs_dir() / "train.yaml")
     general, sections = [], {}
     for name, hint in _fields(schema.Config):
         if dataclasses.is_dataclass(hint):
@@ -161,7 +161,9 @@ def _said(group: str) -> dict[str, str]:
     texts: dict[str, str] = {}
     # the common base, with an underscore, is first
     for path in sorted((configs_dir() / group).glob("*.yaml")):
-        texts = {key: text for key, text in comments(path).items() if text} | texts
+        for key, text in comments_by_key(path).items():
+            if text:
+                texts.setdefault(key, text)
     return texts
 
 
@@ -178,7 +180,7 @@ def _choices(group: str) -> str:
 
 def _task(name: str, path: Path) -> str:
     """Return the description of a task, and its own options."""
-    texts = comments(path)
+    texts = comments_by_key(path)
     task = yaml.safe_load(path.read_text(encoding="utf-8"))["task"]
     hints = typing.get_type_hints(tasks.load(task.pop("name")))
     rows = []

@@ -8,7 +8,6 @@ nothing of posbench, so that it cannot repeat posbench's errors.
 """
 
 import bisect
-import collections
 import hashlib
 import itertools
 import json
@@ -40,9 +39,16 @@ class Stream(NamedTuple):
     sources: list[int] | None = None
 
 
-# A window reads `length` tokens from `start` on. Each predicts the next token; the last
-# `scored` predictions count.
-Window = collections.namedtuple("Window", "start length scored")
+class Window(NamedTuple):
+    """Reads `length` tokens from `start` on. Each predicts the next token; the last
+    `scored` predictions count.
+    """
+
+    start: int
+    length: int
+    scored: int
+
+
 Blocks = list[list[Window]]  # the windows of each block of targets
 
 
@@ -56,17 +62,19 @@ def dealt(candidates: list[range], wanted: int) -> list[int]:
     each has enough.
     """
     counts = [len(each) for each in candidates]
-    total = min(wanted, sum(counts))
-    level = max(m for m in range(total + 1) if sum(min(n, m) for n in counts) <= total)
+    wanted = min(wanted, sum(counts))
+    level = 0
+    while sum(min(n, level + 1) for n in counts) <= wanted and level < wanted:
+        level += 1
     shares = [min(n, level) for n in counts]
-    more = [document for document, n in enumerate(counts) if n > level]
-    for place in evenly(len(more), total - sum(shares)):
-        shares[more[place]] += 1
-    return [
-        each[i]
-        for each, share in zip(candidates, shares, strict=True)
-        for i in evenly(len(each), share)
-    ]
+    larger = [document for document, n in enumerate(counts) if n > level]
+    for place in evenly(len(larger), wanted - sum(shares)):
+        shares[larger[place]] += 1
+
+    chosen = []
+    for candidate, share in zip(candidates, shares, strict=True):
+        chosen += [candidate[i] for i in evenly(len(candidate), share)]
+    return chosen
 
 
 def placement(
@@ -76,28 +84,23 @@ def placement(
     `reaches` with enough blocks.
     """
     targets = settings["targets"]
-    blocks = settings["blocks"]
-    documents = settings["documents"]
-    choices = ["doc", "concat"] if documents == "auto" else [documents]
-    for reach, boundaries in itertools.product(sorted(reaches, reverse=True), choices):
-        pieces = list(
-            itertools.pairwise(
-                text.starts if boundaries == "doc" else [0, text.starts[-1]]
-            )
-        )
-        if protocol == "fixed_target":
-            firsts = dealt(
-                [
-                    range(a + reach - targets + 1, b - targets + 1, targets)
-                    for a, b in pieces
-                ],
-                blocks,
-            )
-        else:
-            firsts = dealt(
-                [range(a, b - reach, reach) for a, b in pieces],
-                max(FEWEST_BLOCKS, blocks // 4),
-            )
+    wanted = settings["blocks"]
+    documents = list(itertools.pairwise(text.starts))
+    joined = [(0, text.starts[-1])]
+    choices = {"doc": [documents], "concat": [joined], "auto": [documents, joined]}
+    of_settings = choices[settings["documents"]]
+    if protocol == "nonoverlap":
+        wanted = max(FEWEST_BLOCKS, wanted // 4)
+
+    for reach, pieces in itertools.product(sorted(reaches, reverse=True), of_settings):
+        candidates = []
+        for start, end in pieces:
+            if protocol == "fixed_target":
+                first = start + reach - targets + 1
+                candidates.append(range(first, end - targets + 1, targets))
+            else:
+                candidates.append(range(start, end - reach, reach))
+        firsts = dealt(candidates, wanted)
         if len(firsts) >= FEWEST_BLOCKS:
             return firsts, reach
     raise ValueError(f"the text here is too short for {protocol}")
@@ -113,41 +116,43 @@ def blocks_of(
     """Return the windows that a protocol reads and scores at one length."""
     firsts, reach = placed
     if protocol == "nonoverlap":
+        offsets = range(0, reach // length * length, length)
         return [
-            [Window(first + i * length, length, length) for i in range(reach // length)]
-            for first in firsts
+            [Window(first + i, length, length) for i in offsets] for first in firsts
         ]
+
     part = targets
     if length < train_length:  # windows too short to score a whole block
-        part = max(
-            n
-            for n in range(1, targets + 1)
-            if targets % n == 0 and n <= max(1, length / 2)
-        )
-    ends = range(part, targets + 1, part)
-    return [
-        [Window(first + end - 1 - length, length, part) for end in ends]
-        for first in firsts
-    ]
+        while targets % part or part > max(1, length / 2):
+            part -= 1
+    blocks = []
+    for first in firsts:
+        ends = range(first + part, first + targets + 1, part)
+        blocks.append([Window(end - 1 - length, length, part) for end in ends])
+    return blocks
 
 
 def places(block: list[Window]) -> list[int]:
-    return sorted(w.start + w.length - i for w in block for i in range(w.scored))
+    """Return the places of a block's targets, in ascending order."""
+    found = []
+    for window in block:
+        end = window.start + window.length + 1
+        found += range(end - window.scored, end)
+    return sorted(found)
 
 
 def targets_sha256(blocks: Blocks, ids: np.ndarray) -> str:
     """Return the digest of the targets' places in ascending order, then blocks, then
     ids: int64, little-endian.
     """
-    scored = sorted(
-        (place, number)
-        for number, block in enumerate(blocks)
-        for place in places(block)
-    )
-    where, numbers = np.array(scored, dtype="<i8").T
-    return hashlib.sha256(
-        where.tobytes() + numbers.tobytes() + ids[where].astype("<i8").tobytes()
-    ).hexdigest()
+    scored = []
+    for number, block in enumerate(blocks):
+        scored += [(place, number) for place in places(block)]
+    where, numbers = np.array(sorted(scored), dtype="<i8").T
+    digest = hashlib.sha256(where.tobytes())
+    digest.update(numbers.tobytes())
+    digest.update(ids[where].astype("<i8").tobytes())
+    return digest.hexdigest()
 
 
 class Model:
@@ -173,21 +178,15 @@ class Model:
         x = F.embedding(ids[:, :-1], self.weights["tokens.weight"])
         mask = self.mask(x.shape[1], window)
         for layer in range(self.layers):
-            x = x + self.attention(
-                f"blocks.{layer}.attention",
-                self.norm(f"blocks.{layer}.attention_norm", x),
-                mask,
-            )
-            hidden = F.gelu(
-                self.linear(
-                    f"blocks.{layer}.mlp.up", self.norm(f"blocks.{layer}.mlp_norm", x)
-                )
-            )
-            x = x + self.linear(f"blocks.{layer}.mlp.down", hidden)
+            block = f"blocks.{layer}"
+            normed = self.norm(f"{block}.attention_norm", x)
+            x = x + self.attention(f"{block}.attention", normed, mask)
+            normed = self.norm(f"{block}.mlp_norm", x)
+            hidden = F.gelu(self.linear(f"{block}.mlp.up", normed))
+            x = x + self.linear(f"{block}.mlp.down", hidden)
         logits = self.linear("tokens", self.norm("norm", x[:, -scored:]))
-        return F.cross_entropy(
-            logits.transpose(1, 2), ids[:, -scored:], reduction="none"
-        )
+        labels = ids[:, -scored:]
+        return F.cross_entropy(logits.transpose(1, 2), labels, reduction="none")
 
     def norm(self, name: str, x: Tensor) -> Tensor:
         return F.layer_norm(x, x.shape[-1:], self.weights[f"{name}.weight"])
@@ -199,11 +198,9 @@ class Model:
         """Return softmax(q k / sqrt(d) + mask) v; the packed projection has the
         channels of q, then of k, then of v.
         """
-        q, k, v = self.linear(f"{name}.qkv", x).chunk(3, dim=-1)
-        # (B, H, T, d)
-        q, k, v = (
-            part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in (q, k, v)
-        )
+        packed = self.linear(f"{name}.qkv", x)
+        by_head = packed.unflatten(-1, (3, self.heads, -1))  # (B, T, 3, H, d)
+        q, k, v = by_head.permute(2, 0, 3, 1, 4)  # (B, H, T, d)
         if self.encoding["name"] == "rope":
             q = self.turned(q)
             k = self.turned(k)
@@ -216,16 +213,15 @@ class Model:
         """
         length, width = x.shape[-2:]
         pair = torch.arange(width // 2, dtype=torch.float64)
-        angle = torch.arange(length, dtype=torch.float64)[:, None] * float(
-            self.encoding["base"]
-        ) ** (-2 * pair / width)
+        frequency = float(self.encoding["base"]) ** (-2 * pair / width)
+        position = torch.arange(length, dtype=torch.float64)
+        angle = position[:, None] * frequency  # (T, d / 2)
         cosine = angle.cos().float()
         sine = angle.sin().float()
         a = x[..., 0::2]
         b = x[..., 1::2]
-        return torch.stack(
-            (a * cosine - b * sine, a * sine + b * cosine), dim=-1
-        ).flatten(-2)
+        turned = torch.stack((a * cosine - b * sine, a * sine + b * cosine), dim=-1)
+        return turned.flatten(-2)
 
     def mask(self, length: int, window: int | None) -> Tensor:
         """Return the term added to logits, (H, T, T) or (1, T, T): -inf for hidden
@@ -233,12 +229,13 @@ class Model:
         """
         distance = torch.arange(length)[:, None] - torch.arange(length)
         hidden = (distance < 0) | (distance >= (window or length))
-        mask = torch.zeros(1, length, length)
+        slopes = [0.0]
         if self.encoding["name"] == "alibi":
+            heads = range(1, self.heads + 1)
             slopes = self.encoding["slopes"] or [
-                2 ** (-8 * (head + 1) / self.heads) for head in range(self.heads)
+                2 ** (-8 * n / self.heads) for n in heads
             ]
-            mask = -torch.tensor(slopes)[:, None, None] * distance
+        mask = -torch.tensor(slopes)[:, None, None] * distance
         return mask.masked_fill(hidden, -math.inf)
 
 
@@ -247,110 +244,103 @@ class Run:
 
     def __init__(self, folder: Path, text: Stream) -> None:
         self.text = text
-        self.config = yaml.safe_load(
-            (folder / "config.yaml").read_text(encoding="utf-8")
-        )
-        vocabulary = tokenizers.Tokenizer.from_file(
-            str(folder / "tokenizer.json")
-        ).get_vocab()
+        config = (folder / "config.yaml").read_text(encoding="utf-8")
+        self.config = yaml.safe_load(config)
+        self.trained = self.config["training"]["train_length"]
+        self.settings = self.config["evaluation"]
+
+        tokenizer = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
         # How many UTF-8 bytes of text each id stands for: byte-level BPE writes one
         # character per byte.
-        self.bytes = {
-            i: 0 if token == SEPARATOR else len(token)
-            for token, i in vocabulary.items()
-        }
-        weights = safetensors.torch.load_file(
-            max((folder / "checkpoint").glob("step-*")) / "model.safetensors"
-        )
+        self.bytes = {i: len(token) for token, i in tokenizer.get_vocab().items()}
+        self.bytes[tokenizer.token_to_id(SEPARATOR)] = 0
+
+        newest = max((folder / "checkpoint").glob("step-*"))
+        weights = safetensors.torch.load_file(newest / "model.safetensors")
         self.model = Model(weights, self.config["model"], self.config["encoding"])
-        lines = map(
-            json.loads, (folder / "rows.jsonl").read_text(encoding="utf-8").splitlines()
-        )
-        self.rows = [row for row in lines if "protocol" in row and row["task"] is None]
+
+        self.rows = []
+        for line in (folder / "rows.jsonl").read_text(encoding="utf-8").splitlines():
+            row = json.loads(line)
+            if "protocol" in row and row["task"] is None:
+                self.rows.append(row)
 
     def reaches(self, row: Row) -> set[int]:
         """Return the contexts that may have placed the row's targets: the requested
-        lengths and their halvings.
+        lengths and their halvings, and those of rows of the same targets.
         """
-        settings = self.config["evaluation"]
-        trained = self.config["training"]["train_length"]
-        longest = round((settings["longest"] or 1) * trained)
-        halvings = {longest >> times for times in range(longest.bit_length())}
-        paired = {
-            other["length"]
-            for other in self.rows
-            if other["targets_sha256"] == row["targets_sha256"]
-        }
-        reaches = (
-            {round(ratio * trained) for ratio in settings["ratios"]} | halvings | paired
-        )
-        return {length for length in reaches if length >= trained}
+        reaches = {round(ratio * self.trained) for ratio in self.settings["ratios"]}
+        longest = round((self.settings["longest"] or 1) * self.trained)
+        while longest:
+            reaches.add(longest)
+            longest //= 2
+        for other in self.rows:
+            if other["targets_sha256"] == row["targets_sha256"]:
+                reaches.add(other["length"])
+        return {length for length in reaches if length >= self.trained}
 
     @torch.inference_mode()
     def nats(self, blocks: Blocks, window: int | None) -> np.ndarray:
         """Return nats summed over each block's targets, in double precision."""
-        totals = np.zeros(len(blocks))
-        for number, block in enumerate(blocks):
-            read = torch.from_numpy(
-                np.stack(
-                    [self.text.ids[w.start : w.start + w.length + 1] for w in block]
-                )
-            )
-            totals[number] = (
-                self.model.nll(read, block[0].scored, window).double().sum()
-            )
-        return totals
+        totals = []
+        for block in blocks:
+            read = [self.text.ids[w.start : w.start + w.length + 1] for w in block]
+            ids = torch.from_numpy(np.stack(read))
+            nll = self.model.nll(ids, block[0].scored, window)
+            totals.append(float(nll.double().sum()))
+        return np.array(totals)
 
     def agrees(self, row: Row) -> bool:
         """Return whether a row has these targets, documents, tokens and bytes, and
         these nats in all and per unit.
         """
-        text = self.text
-        settings = self.config["evaluation"]
-        placed = placement(row["protocol"], text, self.reaches(row), settings)
-        trained = self.config["training"]["train_length"]
-        blocks = blocks_of(
-            row["protocol"], placed, row["length"], settings["targets"], trained
+        protocol = row["protocol"]
+        placed = placement(protocol, self.text, self.reaches(row), self.settings)
+        targets = self.settings["targets"]
+        blocks = blocks_of(protocol, placed, row["length"], targets, self.trained)
+        scored = [places(block) for block in blocks]
+        read = self.text.ids[np.concatenate(scored)]
+        unit, documents = units(self.text, [block[0] for block in scored])
+        tokens = np.bincount(unit, [len(block) for block in scored])
+        nll = np.bincount(unit, self.nats(blocks, row["window"]))
+
+        apart = abs(nll.sum() / tokens.sum() - row["nll"])
+        units_apart = np.abs(nll - row["units"]["nll"]) / tokens
+        return bool(
+            targets_sha256(blocks, self.text.ids) == row["targets_sha256"]
+            and row["units"]["document"] == documents
+            and row["units"]["tokens"] == tokens.tolist()
+            and row["n_bytes"] == sum(self.bytes[i] for i in read)
+            and apart <= TOLERANCE
+            and units_apart.max() <= UNIT_TOLERANCE
         )
-        sums = self.nats(blocks, row["window"])
-        where = [places(block) for block in blocks]
-        unit, documents = units(text, [targets[0] for targets in where])
-        nll = np.bincount(unit, sums)
-        tokens = np.bincount(unit, [len(targets) for targets in where])
-        n_bytes = sum(self.bytes[i] for i in text.ids[np.concatenate(where)])
-        if [row["units"]["document"], row["units"]["tokens"], row["n_bytes"]] != [
-            documents,
-            tokens.tolist(),
-            n_bytes,
-        ]:
-            return False
-        worst = max(np.abs(nll - row["units"]["nll"]) / tokens)
-        near = (
-            abs(sums.sum() / tokens.sum() - row["nll"]) <= TOLERANCE
-            and worst <= UNIT_TOLERANCE
-        )
-        return bool(near) and targets_sha256(blocks, text.ids) == row["targets_sha256"]
 
 
 def units(text: Stream, firsts: list[int]) -> tuple[list[int], list[int]]:
     """Return the unit of text of each block, by its first target, and the document of
     each unit.
     """
-    place = [bisect.bisect(text.starts, first) - 1 for first in firsts]
-    document = (
-        place if text.sources is None else [text.sources[stretch] for stretch in place]
-    )
+    stretch = [bisect.bisect(text.starts, first) - 1 for first in firsts]
+    document = stretch
+    if text.sources is not None:
+        document = [text.sources[number] for number in stretch]
+
     names: list[Any] = document
-    # then the stretches held out of them if there are eight, else segments
     if len(set(document)) < FEWEST_UNITS:
-        names = place
-        if text.sources is None or len(set(place)) < FEWEST_UNITS:
-            names = []
-            for number in sorted(set(document)):
-                n = document.count(number)
-                parts = min(n, max(1, round(16 * n / len(document))))
-                names += [(number, at * parts // n) for at in range(n)]
+        names = segments(document)
+        # or the stretches held out of them if there are eight
+        if text.sources is not None and len(set(stretch)) >= FEWEST_UNITS:
+            names = stretch
     known = sorted(set(names))
-    return [known.index(name) for name in names], [
-        document[names.index(name)] for name in known
-    ]
+    unit = [known.index(name) for name in names]
+    return unit, [document[names.index(name)] for name in known]
+
+
+def segments(document: list[int]) -> list[tuple[int, int]]:
+    """Return the segment of each block: sixteen in all, by the documents' shares."""
+    names = []
+    for number in sorted(set(document)):
+        n = document.count(number)
+        parts = min(n, max(1, round(16 * n / len(document))))
+        names += [(number, block * parts // n) for block in range(n)]
+    return names

@@ -21,6 +21,7 @@ from posbench.model.attention import (
 )
 
 NAMES = encodings.names()
+Case = tuple[str, dict[str, Any]]  # a scheme and its options
 
 
 def declared(name: str, what: str, otherwise: Any) -> Any:
@@ -28,43 +29,44 @@ def declared(name: str, what: str, otherwise: Any) -> Any:
     return getattr(oracles.of(name), what, otherwise)
 
 
-def cases() -> list[tuple[str, dict[str, Any]]]:
+def cases() -> list[Case]:
     """Return every scheme with each option set of its oracle, or with its defaults if
     it has no oracle.
     """
-    return [(name, case) for name in NAMES for case in declared(name, "CASES", [{}])]
+    found = []
+    for name in NAMES:
+        for options in declared(name, "CASES", [{}]):
+            found.append((name, options))
+    return found
 
 
 def parameters() -> list[Any]:
     """Return the cases for `parametrize`; all but the first of each scheme are marked
     `slow`.
     """
-    slow = [pytest.mark.slow]
-    names = ["", *(name for name, _ in cases())]
-    marks = [
-        slow * (before == case[0]) for before, case in zip(names, cases(), strict=False)
-    ]
-    return [
-        pytest.param(case, marks=marked, id=label(case))
-        for case, marked in zip(cases(), marks, strict=True)
-    ]
+    marked = []
+    before = ""
+    for case in cases():
+        marks = [pytest.mark.slow] if case[0] == before else []
+        marked.append(pytest.param(case, marks=marks, id=label(case)))
+        before = case[0]
+    return marked
 
 
-def label(case: tuple[str, dict[str, Any]]) -> str:
-    options = [
-        f"{key}={'by_shape' if callable(value) else value}"
-        for key, value in case[1].items()
-    ]
-    return "-".join([case[0], *options])
+def label(case: Case) -> str:
+    words = [case[0]]
+    for key, value in case[1].items():
+        shown = "by_shape" if callable(value) else value
+        words.append(f"{key}={shown}")
+    return "-".join(words)
 
 
 def completed(name: str, options: dict[str, Any], shape: Shape) -> dict[str, Any]:
     """Return a case's options for a shape, and the defaults of the others."""
-    given = {
-        key: value(shape) if callable(value) else value
-        for key, value in options.items()
-    }
-    return encodings.options_of(name) | given
+    complete = encodings.options_of(name)
+    for key, value in options.items():
+        complete[key] = value(shape) if callable(value) else value
+    return complete
 
 
 def untrained(name: str, options: dict[str, Any], shape: Shape) -> Encoding:
@@ -80,8 +82,10 @@ def build(name: str, options: dict[str, Any], shape: Shape, seed: int = 0) -> En
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in encoding.parameters():
-            std = parameter.shape[-1] ** -0.5 if parameter.dim() > 1 else 1.0
-            parameter.copy_(torch.randn(parameter.shape, generator=generator) * std)
+            drawn = torch.randn(parameter.shape, generator=generator)
+            if parameter.dim() > 1:
+                drawn = drawn * parameter.shape[-1] ** -0.5
+            parameter.copy_(drawn)
     return encoding
 
 
@@ -95,10 +99,12 @@ def layer_inputs(
     """Return what a layer gives to attention: q, k, v (B, H, T, Dh) and its normalised
     input x (B, T, D).
     """
-    q, k, v = (
-        random(batch, shape.n_heads, length, shape.head_dim, seed=i) for i in range(3)
-    )
-    return q, k, v, random(batch, length, shape.d_model, seed=3)
+    heads = (batch, shape.n_heads, length, shape.head_dim)
+    q = random(*heads, seed=0)
+    k = random(*heads, seed=1)
+    v = random(*heads, seed=2)
+    x = random(batch, length, shape.d_model, seed=3)
+    return q, k, v, x
 
 
 def positions_of(
@@ -107,17 +113,19 @@ def positions_of(
     """Return positions. consecutive, offset: (1, T) from 0 or `offset`; gaps, far,
     fractional: (B, T), with gaps.
     """
+    if kind == "consecutive":
+        return torch.arange(length)[None]
+    if kind == "offset":
+        return torch.arange(length)[None] + offset
     if kind == "fractional":
-        return (below - 1) * torch.rand(
-            batch, length, generator=torch.Generator().manual_seed(0)
-        ).sort(dim=-1).values
-    if kind in ("gaps", "far"):
-        draws = [
-            torch.randperm(below, generator=torch.Generator().manual_seed(b))[:length]
-            for b in range(batch)
-        ]
-        return torch.stack(draws).sort(dim=-1).values
-    return torch.arange(length)[None] + (offset if kind == "offset" else 0)
+        drawn = torch.rand(batch, length, generator=torch.Generator().manual_seed(0))
+        return (below - 1) * drawn.sort(dim=-1).values
+
+    sequences = []
+    for seed in range(batch):
+        generator = torch.Generator().manual_seed(seed)
+        sequences.append(torch.randperm(below, generator=generator)[:length])
+    return torch.stack(sequences).sort(dim=-1).values
 
 
 def one_layer(
@@ -132,20 +140,16 @@ def one_layer(
     """
     shape = encoding.shape
     ids = torch.zeros(tokens.shape[:2], dtype=torch.long)
-    positions = (
-        encoding.positions(ids, torch.Generator()) if positions is None else positions
-    )
+    if positions is None:
+        positions = encoding.positions(ids, torch.Generator())
     x = encoding.embed(tokens, positions, ids)
+
     weight = random(shape.d_model, 3 * shape.d_model, seed=9) * shape.d_model**-0.5
-    qkv = (
-        (x @ weight)
-        .unflatten(-1, (3, shape.n_heads, shape.head_dim))
-        .permute(2, 0, 3, 1, 4)
-    )
-    known = consecutive and counts_tokens(encoding)
-    return attention(
-        encoding, *qkv, make_layer(encoding, positions, layer, x, consecutive=known)
-    )
+    projected = (x @ weight).unflatten(-1, (3, shape.n_heads, shape.head_dim))
+    q, k, v = projected.permute(2, 0, 3, 1, 4)  # (B, H, T, Dh)
+    consecutive = consecutive and counts_tokens(encoding)
+    described = make_layer(encoding, positions, layer, x, consecutive=consecutive)
+    return attention(encoding, q, k, v, described)
 
 
 def layer_attention(
@@ -198,27 +202,34 @@ def by_definition(
     causal: bool = True,
     window: int | None = None,
     sinks: int = 0,
+    last: int | None = None,
 ) -> Tensor:
     """Return a layer's attention by the pairwise hooks, in blocks of rows: q, k, v, x
-    to (B, H, T, Dh).
+    to (B, H, T, Dh), or to the last rows.
     """
     q, k, v, x = inputs
     described = make_layer(encoding, positions, layer, x, causal=causal)
     used, q, k, v, described = prepared(encoding, q, k, v, described)
+    if causal:
+        window = narrower(window, used.window)
+    else:
+        window = None
+    described = described.replace(window=window, sinks=sinks)
+
     length = q.shape[2]
-    window = narrower(window, used.window) if causal else None
-    out = []
-    for start in range(0, length, block or length):
-        rows = slice(start, min(length, start + (block or length)))
-        seen = slice(0, rows.stop if causal else length)
-        part = described.replace(rows=rows, keys=seen, window=window, sinks=sinks)
+    step = block or length
+    outputs = []
+    for start in range(0, length, step):
+        rows = slice(start, min(length, start + step))
+        keys = slice(0, rows.stop if causal else length)
+        part = described.replace(rows=rows, keys=keys)
         part = part.replace(visible=mask_of(part, q.dtype) == 0)
-        keys = k[:, :, seen]
-        logits = logits_by_rows(used, q[:, :, rows], keys, part)
-        out.append(used.attend(logits, v[:, :, seen], part))
-    return used.map_outputs(
-        torch.cat(out, dim=2), described.replace(rows=slice(0, length))
-    )
+        logits = logits_by_rows(used, q[:, :, rows], k[:, :, keys], part)
+        outputs.append(used.attend(logits, v[:, :, keys], part))
+
+    whole = described.replace(rows=slice(0, length))
+    output = used.map_outputs(torch.cat(outputs, dim=2), whole)
+    return output[:, :, -(last or length) :]
 
 
 def with_gradients(
@@ -228,13 +239,13 @@ def with_gradients(
     parameters, 0 if there is none.
     """
     leaves = [tensor.clone().requires_grad_() for tensor in inputs]
-    out = compute(*leaves)
     encoding.zero_grad()
-    (out * random(*out.shape, seed=4)).sum().backward()
-    named = dict(zip("qkvx", leaves, strict=True)) | dict(encoding.named_parameters())
-    none = {key: torch.zeros_like(leaf) for key, leaf in named.items()}
-    gradients = {
-        f"gradient of {key}": none[key] if leaf.grad is None else leaf.grad
-        for key, leaf in named.items()
-    }
-    return {"output": out.detach(), **gradients}
+    output = compute(*leaves)
+    (output * random(*output.shape, seed=4)).sum().backward()
+
+    results = {"output": output.detach()}
+    named = [*zip("qkvx", leaves, strict=True), *encoding.named_parameters()]
+    for name, leaf in named:
+        gradient = torch.zeros_like(leaf) if leaf.grad is None else leaf.grad
+        results[f"gradient of {name}"] = gradient
+    return results

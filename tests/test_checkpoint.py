@@ -4,6 +4,7 @@ import hashlib
 import json
 import os
 import random
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,86 +18,112 @@ from posbench.run import checkpoint
 NAMES = ["model.safetensors", "optimizer.pt", "state.json", "manifest.json"]
 
 
-def save(folder: Path, step: int, size: int = 64) -> Path:
-    model = {"a": torch.full((size,), float(step)), "b": torch.arange(6).reshape(2, 3)}
-    optimizer = {
-        "state": {0: {"exp_avg": torch.full((4,), step / 2), "step": step}},
-        "param_groups": [{"lr": 0.1}],
-    }
-    return checkpoint.save(
-        folder, step, model, optimizer, {"tokens": step * 10, "rng": [1, [2, 3], None]}
-    )
-
-
-def newest_step(folder: Path) -> int | None:
-    loaded = checkpoint.newest(folder)
-    return None if loaded is None else loaded.step
+def save(folder: Path, step: int) -> Path:
+    weights = {"a": torch.full((64,), float(step)), "b": torch.arange(6).reshape(2, 3)}
+    moments = {0: {"exp_avg": torch.full((4,), step / 2), "step": step}}
+    optimizer = {"state": moments, "param_groups": [{"lr": 0.1}]}
+    state = {"tokens": step * 10, "rng": [1, [2, 3], None]}
+    return checkpoint.save(folder, step, weights, optimizer, state)
 
 
 def steps(folder: Path) -> list[int]:
-    return [each.step for each in checkpoint.every(folder)]
+    return [saved.step for saved in checkpoint.every(folder)]
 
 
-def test_what_is_saved_is_loaded_and_has_its_digests(tmp_path):
+def test_a_new_run_has_no_checkpoint(tmp_path):
     assert checkpoint.newest(tmp_path) is None
     with pytest.raises(UserError, match="has no checkpoint"):
         checkpoint.trained(tmp_path)
+
+
+def test_what_is_saved_is_loaded(tmp_path):
     path = save(tmp_path, 3)
-    loaded = checkpoint.newest(tmp_path)
-    assert loaded == checkpoint.trained(tmp_path) == (3, path)
+
+    saved = checkpoint.newest(tmp_path)
+
+    assert saved == (3, path)
+    assert checkpoint.trained(tmp_path) == saved
     assert path.name == "step-00000003"
-    weights = loaded.weights()
+    weights = saved.weights()
     assert torch.equal(weights["a"], torch.full((64,), 3.0))
-    assert weights["b"].dtype == torch.int64
-    assert torch.equal(loaded.optimizer()["state"][0]["exp_avg"], torch.full((4,), 1.5))
-    assert loaded.state() == {"tokens": 30, "rng": [1, [2, 3], None]}
+    assert torch.equal(weights["b"], torch.arange(6).reshape(2, 3))
+    moments = saved.optimizer()["state"][0]
+    assert torch.equal(moments["exp_avg"], torch.full((4,), 1.5))
+    assert saved.state() == {"tokens": 30, "rng": [1, [2, 3], None]}
+
+
+def test_a_manifest_has_the_digests_of_all_other_files(tmp_path):
+    path = save(tmp_path, 3)
+
     entries = json.loads((path / "manifest.json").read_text())["files"]
-    digests = {
-        name: hashlib.sha256((path / name).read_bytes()).hexdigest()
-        for name in NAMES[:3]
-    }
-    assert {name: entry["sha256"] for name, entry in entries.items()} == digests
+
     assert {file.name for file in path.iterdir()} == set(NAMES)
+    assert set(entries) == set(NAMES[:3])
+    for name, entry in entries.items():
+        content = (path / name).read_bytes()
+        assert entry["sha256"] == hashlib.sha256(content).hexdigest()
 
 
-def test_the_two_newest_by_step_are_kept_and_nothing_foreign_is_deleted(tmp_path):
+def test_the_two_newest_by_step_are_kept(tmp_path):
     save(tmp_path, 1)
-    (tmp_path / "checkpoint" / "step-final").mkdir()
-    for step, seconds in ((9, 2_000_000_000), (10, 1_000_000), (100, 1_000_000)):
-        # a clock that goes back says nothing
-        os.utime(save(tmp_path, step), (seconds, seconds))
+    # a clock that goes back says nothing
+    os.utime(save(tmp_path, 9), (2_000_000_000, 2_000_000_000))
+    os.utime(save(tmp_path, 10), (1_000_000, 1_000_000))
+    os.utime(save(tmp_path, 100), (1_000_000, 1_000_000))
     assert steps(tmp_path) == [100, 10]
-    assert (tmp_path / "checkpoint" / "step-final").exists()
-    (tmp_path / "checkpoint" / "step-00000100" / "state.json").write_bytes(b"")
+
+
+def test_what_is_no_checkpoint_is_not_deleted(tmp_path):
+    foreign = tmp_path / "checkpoint" / "step-final"
+    foreign.mkdir(parents=True)
+    for step in (1, 2, 3):
+        save(tmp_path, step)
+    assert foreign.exists()
+
+
+def test_a_damaged_checkpoint_goes_once_the_run_is_beyond_its_predecessor(tmp_path):
+    save(tmp_path, 10)
+    damaged = save(tmp_path, 100)
+    (damaged / "state.json").write_bytes(b"")
+
     save(tmp_path, 15)  # the run went on from 10
+
     assert steps(tmp_path) == [15, 10]
-    assert newest_step(tmp_path) == 15
+    assert checkpoint.newest(tmp_path).step == 15
+
+
+def damaged(whole: bytes) -> Iterator[bytes]:
+    """Yield a file that is cut short, or has one other bit."""
+    for size in {0, 1, 7, 8, len(whole) // 2, len(whole) - 1}:
+        yield whole[:size]
+    draw = random.Random(0)
+    for _ in range(20):
+        other = bytearray(whole)
+        other[draw.randrange(len(whole))] ^= 1 << draw.randrange(8)
+        yield bytes(other)
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_damage_is_detected_and_the_older_wins(tmp_path, name, caplog):
-    older = save(tmp_path, 1)
+    save(tmp_path, 1)
     file = save(tmp_path, 2) / name
-    whole = file.read_bytes()
-    draw = random.Random(0)
-    truncated = [whole[:size] for size in {0, 1, 7, 8, len(whole) // 2, len(whole) - 1}]
-    bits = [draw.randrange(8 * len(whole)) for _ in range(20)]
-    flipped = [
-        (int.from_bytes(whole, "big") ^ 1 << bit).to_bytes(len(whole), "big")
-        for bit in bits
-    ]
-    for damaged in (*truncated, *flipped):
+    for content in damaged(file.read_bytes()):
         caplog.clear()
-        file.write_bytes(damaged)
-        assert newest_step(tmp_path) == 1
+        file.write_bytes(content)
+        assert checkpoint.newest(tmp_path).step == 1
         assert "step-00000002 is incomplete" in caplog.text
-    file.unlink()
-    assert newest_step(tmp_path) == 1
-    (older / name).write_bytes(b"")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_nothing_starts_over_where_no_checkpoint_is_complete(tmp_path, name):
+    (save(tmp_path, 1) / name).write_bytes(b"")
+    (save(tmp_path, 2) / name).unlink()
     before = snapshot(tmp_path)
+
     with pytest.raises(UserError, match="is complete: --restart starts over"):
         checkpoint.newest(tmp_path)
-    assert snapshot(tmp_path) == before, "nothing starts over and nothing is written"
+
+    assert snapshot(tmp_path) == before
 
 
 def test_of_a_finished_run_the_weights_alone_are_needed(tmp_path):
@@ -108,10 +135,9 @@ def test_of_a_finished_run_the_weights_alone_are_needed(tmp_path):
 
 def test_no_module_loads_pickles():
     for path in Path(posbench.__file__).parent.rglob("*.py"):
-        for line in path.read_text(encoding="utf-8").splitlines():
-            pickled = "torch.load(" in line and "safetensors.torch.load(" not in line
-            assert not pickled or "weights_only=True" in line, f"{path.name}: {line}"
-            assert not any(
-                call in line
-                for call in ("pickle.load", "allow_pickle=True", "weights_only=False")
-            ), line
+        source = path.read_text(encoding="utf-8")
+        assert "pickle.load" not in source
+        assert "allow_pickle=True" not in source
+        assert "weights_only=False" not in source
+        for line in source.replace("safetensors.torch.load(", "").splitlines():
+            assert "torch.load(" not in line or "weights_only=True" in line, path

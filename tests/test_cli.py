@@ -90,14 +90,15 @@ def test_the_defaults_that_help_of_train_shows_are_those_of_a_run(capsys):
 
 
 def test_cfg_prints_every_key_with_its_meaning(capsys):
-    words = ["encoding=t5", "length=128", "extension=yarn:factor=4,ntk", "threads=2"]
+    extensions = "extension=interpolate:factor=4,interpolate"
+    words = ["encoding=t5", "length=128", extensions, "threads=2"]
     assert posbench("train", "--cfg", *words) == 0
     out = capsys.readouterr().out
 
     shown = yaml.safe_load(out)
     assert shown["encoding"]["max_distance"] == 64
     assert shown["evaluation"]["ratios"] == [2.0]
-    assert shown["evaluation"]["extensions"] == ["yarn:factor=4", "ntk"]
+    assert shown["evaluation"]["extensions"] == ["interpolate:factor=4", "interpolate"]
     assert shown["runtime"]["threads"] == 2
     lines = [line for line in out.splitlines() if not line.endswith(":")]
     assert [line for line in lines if " # " not in line] == ["  name: t5"]
@@ -164,6 +165,8 @@ train encoding=randomized encoding.inner_options.base=-1 | encoding.inner_option
 train encoding=cape encoding.inner=learned | encoding.inner is 'learned', which cannot take these positions
 train encoding=layered encoding.layers=[{name:rope,window:0}] | encoding.layers[0].window is 0 for 'layered': 
 train encoding=heads encoding.heads=[{name:tupe}] | encoding.heads[0]: 'tupe' acts on all heads
+train encoding=alibi extension=pi | 'alibi' has no extension 'pi': it supports alibi_pi
+train encoding=none extension=yarn | 'none' has no extension 'yarn': it supports none
 train extension=yran | unknown extension 'yran': did you mean 'yarn'
 train extension=yarn:bta=4 | 'yarn' has no option 'bta': it accepts
 train extension=pi:factor=0.5 | factor is 0.5 for 'pi': 

@@ -2,57 +2,67 @@
 each of them by itself.
 """
 
+import itertools
+
 import numpy as np
 import pytest
 import torch
 from support import changed, encoded
 
-from posbench.data.batches import TrainingBatches
+from posbench.data.batches import Batch, TrainingBatches
 from posbench.model.gpt import build
 from posbench.training.step import Trainer, begin_update
 
-V, T, SEPARATOR = 50, 16, 7
+VOCABULARY = 50
+LENGTH = 16
+SEPARATOR = 7
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def batch():
+    rng = np.random.default_rng(1)
+    text = rng.integers(8, VOCABULARY, 2_000)
+    text[rng.integers(0, len(text), 200)] = SEPARATOR
+    return TrainingBatches(text, LENGTH, 8, 0, SEPARATOR).batch(3)
+
+
+def documents(batch: Batch) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Return ids and labels (1, T) of each document in each row of a batch."""
+    found = []
+    for ids, labels in zip(batch.ids, batch.labels, strict=True):
+        firsts = (ids == SEPARATOR).nonzero().flatten().tolist()
+        borders = sorted({0, *firsts, LENGTH})
+        for first, end in itertools.pairwise(borders):
+            found.append((ids[None, first:end], labels[None, first:end]))
+    return found
 
 
 @pytest.mark.sample(5)
 @pytest.mark.parametrize("name", ["rope", "learned", "canon", "temperature", "fox"])
-def test_an_update_is_that_of_each_document_alone(tiny_config, name):
-    config = changed(
-        encoded(tiny_config, name), training={"accumulation": 2, "clip": 1e9}
-    )
-    text = np.random.default_rng(1).integers(8, V, 2_000)
-    text[np.random.default_rng(2).integers(0, len(text), 200)] = SEPARATOR
-    batch = TrainingBatches(text, T, 8, 0, SEPARATOR).batch(3)
+@pytest.mark.parametrize("size", [1, 2])
+def test_an_update_is_that_of_each_document_alone(tiny_config, batch, name, size):
+    updates = {"accumulation": 2, "clip": 1e9}
+    config = changed(encoded(tiny_config, name), training=updates)
 
-    alone = build(config, V)
+    # processes, which share the rows and add their gradients
+    loss = 0.0
+    gradients = []
+    for rank in range(size):
+        trainer = Trainer(build(config, VOCABULARY), config, CPU, torch.float32)
+        outcome = begin_update(trainer, batch.share(2, rank, size), 0, 0.0)
+        loss += outcome.read()[0]
+        gradients.append([weight.grad for weight in trainer.model.parameters()])
+
+    alone = build(config, VOCABULARY)
     losses = []
-    for ids, labels in zip(batch.ids, batch.labels, strict=True):
-        firsts = sorted({0, *(ids == SEPARATOR).nonzero()[:, 0].tolist()})
-        for first, end in zip(firsts, [*firsts[1:], T], strict=True):
-            losses.append(
-                alone(ids[None, first:end], labels[None, first:end])
-                * (end - first)
-                / batch.labels.numel()
-            )
-    torch.stack(losses).sum().backward()
+    for ids, labels in documents(batch):
+        share = labels.numel() / batch.labels.numel()
+        part = alone(ids, labels) * share
+        part.backward()
+        losses.append(float(part.detach()))
 
-    for size in (1, 2):  # processes, which share the rows and add their gradients
-        trainers = [
-            Trainer(build(config, V), config, torch.device("cpu"), torch.float32)
-            for _ in range(size)
-        ]
-        shares = [batch.share(2, rank, size) for rank in range(size)]
-        of_each = [
-            begin_update(*pair, 0, 0.0).read()[0]
-            for pair in zip(trainers, shares, strict=True)
-        ]
-        assert len(losses) > len(batch.ids)
-        assert sum(of_each) == pytest.approx(float(sum(losses).detach()), rel=1e-5)
-        for wanted, *parts in zip(
-            alone.parameters(),
-            *(each.model.parameters() for each in trainers),
-            strict=True,
-        ):
-            torch.testing.assert_close(
-                sum(part.grad for part in parts), wanted.grad, atol=2e-6, rtol=1e-4
-            )
+    assert len(losses) > len(batch.ids)
+    assert loss == pytest.approx(sum(losses), rel=1e-5)
+    for weight, *parts in zip(alone.parameters(), *gradients, strict=True):
+        torch.testing.assert_close(sum(parts), weight.grad, atol=2e-6, rtol=1e-4)

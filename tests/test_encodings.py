@@ -2,7 +2,6 @@
 tables would hide errors).
 """
 
-import contextlib
 import functools
 import inspect
 import re
@@ -23,13 +22,13 @@ from posbench.model import attention
 from posbench.model.standalone import attention_output
 
 SHAPE = Shape(d_model=32, n_heads=4, n_layers=2, train_length=32)
+WIDER = Shape(d_model=48, n_heads=6, n_layers=3, train_length=40)
 CASES = pytest.mark.parametrize("case", schemes.parameters())
 CONFIGS = Path(__file__).parents[1] / "configs" / "encoding"
-Case = tuple[str, dict[str, Any]]
 
 # Whether attention is told that positions are 0 .. T-1. It then uses a scheme's cheaper
 # form, otherwise its hooks.
-COUNTED = (False, True)
+COUNTED = pytest.mark.parametrize("counted", [False, True], ids=["given", "counted"])
 
 # fp32 sums in another order; convolutions over logits (dape_v2) differ by up to 3.4e-5
 # on some CPUs
@@ -43,61 +42,70 @@ def tokens(encoding: Encoding, length: int, batch: int = 2, seed: int = 5) -> Te
     return schemes.random(batch, length, encoding.token_dim(), seed=seed)
 
 
-def assert_same(
-    actual: dict[str, Tensor], expected: dict[str, Tensor], setting: str
-) -> None:
+def assert_same(actual: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
     """Compare output and gradients. Gradients are sums that cancel, so their tolerance
     follows their largest entry.
     """
     assert actual.keys() == expected.keys()
     for key, value in expected.items():
-        tolerance = (
-            CLOSE
-            if key == "output"
-            else {"atol": 1e-4 * max(1.0, float(value.abs().max())), "rtol": 1e-4}
-        )
-        message = f"{setting}, {key}"
-        torch.testing.assert_close(
-            actual[key], value, **tolerance, msg=lambda text, m=message: f"{m}: {text}"
-        )
+        tolerance = CLOSE
+        if key != "output":
+            largest = float(value.abs().max())
+            tolerance = {"atol": 1e-4 * max(1.0, largest), "rtol": 1e-4}
+        torch.testing.assert_close(actual[key], value, **tolerance, msg=key)
 
 
 @CASES
 @torch.no_grad()
-def test_the_future_does_not_change_the_past_nor_does_a_longer_input_unless_declared(
-    case,
-):
+def test_the_future_does_not_change_the_past(case):
     encoding = schemes.build(*case, SHAPE)
-    long = tokens(encoding, min(40, encoding.max_length or 40))
-    changed = torch.cat((long[:, :12], tokens(encoding, 8, seed=6)), dim=1)
-    short, whole = (
-        schemes.one_layer(encoding, x, consecutive=True) for x in (long[:, :20], long)
-    )
-    assert torch.allclose(short, whole[:, :, :20], **CLOSE) != encoding.length_dependent
-    short, other = (schemes.one_layer(encoding, x) for x in (long[:, :20], changed))
-    torch.testing.assert_close(short[:, :, :12], other[:, :, :12], **CLOSE)
-    assert not torch.allclose(short[:, :, 12:], other[:, :, 12:])
+    x = tokens(encoding, 20)
+    changed = torch.cat((x[:, :12], tokens(encoding, 8, seed=6)), dim=1)
+
+    before = schemes.one_layer(encoding, x)
+    after = schemes.one_layer(encoding, changed)
+
+    torch.testing.assert_close(after[:, :, :12], before[:, :, :12], **CLOSE)
+    assert not torch.allclose(after[:, :, 12:], before[:, :, 12:])
+
+
+@CASES
+@torch.no_grad()
+def test_a_longer_input_changes_its_beginning_only_where_that_is_declared(case):
+    encoding = schemes.build(*case, SHAPE)
+    x = tokens(encoding, min(40, encoding.max_length or 40))
+
+    short = schemes.one_layer(encoding, x[:, :20], consecutive=True)
+    whole = schemes.one_layer(encoding, x, consecutive=True)
+
+    is_same = torch.allclose(short, whole[:, :, :20], **CLOSE)
+    assert is_same != encoding.length_dependent
 
 
 @pytest.mark.sample(3)
 @CASES
+@COUNTED
 @torch.no_grad()
-def test_beyond_its_end_a_scheme_refuses_and_otherwise_stays_finite(case):
+def test_attention_is_finite_as_far_as_a_scheme_is_defined(case, counted):
     encoding = schemes.build(*case, SHAPE)
-    longest = encoding.max_length or LONG
-    for counted in COUNTED:
-        assert (
-            schemes.one_layer(encoding, tokens(encoding, longest), consecutive=counted)
-            .isfinite()
-            .all()
-        )
-        if encoding.max_length is not None:
-            with pytest.raises(
-                UserError, match=rf"(?=.*\b{longest + 1}\b)(?=.*\b{longest}\b)"
-            ):
-                schemes.one_layer(
-                    encoding, tokens(encoding, longest + 1), consecutive=counted
-                )
+    x = tokens(encoding, encoding.max_length or LONG)
+    out = schemes.one_layer(encoding, x, consecutive=counted)
+    assert out.isfinite().all()
+
+
+@pytest.mark.sample(3)
+@CASES
+@COUNTED
+@torch.no_grad()
+def test_beyond_its_end_a_scheme_refuses(case, counted):
+    encoding = schemes.build(*case, SHAPE)
+    longest = encoding.max_length
+    if longest is None:
+        return
+    x = tokens(encoding, longest + 1)
+    both_lengths = rf"(?=.*\b{longest + 1}\b)(?=.*\b{longest}\b)"
+    with pytest.raises(UserError, match=both_lengths):
+        schemes.one_layer(encoding, x, consecutive=counted)
 
 
 # length, positions, whether they are counted, limits
@@ -113,44 +121,41 @@ SETTINGS: list[tuple[int, str, bool, dict[str, Any]]] = [
 ]
 
 
+def assert_is_the_definition(
+    case: schemes.Case, length: int, kind: str, counted: bool, limits: dict[str, Any]
+) -> None:
+    """Compare the attention that posbench chooses with the definition by rows."""
+    encoding = schemes.build(*case, SHAPE)
+    length = min(length, encoding.max_length or length)
+    below = min(1024, encoding.max_length or 1024)
+    given = {"positions": schemes.positions_of(kind, 2, length, below), "layer": 1}
+    given |= limits
+    inputs = schemes.layer_inputs(SHAPE, length)
+
+    def chosen(*inputs: Tensor) -> Tensor:
+        return schemes.layer_attention(encoding, *inputs, consecutive=counted, **given)
+
+    def defined(*inputs: Tensor) -> Tensor:
+        return schemes.by_definition(encoding, inputs, **given)
+
+    actual = schemes.with_gradients(encoding, inputs, chosen)
+    expected = schemes.with_gradients(encoding, inputs, defined)
+    assert_same(actual, expected)
+
+
 @pytest.mark.sample(5)
 @CASES
-@pytest.mark.parametrize("again", [False, True], ids=["kept", "computed again"])
-def test_the_chosen_attention_equals_the_definition(case, again, monkeypatch):
-    encoding = schemes.build(*case, SHAPE)
-    if again:
-        monkeypatch.setattr(attention, "KEPT_BYTES", 0)
-        # a sequence at a time, as few rows as may be
-        monkeypatch.setattr(attention, "AT_ONCE", 1)
-    for length, kind, counted, limits in (
-        [(70, "gaps", False, {})] if again else SETTINGS
-    ):
-        length = min(length, encoding.max_length or length)
-        positions = schemes.positions_of(
-            kind, 2, length, min(1024, encoding.max_length or 1024)
-        )
-        whole = {name: limits[name] for name in limits if name != "last"}
-        given = {"positions": positions, "layer": 1, "consecutive": counted, **limits}
-        chosen = functools.partial(schemes.layer_attention, encoding, **given)
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_the_chosen_attention_equals_the_definition(case, setting):
+    assert_is_the_definition(case, *setting)
 
-        def defined(
-            *inputs: Tensor,
-            positions: Tensor = positions,
-            whole: Any = whole,
-            limits: Any = limits,
-        ) -> Tensor:
-            return schemes.by_definition(encoding, inputs, positions, 1, **whole)[
-                :, :, -limits.get("last", 0) :
-            ]
 
-        inputs = schemes.layer_inputs(SHAPE, length)
-        results = (
-            schemes.with_gradients(encoding, inputs, compute)
-            for compute in (chosen, defined)
-        )
-        assert_same(
-            *results, setting=f"{length} tokens, {kind}, counted {counted}, {limits}"
-        )
+@pytest.mark.sample(10)
+@CASES
+def test_attention_computed_again_equals_the_definition(case, monkeypatch):
+    monkeypatch.setattr(attention, "KEPT_BYTES", 0)
+    monkeypatch.setattr(attention, "AT_ONCE", 1)  # a sequence at a time, few rows
+    assert_is_the_definition(case, 70, "gaps", False, {})
 
 
 OF_EACH_FILE = {
@@ -165,22 +170,15 @@ def test_torch_compile_traces_it_as_one_graph(name):
     q, k, v, x = schemes.layer_inputs(SHAPE, 16)
     embeddings = tokens(encoding, 16)
     positions = torch.arange(16)[None]
+    attend = functools.partial(schemes.layer_attention, consecutive=True)
 
     def step(embeddings: Tensor, q: Tensor) -> Tensor:
         embedded = encoding.embed(embeddings, positions)
-        return (
-            schemes.layer_attention(
-                encoding, q, k, v, x, positions, 1, consecutive=True
-            )
-            + embedded.sum()
-        )
+        return attend(encoding, q, k, v, x, positions, 1) + embedded.sum()
 
     torch._dynamo.reset()
-    compiled = torch.compile(
-        step,
-        backend="aot_eager",
-        fullgraph=not schemes.declared(name, "GRAPH_BREAKS", ""),
-    )
+    one_graph = not schemes.declared(name, "GRAPH_BREAKS", "")
+    compiled = torch.compile(step, backend="aot_eager", fullgraph=one_graph)
     torch.testing.assert_close(compiled(embeddings, q), step(embeddings, q), **CLOSE)
 
 
@@ -189,129 +187,160 @@ def test_torch_compile_traces_it_as_one_graph(name):
 def test_fractional_positions_are_used_refused_or_never_read(case):
     encoding = schemes.build(*case, SHAPE)
     x = tokens(encoding, 9)
+    whole = torch.arange(9)[None]
+    # so that distances are fractions too
+    between = whole + torch.tensor([0.0, 0.3, 0.6]).repeat(3)
 
     def every_layer(positions: Tensor) -> Tensor:
-        return torch.stack(
-            [
-                schemes.one_layer(encoding, x, positions, n)
-                for n in range(SHAPE.n_layers)
-            ]
-        )
+        layers = range(SHAPE.n_layers)
+        outs = [schemes.one_layer(encoding, x, positions, layer) for layer in layers]
+        return torch.stack(outs)
 
-    # so that distances are fractions too
-    between = torch.arange(9)[None] + torch.tensor([0.0, 0.3, 0.6]).repeat(3)
-    if not schemes.declared(case[0], "reads_positions", lambda _: True)(
-        schemes.completed(*case, SHAPE)
-    ):
-        assert torch.equal(every_layer(between), every_layer(torch.arange(9)[None]))
+    reads_positions = schemes.declared(case[0], "reads_positions", lambda options: True)
+    if not reads_positions(schemes.completed(*case, SHAPE)):
+        assert torch.equal(every_layer(between), every_layer(whole))
     elif encoding.whole_positions:
         with pytest.raises(UserError):
             every_layer(between)
     else:
         out = every_layer(between)
         assert out.isfinite().all()
-        assert not any(
-            torch.allclose(out, every_layer(at), **CLOSE)
-            for at in (between.floor(), between.round())
-        )
+        assert not torch.allclose(out, every_layer(between.floor()), **CLOSE)
+        assert not torch.allclose(out, every_layer(between.round()), **CLOSE)
+
+
+def far_positions(encoding: Encoding) -> Tensor:
+    """Return positions of 19 tokens; far out neighbours are one number in bf16."""
+    start = 0 if encoding.max_length else 5000
+    return torch.arange(19)[None] + start
 
 
 @pytest.mark.sample(2)
 @CASES
 @torch.no_grad()
-def test_angles_biases_and_codes_are_fp32_under_autocast_and_outputs_in_the_dtype_of_inputs(
-    case,
-):
+def test_angles_biases_and_codes_are_fp32_under_autocast(case):
     encoding = schemes.build(*case, SHAPE)
     q, k, v, x = schemes.layer_inputs(SHAPE, 19)
-    # far out, neighbouring positions are one number in bf16
-    positions = torch.arange(19)[None] + (0 if encoding.max_length else 5000)
+    positions = far_positions(encoding)
 
-    def both() -> list[Tensor]:
-        return [
-            encoding.embed(tokens(encoding, 19), positions),
-            attention_output(encoding, q, k, v, x, 1, positions),
-        ]
+    def embedded_and_output() -> list[Tensor]:
+        embedded = encoding.embed(tokens(encoding, 19), positions)
+        return [embedded, attention_output(encoding, q, k, v, x, 1, positions)]
 
-    plain = both()
+    plain = embedded_and_output()
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        # bf16 would differ by 4e-3
-        torch.testing.assert_close(both(), plain, atol=1e-5, rtol=1e-5)
-        halves = [each.bfloat16() for each in (q, k, v)]
-        assert (
-            schemes.layer_attention(encoding, *halves, x, positions, 1).dtype
-            == torch.bfloat16
-        )
-        assert (
-            encoding.embed(tokens(encoding, 19).bfloat16(), positions).dtype
-            == torch.bfloat16
-        )
+        cast = embedded_and_output()
+    # bf16 would differ by 4e-3
+    torch.testing.assert_close(cast, plain, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.sample(2)
+@CASES
+@torch.no_grad()
+def test_outputs_under_autocast_have_the_dtype_of_inputs(case):
+    encoding = schemes.build(*case, SHAPE)
+    q, k, v, x = schemes.layer_inputs(SHAPE, 19)
+    halves = [each.bfloat16() for each in (q, k, v)]
+    embeddings = tokens(encoding, 19).bfloat16()
+    positions = far_positions(encoding)
+
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        output = schemes.layer_attention(encoding, *halves, x, positions, 1)
+        embedded = encoding.embed(embeddings, positions)
+
+    assert output.dtype == torch.bfloat16
+    assert embedded.dtype == torch.bfloat16
 
 
 @CASES
 @torch.no_grad()
-def test_a_checkpoint_holds_the_learned_parameters_of_the_published_number_and_a_seed_remakes_them(
-    case,
-):
+def test_a_seed_makes_an_encoding_anew_and_use_leaves_nothing_behind(case):
     torch.manual_seed(7)
     encoding = schemes.untrained(*case, SHAPE)
     torch.manual_seed(7)
     again = schemes.untrained(*case, SHAPE)
     x = tokens(encoding, 19)
-    before = schemes.one_layer(encoding, x)
-    schemes.one_layer(again, tokens(again, 32))  # leaves nothing behind
-    assert torch.equal(schemes.one_layer(again, x), before)
-    saved = {key: value.clone() for key, value in encoding.state_dict().items()}
-    assert saved.keys() == dict(encoding.named_parameters()).keys()
-    other = schemes.build(*case, SHAPE, seed=1)
-    other.load_state_dict(saved)
-    torch.testing.assert_close(schemes.one_layer(other, x), before, atol=0, rtol=0)
-    expected = schemes.declared(case[0], "parameter_count", lambda shape, options: 0)
-    for shape in (SHAPE, Shape(d_model=48, n_heads=6, n_layers=3, train_length=40)):
-        count = sum(
-            parameter.numel()
-            for parameter in schemes.untrained(*case, shape).parameters()
-        )
-        assert count == expected(shape, schemes.completed(*case, shape)), (
-            "parameter_count of its oracle"
-        )
+
+    schemes.one_layer(again, tokens(again, 32))
+
+    assert torch.equal(schemes.one_layer(again, x), schemes.one_layer(encoding, x))
 
 
 @CASES
-def test_a_finite_gradient_reaches_every_parameter_trained_or_not(case):
-    for make, counted in ((schemes.build, False), (schemes.untrained, True)):
-        encoding = make(*case, SHAPE)
-        x = tokens(encoding, SHAPE.train_length)
-        outs = [
-            schemes.one_layer(encoding, x, layer=n, consecutive=counted)
-            for n in range(SHAPE.n_layers)
-        ]
-        assert all(out.isfinite().all() for out in outs)
-        if any(True for _ in encoding.parameters()):
-            sum(
-                (out * schemes.random(*out.shape, seed=4)).sum() for out in outs
-            ).backward()
-        for key, parameter in encoding.named_parameters():
-            assert parameter.grad is not None and parameter.grad.isfinite().all(), key
-            reached = parameter.grad != 0
-            if make is schemes.build:
-                assert (
-                    reached.any()
-                    if schemes.declared(case[0], "PARTLY_UNUSED", "")
-                    else reached.all()
-                ), key
+@torch.no_grad()
+def test_a_checkpoint_holds_the_learned_parameters_and_nothing_else(case):
+    encoding = schemes.untrained(*case, SHAPE)
+    other = schemes.build(*case, SHAPE, seed=1)
+    x = tokens(encoding, 19)
+
+    saved = encoding.state_dict()
+    other.load_state_dict(saved)
+
+    assert saved.keys() == dict(encoding.named_parameters()).keys()
+    assert torch.equal(schemes.one_layer(other, x), schemes.one_layer(encoding, x))
+
+
+@CASES
+@pytest.mark.parametrize("shape", [SHAPE, WIDER], ids=["small", "wider"])
+def test_a_scheme_has_as_many_parameters_as_its_oracle_says(case, shape):
+    encoding = schemes.untrained(*case, shape)
+    options = schemes.completed(*case, shape)
+    published = schemes.declared(case[0], "parameter_count", lambda shape, options: 0)
+    count = sum(parameter.numel() for parameter in encoding.parameters())
+    assert count == published(shape, options)
+
+
+def gradients_of(encoding: Encoding, counted: bool) -> dict[str, Tensor | None]:
+    """Return the gradient of each parameter from the outputs of all layers."""
+    x = tokens(encoding, SHAPE.train_length)
+    total = torch.zeros((), requires_grad=True)
+    for layer in range(SHAPE.n_layers):
+        out = schemes.one_layer(encoding, x, layer=layer, consecutive=counted)
+        assert out.isfinite().all()
+        total = total + (out * schemes.random(*out.shape, seed=4)).sum()
+    total.backward()
+    return {name: each.grad for name, each in encoding.named_parameters()}
+
+
+@CASES
+def test_a_finite_gradient_reaches_every_trained_parameter(case):
+    encoding = schemes.build(*case, SHAPE)
+    gradients = gradients_of(encoding, counted=False)
+    for name, gradient in gradients.items():
+        assert gradient is not None, name
+        assert gradient.isfinite().all(), name
+        if schemes.declared(case[0], "PARTLY_UNUSED", ""):
+            assert gradient.any(), name
+        else:
+            assert gradient.all(), name
+
+
+@CASES
+def test_a_finite_gradient_reaches_every_parameter_at_the_start(case):
+    encoding = schemes.untrained(*case, SHAPE)
+    gradients = gradients_of(encoding, counted=True)
+    for name, gradient in gradients.items():
+        assert gradient is not None, name
+        assert gradient.isfinite().all(), name
+
+
+def test_every_scheme_has_a_yaml():
+    assert sorted(path.stem for path in CONFIGS.glob("*.yaml")) == schemes.NAMES
 
 
 @pytest.mark.parametrize("name", schemes.NAMES)
-def test_a_scheme_has_a_yaml_of_its_defaults_and_a_docstring_with_source_behaviour_and_check(
-    name,
-):
-    assert sorted(path.stem for path in CONFIGS.glob("*.yaml")) == schemes.NAMES
+def test_a_yaml_repeats_the_defaults_of_its_scheme(name):
     text = (CONFIGS / f"{name}.yaml").read_text(encoding="utf-8")
     assert yaml.safe_load(text) == {"name": name, **encodings.options_of(name)}
+
+
+@pytest.mark.parametrize(
+    "start", ["Source", "Beyond training length", "Checked against"]
+)
+@pytest.mark.parametrize("name", schemes.NAMES)
+def test_a_docstring_says_source_behaviour_and_check(name, start):
     document = inspect.cleandoc(encodings.documentation(encodings.load(name)))
-    for start in ("Source: ", "Beyond training length: ", "Checked against: "):
-        assert re.search(rf"^{start}\S", document, re.MULTILINE), f"no line '{start}'"
+    assert re.search(rf"^{start}: \S", document, re.MULTILINE)
 
 
 class Slopes(Encoding):
@@ -321,21 +350,26 @@ class Slopes(Encoding):
         if mistake != "super":
             super().__init__(shape)
         self.mistake = mistake
-        self.slopes = [torch.nn.Parameter(torch.ones(1))] if mistake == "list" else 1.0
+        self.slopes: Any = 1.0
+        if mistake == "list":
+            self.slopes = [torch.nn.Parameter(torch.ones(1))]
         if mistake == "constructor":
             self.slopes.no_such_method()
 
     def rotate(self, q: Tensor, k: Tensor, layer: Layer) -> tuple[Tensor, Tensor]:
-        return q, k[:, :, 2 * (self.mistake == "rotate") :]
+        if self.mistake == "rotate":
+            return q, k[:, :, 2:]
+        return q, k
 
     def bias(self, q: Tensor, k: Tensor, layer: Layer) -> Tensor | None:
         if self.mistake == "broadcast":
             return torch.ones(4) * layer.distance
-        return -layer.distance[..., :-1] if self.mistake == "bias" else None
+        if self.mistake == "bias":
+            return -layer.distance[..., :-1]
+        return None
 
 
 MISTAKES = {
-    "": "",
     "super": (
         r"'slopes', __init__: test_encodings.py, line \d+: expected"
         r" super\(\).__init__\(shape\) first"
@@ -355,31 +389,36 @@ MISTAKES = {
 }
 
 
-def test_an_encoding_without_a_hook_is_refused(monkeypatch):
+@pytest.fixture
+def slopes(monkeypatch):
     monkeypatch.setattr(encodings, "_registered", {})
-    encodings.register(
-        type("Misspelt", (Encoding,), {"rotates": lambda self, q, k, layer: (q, k)})
-    )
-    with pytest.raises(UserError, match="'misspelt' overrides no hook"):
-        encodings.build("misspelt", SHAPE)
+    encodings.register(Slopes)
+
+
+def output_of_slopes(mistake: str) -> Tensor:
+    encoding = encodings.build("slopes", SHAPE, {"mistake": mistake})
+    return attention_output(encoding, *schemes.layer_inputs(SHAPE, 20))
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)
-def test_a_mistake_in_an_encoding_of_ones_own_is_one_line(mistake, monkeypatch):
+def test_a_mistake_in_an_encoding_of_ones_own_is_one_line(slopes, mistake):
+    with pytest.raises(UserError, match=MISTAKES[mistake]):
+        output_of_slopes(mistake)
+
+
+def test_an_encoding_of_ones_own_without_a_mistake_works(slopes):
+    assert output_of_slopes("").shape == (2, 4, 20, 8)
+
+
+def test_an_encoding_without_a_hook_is_refused(monkeypatch):
+    class Misspelt(Encoding):
+        def rotates(self, q: Tensor, k: Tensor, layer: Layer) -> tuple[Tensor, Tensor]:
+            return q, k
+
     monkeypatch.setattr(encodings, "_registered", {})
-    encodings.register(Slopes)
-    with (
-        pytest.raises(UserError, match=MISTAKES[mistake])
-        if mistake
-        else contextlib.nullcontext()
-    ):
-        encoding = encodings.build("slopes", SHAPE, {"mistake": mistake})
-        assert attention_output(encoding, *schemes.layer_inputs(SHAPE, 20)).shape == (
-            2,
-            4,
-            20,
-            8,
-        )
+    encodings.register(Misspelt)
+    with pytest.raises(UserError, match="'misspelt' overrides no hook"):
+        encodings.build("misspelt", SHAPE)
 
 
 def test_a_scheme_whose_file_has_no_class_of_its_name_is_refused(monkeypatch):

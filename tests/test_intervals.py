@@ -5,7 +5,6 @@ Documents are drawn from those measured, blocks dealt to them, seeds drawn from 
 (scripts/coverage.py).
 """
 
-import itertools
 import math
 from pathlib import Path
 
@@ -18,143 +17,159 @@ from posbench.results.estimate import Estimate, estimate, units_of_text
 
 LOSSES = Path(__file__).parent / "data" / "losses.npz"
 TRIALS = 500  # the standard error of a 95 % rate over them is 1 %
-ROPE = ("rope",)
-DIFFERENCE = ("alibi", "rope")
-ONE, FIVE = "one checkpoint, documents", "five seeds, seeds and documents"
-USED = itertools.product(
-    (ROPE, DIFFERENCE), ("1x", "rise 4x", "rise 16x"), (8, 20, 60), (ONE, FIVE)
-)
 
 
 def over_text(
-    values: np.ndarray,
-    documents: np.ndarray,
-    counts: np.ndarray | None = None,
-    stretches: np.ndarray | None = None,
+    values: np.ndarray, documents: np.ndarray, stretches: np.ndarray | None = None
 ) -> Estimate:
-    """Return the estimate of one checkpoint from the means of blocks."""
-    counts = np.full(len(values), 32.0) if counts is None else counts
+    """Return the estimate of one checkpoint from the means of blocks of 32 tokens."""
     unit = units_of_text(documents, stretches)
-    return estimate(np.bincount(unit, values * counts)[None], np.bincount(unit, counts))
+    sums = np.bincount(unit, 32 * values)
+    return estimate(sums[None], 32 * np.bincount(unit))
 
 
-def t_interval(means: np.ndarray) -> tuple[float, float]:
+def check_interval(made: Estimate, means: np.ndarray) -> None:
+    """Check that an interval is Student's over means."""
     theirs = stats.ttest_1samp(means, 0).confidence_interval(0.95)
-    return pytest.approx((theirs.low, theirs.high), rel=1e-12)  # type: ignore[no-any-return]
+    assert made.low() == pytest.approx(theirs.low, rel=1e-12)
+    assert made.high() == pytest.approx(theirs.high, rel=1e-12)
 
 
 def test_documents_of_unequal_size_weigh_by_their_tokens_as_a_ratio_of_sums_does():
+    """Cochran (1977), equation 6.13, in plain loops."""
     rng = np.random.default_rng(1)
-    documents = np.sort(rng.integers(0, 12, 90))
-    counts = rng.integers(1, 40, 90).astype(float)
-    values = rng.normal(3, 1, 90)
-    made = over_text(values, documents, counts)
-    # Cochran (1977), equation 6.13, in plain loops.
-    y = [
-        sum(v * c for v, c, d in zip(values, counts, documents, strict=True) if d == at)
-        for at in range(12)
-    ]
-    x = [
-        sum(c for c, d in zip(counts, documents, strict=True) if d == at)
-        for at in range(12)
-    ]
-    ratio = sum(y) / sum(x)
-    variance = (
-        sum((b - ratio * a) ** 2 for a, b in zip(x, y, strict=True))
-        / 11
-        / 12
-        / (sum(x) / 12) ** 2
-    )
+    n = 12
+    tokens = rng.integers(1, 400, n).astype(float)
+    sums = tokens * rng.normal(3, 1, n)
+
+    made = estimate(sums[None], tokens)
+
+    ratio = sums.sum() / tokens.sum()
+    squares = sum((sums[i] - ratio * tokens[i]) ** 2 for i in range(n))
+    variance = squares / (n - 1) / n / tokens.mean() ** 2
     assert made.mean == pytest.approx(ratio, rel=1e-12)
     assert made.error == pytest.approx(math.sqrt(variance), rel=1e-12)
+
+
+def crossed() -> np.ndarray:
+    """Return losses of five seeds on twelve documents."""
+    rng = np.random.default_rng(2)
+    of_seed = rng.normal(0, 0.3, (5, 1))
+    of_document = rng.normal(0, 1, (1, 12))
+    return of_seed + of_document + rng.normal(0, 0.1, (5, 12))
 
 
 def test_seeds_and_documents_are_crossed_random_factors():
     """Mean squares in plain loops: var(mean) = (MSA + MSB - MSE) / (a b), Searle,
     Casella & McCulloch (1992).
     """
-    rng = np.random.default_rng(2)
-    a, b = 5, 12
-    values = (
-        rng.normal(0, 0.3, (a, 1))
-        + rng.normal(0, 1, (1, b))
-        + rng.normal(0, 0.1, (a, b))
-    )
+    values = crossed()
+    a, b = values.shape
+
     made = estimate(values * 32, np.full(b, 32.0))
+
     grand = values.mean()
-    msa = b * sum((values[i].mean() - grand) ** 2 for i in range(a)) / (a - 1)
-    msb = a * sum((values[:, j].mean() - grand) ** 2 for j in range(b)) / (b - 1)
-    left = [
-        [
-            values[i, j] - values[i].mean() - values[:, j].mean() + grand
-            for j in range(b)
-        ]
-        for i in range(a)
-    ]
-    mse = sum(x * x for row in left for x in row) / ((a - 1) * (b - 1))
-    assert made.error == pytest.approx(
-        math.sqrt((msa + msb - mse) / (a * b)), rel=1e-12
-    )
+    seeds = values.mean(1)
+    documents = values.mean(0)
+    msa = b * sum((seeds - grand) ** 2) / (a - 1)
+    msb = a * sum((documents - grand) ** 2) / (b - 1)
+    mse = 0.0
+    for i in range(a):
+        for j in range(b):
+            left = values[i, j] - seeds[i] - documents[j] + grand
+            mse += left**2 / ((a - 1) * (b - 1))
+    variance = msa + msb - mse
+    df = variance**2 / (msa**2 / (a - 1) + msb**2 / (b - 1))
+    assert made.error == pytest.approx(math.sqrt(variance / (a * b)), rel=1e-12)
+    assert made.df == pytest.approx(df, rel=1e-12)
     assert made.units == b
-    assert made.df == pytest.approx(
-        (msa + msb - mse) ** 2 / (msa**2 / (a - 1) + msb**2 / (b - 1)), rel=1e-12
-    )
-    alone = estimate(values.sum(1, keepdims=True) * 32, np.array([32.0 * b]))
-    assert (alone.low(), alone.high()) == t_interval(values.mean(1))
-    assert alone.units == 0
 
 
-def test_few_documents_are_cut_into_segments_which_are_the_stretches_that_were_held_out_of_them():
-    """One document of 128 blocks: 16 segments of 8 neighbours; of two, each has its
-    share.
-    """
-    values = np.random.default_rng(3).normal(size=128)
-    alone = np.zeros(128, int)
-    made = over_text(values, alone)
+def test_of_one_document_the_interval_is_over_seeds():
+    values = crossed()
+    sums = 32 * values.sum(1, keepdims=True)
+
+    made = estimate(sums, np.array([32.0 * 12]))
+
+    check_interval(made, values.mean(1))
+    assert made.units == 0
+
+
+def test_of_one_seed_the_interval_is_over_documents():
+    made = estimate(np.array([[3.0, 5.0]]), np.ones(2))
+    check_interval(made, np.array([3.0, 5.0]))
+
+
+BLOCKS = np.random.default_rng(3).normal(size=128)
+ONE_DOCUMENT = np.zeros(128, int)
+
+
+def test_one_document_is_cut_into_segments_of_neighbours():
+    made = over_text(BLOCKS, ONE_DOCUMENT)
     assert made.units == 16
-    assert (made.low(), made.high()) == t_interval(values.reshape(16, 8).mean(1))
-    two = over_text(values, np.repeat([4, 9], [96, 32]))
-    assert two.units == 16
-    assert two.error == pytest.approx(made.error, rel=1e-12)
-    # none has no share
-    assert over_text(values, np.repeat([4, 9], [126, 2])).units == 17
-    pair = estimate(np.array([[3.0, 5.0]]), np.ones(2))
-    assert (pair.low(), pair.high()) == t_interval(np.array([3.0, 5.0]))
-    held_out = over_text(values, alone, stretches=np.arange(128) // 4)
-    assert held_out.units == 32
-    assert (held_out.low(), held_out.high()) == t_interval(
-        values.reshape(32, 4).mean(1)
-    )
+    check_interval(made, BLOCKS.reshape(16, 8).mean(1))
 
 
-@pytest.mark.sample(11)
+def test_each_of_few_documents_has_its_share_of_the_segments():
+    of_two = over_text(BLOCKS, np.repeat([4, 9], [96, 32]))
+    assert of_two.units == 16
+    assert of_two.error == pytest.approx(over_text(BLOCKS, ONE_DOCUMENT).error)
+
+
+def test_no_document_is_left_without_a_segment():
+    assert over_text(BLOCKS, np.repeat([4, 9], [126, 2])).units == 17
+
+
+def test_the_segments_of_a_text_are_the_stretches_that_were_held_out():
+    made = over_text(BLOCKS, ONE_DOCUMENT, stretches=np.arange(128) // 4)
+    assert made.units == 32
+    check_interval(made, BLOCKS.reshape(32, 4).mean(1))
+
+
+def check_coverage(
+    schemes: tuple[str, ...],
+    quantity: str,
+    documents: int,
+    method: str,
+    least: float,
+    most: float,
+) -> None:
+    study = script("coverage")
+    population = study.population(LOSSES, *schemes)
+    share, _ = study.coverage(population, quantity, documents, method, TRIALS)
+    assert least <= share <= most
+
+
+@pytest.mark.sample(8)
+@pytest.mark.parametrize("schemes", [("rope",), ("alibi", "rope")])
+@pytest.mark.parametrize("quantity", ["1x", "rise 4x", "rise 16x"])
+@pytest.mark.parametrize("documents", [8, 20, 60])
 @pytest.mark.parametrize(
-    ("scheme", "quantity", "documents", "method", "least", "most"),
-    [
-        *((*case, 0.92, 0.97) for case in USED),
-        (
-            ROPE,
-            "1x",
-            20,
-            "one checkpoint, segments (documents as chapters of one)",
-            0.9,
-            1,
-        ),
-        # what posbench does not use
-        (ROPE, "1x", 8, "one checkpoint, blocks", 0, 0.86),
-        (ROPE, "rise 16x", 8, "one checkpoint, blocks", 0, 0.92),
-        (ROPE, "1x", 20, "five seeds, seeds", 0, 0.5),
-        (DIFFERENCE, "rise 16x", 20, "five seeds, seeds", 0, 0.85),
-    ],
+    "method", ["one checkpoint, documents", "five seeds, seeds and documents"]
 )
 def test_intervals_hold_the_truth_as_often_as_they_say(
-    scheme, quantity, documents, method, least, most
+    schemes, quantity, documents, method
 ):
-    study = script("coverage")
-    share, _ = study.coverage(
-        study.population(LOSSES, *scheme), quantity, documents, method, TRIALS
-    )
-    assert least <= share <= most
+    check_coverage(schemes, quantity, documents, method, 0.92, 0.97)
+
+
+def test_intervals_over_segments_hold_the_truth():
+    method = "one checkpoint, segments (documents as chapters of one)"
+    check_coverage(("rope",), "1x", 20, method, 0.9, 1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("documents", "method", "most"),
+    [
+        (8, "one checkpoint, blocks", 0.86),
+        (20, "five seeds, seeds", 0.5),
+    ],
+)
+def test_intervals_that_posbench_does_not_use_hold_the_truth_less_often(
+    documents, method, most
+):
+    check_coverage(("rope",), "1x", documents, method, 0, most)
 
 
 def test_stretches_of_a_text_hold_its_mean():
@@ -163,13 +178,13 @@ def test_stretches_of_a_text_hold_its_mean():
     """
     rng = np.random.default_rng(7)
     characters = 500_000
-    tokens = 500_000 // 3
-    slow = np.convolve(
-        rng.normal(size=characters // 3200 + 20), np.ones(20) / 20**0.5, "valid"
-    )
+    tokens = characters // 3
+    steps = rng.normal(size=characters // 3200 + 20)
+    slow = np.convolve(steps, np.ones(20) / math.sqrt(20), "valid")
     drift = np.interp(np.arange(tokens), np.linspace(0, tokens, len(slow)), slow)
-    share, _, units = script("coverage").of_regions(
-        rng.gamma(1, 3, size=tokens) + 0.4 * drift, characters, TRIALS
-    )
+    losses = rng.gamma(1, 3, size=tokens) + 0.4 * drift
+
+    share, _, units = script("coverage").of_regions(losses, characters, TRIALS)
+
     assert share >= 0.92
     assert units == 15

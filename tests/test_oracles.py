@@ -6,7 +6,7 @@ import math
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import oracles
 import pytest
@@ -18,24 +18,35 @@ from posbench.encodings.base import Shape
 from posbench.model.attention import make_layer
 from posbench.model.standalone import attention_logits, attention_output
 
-BATCH, LAYERS = 2, 3
+BATCH = 2
+LAYERS = 3
+
+
+class Setting(NamedTuple):
+    length: int
+    heads: int
+    width: int  # of a head
+    positions: str
+    seed: int
+
 
 # Each length, head count, head width and kind of positions occurs, but not each
 # combination.
-SETTINGS = [  # T, H, Dh, positions, seed
-    (1, 1, 8, "consecutive", 0),
-    (1, 4, 16, "offset", 1),
-    (2, 4, 8, "consecutive", 2),
-    (2, 6, 16, "gaps", 0),
-    (7, 12, 8, "consecutive", 1),
-    (7, 1, 16, "offset", 2),
-    (7, 4, 8, "gaps", 0),
-    (20, 4, 8, "offset", 1),
-    (33, 1, 16, "consecutive", 2),
-    (20, 6, 8, "gaps", 0),
-    (7, 4, 8, "far", 1),
-    (20, 4, 8, "fractional", 2),
+SETTINGS = [
+    Setting(1, 1, 8, "consecutive", 0),
+    Setting(1, 4, 16, "offset", 1),
+    Setting(2, 4, 8, "consecutive", 2),
+    Setting(2, 6, 16, "gaps", 0),
+    Setting(7, 12, 8, "consecutive", 1),
+    Setting(7, 1, 16, "offset", 2),
+    Setting(7, 4, 8, "gaps", 0),
+    Setting(20, 4, 8, "offset", 1),
+    Setting(33, 1, 16, "consecutive", 2),
+    Setting(20, 6, 8, "gaps", 0),
+    Setting(7, 4, 8, "far", 1),
+    Setting(20, 4, 8, "fractional", 2),
 ]
+POSITIONS = ("consecutive", "offset", "gaps", "far")  # unless an oracle says more
 
 
 def test_every_scheme_has_an_oracle():
@@ -55,7 +66,7 @@ def test_what_posbench_is_compared_with_imports_nothing_of_ours(files):
         assert not re.search(OURS, text, re.MULTILINE), path
 
 
-def _comparisons() -> Iterator[Any]:
+def comparisons() -> Iterator[Any]:
     """Yield every scheme and option set, each in two parts. `make test` runs the first
     part.
 
@@ -63,178 +74,177 @@ def _comparisons() -> Iterator[Any]:
     them in the first part. Each further option set has half of them, and one small
     setting in the first part, which `make test` has of every third.
     """
-    met = set()
-    for turn, case in enumerate(
-        case for case in schemes.cases() if oracles.of(case[0])
-    ):
-        able = schemes.declared(
-            case[0], "POSITIONS", ("consecutive", "offset", "gaps", "far")
-        )
-        settings = [setting for setting in SETTINGS if setting[3] in able]
-        small = [setting for setting in settings if 1 < setting[0] < 20]
-        further = case[0] in met
-        first = (
-            [small[turn % len(small)]]
-            if further
-            else settings[turn % 6 :: 6] or settings[-1:]
-        )
-        met.add(case[0])
-        marks = [pytest.mark.slow] * (further and turn % 3 > 0)
-        yield pytest.param(case, first, marks=marks, id=schemes.label(case))
-        more = [setting for setting in settings if setting not in first]
-        more = more[turn % 2 :: 2] if further else more
-        yield pytest.param(
-            case, more, marks=pytest.mark.slow, id=f"{schemes.label(case)}-more"
-        )
+    before = ""
+    cases = [case for case in schemes.cases() if oracles.of(case[0])]
+    for turn, case in enumerate(cases):
+        kinds = schemes.declared(case[0], "POSITIONS", POSITIONS)
+        settings = [setting for setting in SETTINGS if setting.positions in kinds]
+        marks = []
+        if case[0] != before:
+            first = settings[turn % 6 :: 6] or settings[-1:]
+            more = [setting for setting in settings if setting not in first]
+        else:
+            small = [setting for setting in settings if 1 < setting.length < 20]
+            first = [small[turn % len(small)]]
+            more = [setting for setting in settings if setting not in first]
+            more = more[turn % 2 :: 2]
+            if turn % 3 > 0:
+                marks = [pytest.mark.slow]
+
+        name = schemes.label(case)
+        yield pytest.param(case, first, marks=marks, id=name)
+        yield pytest.param(case, more, marks=pytest.mark.slow, id=f"{name}-more")
+        before = case[0]
 
 
-@pytest.mark.parametrize(("case", "settings"), list(_comparisons()))
+@pytest.mark.parametrize(("case", "settings"), list(comparisons()))
 def test_scheme_equals_its_oracle_in_values_and_gradients(case, settings):
     for setting in settings:
         for causal in schemes.declared(case[0], "CAUSAL", (True, False)):
             try:
-                compare(*case, *setting, causal=causal)
+                compare(*case, setting, causal)
             except Exception as error:
-                error.add_note(
-                    "T {}, {} heads of {}, positions {}, seed {}".format(*setting)
-                    + f", causal {causal}"
-                )
+                error.add_note(f"{setting}, causal {causal}")
                 raise
 
 
-def compare(
-    name: str,
-    options: dict[str, Any],
-    length: int,
-    heads: int,
-    width: int,
-    kind: str,
-    seed: int,
-    causal: bool,
-) -> None:
-    oracle: Any = oracles.of(name)
-    vocabulary = getattr(oracle, "VOCABULARY", ())
+def compare(name: str, options: dict[str, Any], setting: Setting, causal: bool) -> None:
+    """Compare what the oracle computes, and the gradients of inputs and parameters."""
     # Far: distances that are no longer whole numbers in bf16, where a scheme that
     # forgets fp32 goes wrong.
+    train_length = 1024 if setting.positions == "far" else 64
     shape = Shape(
-        heads * width,
-        heads,
-        LAYERS,
-        train_length=1024 if kind == "far" else 64,
-        vocabulary=vocabulary,
+        d_model=setting.heads * setting.width,
+        n_heads=setting.heads,
+        n_layers=LAYERS,
+        train_length=train_length,
+        vocabulary=schemes.declared(name, "VOCABULARY", ()),
     )
-    encoding = schemes.build(name, options, shape, seed)
-    positions = schemes.positions_of(kind, BATCH, length, shape.train_length, offset=11)
-    ids = (
-        torch.randint(len(vocabulary), (BATCH, length), generator=torch.Generator())
-        if vocabulary
-        else None
-    )
+    encoding = schemes.build(name, options, shape, setting.seed)
+    parameters = dict(encoding.named_parameters())
+    given = places_of(setting, shape) | {"layer": setting.seed, "causal": causal}
 
-    inputs = [
-        schemes.random(BATCH, heads, length, width, seed=seed + i) for i in range(3)
-    ]
-    inputs.append(schemes.random(BATCH, length, shape.d_model, seed=seed + 3))
-    inputs += [parameter.detach() for parameter in encoding.parameters()]
-    names = [*"qkvx", *(key for key, _ in encoding.named_parameters())]
-
-    leaves = [
-        tensor.clone().to(getattr(oracle, "DTYPE", torch.float32)).requires_grad_()
-        for tensor in inputs
-    ]
-    parameters = dict(zip(names[4:], leaves[4:], strict=True))
-    given = {"ids": ids} if vocabulary else {}
-    completed = schemes.completed(name, options, shape)
+    dtype = schemes.declared(name, "DTYPE", torch.float32)
+    their_inputs = leaves_of(inputs_of(setting, shape), dtype)
+    their_parameters = leaves_of(parameters, dtype)
+    oracle: Any = oracles.of(name)
     expected = oracle.reference(
-        parameters, shape, completed, *leaves[:4], positions, seed, causal, **given
+        parameters=their_parameters,
+        shape=shape,
+        options=schemes.completed(name, options, shape),
+        **their_inputs,
+        **given,
     )
+    our_inputs = leaves_of(inputs_of(setting, shape), torch.float32)
+    actual = computed(encoding, list(expected), **our_inputs, **given)
 
-    copies = [
-        *(tensor.clone().requires_grad_() for tensor in inputs[:4]),
-        *encoding.parameters(),
-    ]
-    actual = _ours(expected.keys(), encoding, copies[:4], positions, ids, seed, causal)
-    expected = {
-        key: _comparable(key, value, causal, actual[key].shape)
-        for key, value in expected.items()
-    }
+    # fp32 sums in another order
+    tolerance = schemes.declared(name, "TOLERANCE", {"atol": 1e-5, "rtol": 1e-5})
+    if "bias" in expected:
+        bias = expected["bias"].expand(actual["bias"].shape)
+        expected["bias"] = comparable(bias, causal)
     for key, value in expected.items():
-        # fp32 sums in another order
-        tolerance = getattr(oracle, "TOLERANCE", {"atol": 1e-5, "rtol": 1e-5})
         close(actual[key], value, f"{name}: {key}", largest(value), **tolerance)
 
-    gradients = _gradients(copies, actual)
-    theirs = _gradients(leaves, expected)
+    ours = gradients_of(actual, our_inputs | parameters)
+    theirs = gradients_of(expected, their_inputs | their_parameters)
     # A gradient that is 0 in theory (what shifts a whole row) is the rounding of large
     # terms that cancel.
-    scale = max(map(largest, theirs))
-    for key, ours, gradient in zip(names, gradients, theirs, strict=True):
-        close(ours, gradient, f"{name}: gradient of {key}", scale, atol=2e-5, rtol=1e-4)
+    scale = max(largest(gradient) for gradient in theirs.values())
+    for key, gradient in theirs.items():
+        what = f"{name}: gradient of {key}"
+        close(ours[key], gradient, what, scale, atol=2e-5, rtol=1e-4)
 
 
-def _gradients(leaves: list[Tensor], outputs: dict[str, Tensor]) -> list[Tensor]:
-    weighted = (
-        (value * schemes.random(*value.shape, seed=i)).sum()
-        for i, value in enumerate(outputs.values())
+def places_of(setting: Setting, shape: Shape) -> dict[str, Tensor]:
+    """Return positions, and ids where the scheme looks at the texts of tokens."""
+    positions = schemes.positions_of(
+        setting.positions, BATCH, setting.length, shape.train_length, offset=11
     )
-    total = sum(weighted, start=torch.zeros((), requires_grad=True))
-    return list(
-        torch.autograd.grad(total, leaves, allow_unused=True, materialize_grads=True)
+    if not shape.vocabulary:
+        return {"positions": positions}
+    sizes = (BATCH, setting.length)
+    ids = torch.randint(len(shape.vocabulary), sizes, generator=torch.Generator())
+    return {"positions": positions, "ids": ids}
+
+
+def inputs_of(setting: Setting, shape: Shape) -> dict[str, Tensor]:
+    heads = (BATCH, setting.heads, setting.length, setting.width)
+    wide = (BATCH, setting.length, shape.d_model)
+    return {
+        "q": schemes.random(*heads, seed=setting.seed),
+        "k": schemes.random(*heads, seed=setting.seed + 1),
+        "v": schemes.random(*heads, seed=setting.seed + 2),
+        "x": schemes.random(*wide, seed=setting.seed + 3),
+    }
+
+
+def leaves_of(tensors: dict[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
+    leaves = {}
+    for name, tensor in tensors.items():
+        leaves[name] = tensor.detach().to(dtype, copy=True).requires_grad_()
+    return leaves
+
+
+def gradients_of(
+    outputs: dict[str, Tensor], leaves: dict[str, Tensor]
+) -> dict[str, Tensor]:
+    total = torch.zeros((), requires_grad=True)
+    for seed, output in enumerate(outputs.values()):
+        total = total + (output * schemes.random(*output.shape, seed=seed)).sum()
+    gradients = torch.autograd.grad(
+        total, list(leaves.values()), allow_unused=True, materialize_grads=True
     )
+    return dict(zip(leaves, gradients, strict=True))
 
 
-def _ours(
-    keys: Any,
+def computed(
     encoding: Any,
-    inputs: list[Tensor],
+    keys: list[str],
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    x: Tensor,
     positions: Tensor,
-    ids: Tensor | None,
     layer: int,
     causal: bool,
+    ids: Tensor | None = None,
 ) -> dict[str, Tensor]:
-    q, k, v, x = inputs
+    """Return what posbench computes under the names that an oracle returned."""
     used, described = encoding.at(make_layer(encoding, positions, layer, x))
-    rotated = used.rotate(q, k, described)
-
-    def bias() -> Tensor:
-        logits = attention_logits(encoding, q, k, x, layer, positions, causal)
-        return _comparable(
-            "bias",
-            logits - rotated[0] @ rotated[1].mT * encoding.logit_scale,
-            causal,
-            logits.shape,
-        )
-
-    compute = {
-        "positions": lambda: encoding.positions(ids, None),
-        "embedded": lambda: encoding.embed(
-            x[..., : encoding.token_dim()], positions, ids
-        ),
-        "q": lambda: rotated[0],
-        "k": lambda: rotated[1],
-        "bias": bias,
-        "probabilities": (
-            lambda: attention_logits(
-                encoding, q, k, x, layer, positions, causal
-            ).softmax(-1)
-        ),
-        "output": lambda: attention_output(
-            encoding, q, k, v, x, layer, positions, causal
-        ),
-    }
-    return {key: compute[key]() for key in keys}
+    turned_q, turned_k = used.rotate(q, k, described)
+    place = (layer, positions, causal)
+    results = {}
+    for key in keys:
+        if key == "positions":
+            results[key] = encoding.positions(ids, None)
+        elif key == "embedded":
+            tokens = x[..., : encoding.token_dim()]
+            results[key] = encoding.embed(tokens, positions, ids)
+        elif key == "q":
+            results[key] = turned_q
+        elif key == "k":
+            results[key] = turned_k
+        elif key == "output":
+            results[key] = attention_output(encoding, q, k, v, x, *place)
+        elif key == "probabilities":
+            results[key] = attention_logits(encoding, q, k, x, *place).softmax(-1)
+        elif key == "bias":
+            logits = attention_logits(encoding, q, k, x, *place)
+            products = turned_q @ turned_k.mT * encoding.logit_scale
+            results[key] = comparable(logits - products, causal)
+    return results
 
 
-def _comparable(key: str, value: Tensor, causal: bool, shape: torch.Size) -> Tensor:
+def comparable(bias: Tensor, causal: bool) -> Tensor:
     """Biases that differ by a constant per row are the same bias, and a hidden pair has
     none.
     """
-    if key != "bias":
-        return value
-    value = value.expand(shape)
-    return (value - value[..., :1]).masked_fill(
-        torch.ones(shape[-2:], dtype=torch.bool).triu(1) & causal, 0
-    )
+    bias = bias - bias[..., :1]
+    if not causal:
+        return bias
+    hidden = torch.ones(bias.shape[-2:], dtype=torch.bool).triu(1)
+    return bias.masked_fill(hidden, 0)
 
 
 def largest(value: Tensor) -> float:
@@ -248,15 +258,11 @@ def close(
     """Fail unless they are equal within the tolerance; `atol` is in units of
     `scale`.
     """
-    assert actual.shape == expected.shape, (
-        f"{what}: {tuple(actual.shape)} against {tuple(expected.shape)}"
-    )
+    assert actual.shape == expected.shape, what
     assert math.isfinite(scale), what
-    actual = actual.detach().double()
-    expected = expected.detach().double()
     torch.testing.assert_close(
-        actual,
-        expected,
+        actual.detach().double(),
+        expected.detach().double(),
         atol=atol * scale,
         rtol=rtol,
         msg=lambda text: f"{what}: {text}",

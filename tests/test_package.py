@@ -24,56 +24,56 @@ for line in ("list --json", "show rope --text", f"train encoding=alibi {TINY}", 
     sys.argv = ["posbench", *line.split()]
     if code := main():
         sys.exit(f"{line}: {code}")
-checkout = [name for name, module in sys.modules.items() if (getattr(module, "__file__", "") or "").startswith(ROOT)]
-sys.exit(f"from the checkout: {checkout}" if checkout else 0)
+for name, module in sys.modules.items():
+    if str(getattr(module, "__file__", "")).startswith(CHECKOUT):
+        sys.exit(f"from the checkout: {name}")
 """
 
 
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("wheel")
+    build = [sys.executable, "-m", "build", "--wheel", "--no-isolation"]
+    done = subprocess.run([*build, "--outdir", folder, ROOT], capture_output=True)
+    assert done.returncode == 0, done.stderr
+    return zipfile.ZipFile(next(folder.glob("*.whl")))
+
+
 @pytest.mark.slow
-def test_the_wheel_carries_every_configuration_and_is_enough_for_the_commands(tmp_path):
+@pytest.mark.parametrize(
+    ("folder", "inside"), [("configs", "posbench/_configs"), ("posbench", "posbench")]
+)
+def test_the_wheel_carries_every_configuration_and_module(wheel, folder, inside):
+    names = set(wheel.namelist())
+    for path in (ROOT / folder).rglob("*"):
+        if path.is_file() and "__pycache__" not in path.parts:
+            name = path.relative_to(ROOT / folder).as_posix()
+            assert f"{inside}/{name}" in names
+
+
+@pytest.mark.slow
+def test_the_wheel_carries_no_tests(wheel):
+    assert not [name for name in wheel.namelist() if name.startswith("tests/")]
+
+
+@pytest.mark.slow
+def test_the_wheel_is_enough_for_the_commands(wheel, tmp_path, monkeypatch):
     """The wheel is unpacked, and commands run in an empty folder with this
     environment's other packages.
     """
-    build = [
-        sys.executable,
-        "-m",
-        "build",
-        "--wheel",
-        "--no-isolation",
-        "--outdir",
-        str(tmp_path),
-        str(ROOT),
-    ]
-    subprocess.run(build, check=True, capture_output=True)
-    wheel = zipfile.ZipFile(next(tmp_path.glob("*.whl")))
-    names = set(wheel.namelist())
     site = tmp_path / "site"
-    empty = tmp_path / "empty"
-    for folder, inside in (("configs", "posbench/_configs"), ("posbench", "posbench")):
-        files = [
-            path
-            for path in (ROOT / folder).rglob("*")
-            if path.is_file() and "__pycache__" not in path.parts
-        ]
-        assert {
-            f"{inside}/{path.relative_to(ROOT / folder).as_posix()}" for path in files
-        } <= names
-    assert not [name for name in names if name.startswith("tests/")]
     wheel.extractall(site)
-    empty.mkdir()
-    (empty / "text.txt").write_text(
-        "some words to learn from, again and again. " * 400, encoding="utf-8"
-    )
+    text = "some words to learn from, again and again. " * 400
+    (tmp_path / "text.txt").write_text(text, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
     path = os.pathsep.join([str(site), os.environ["PYTHONPATH"]])
-    environment = os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
-    command = [
-        sys.executable,
-        "-P",
-        "-c",
-        f"ROOT = {str(ROOT / 'posbench')!r}\n{COMMANDS}",
-    ]
-    done = subprocess.run(
-        command, cwd=empty, env=environment, capture_output=True, text=True, timeout=200
-    )
+    monkeypatch.setenv("PYTHONPATH", path)
+
+    code = COMMANDS.replace("CHECKOUT", repr(str(ROOT / "posbench")))
+    python = [sys.executable, "-P", "-c", code]
+    done = subprocess.run(python, capture_output=True, text=True, timeout=200)
+
     assert done.returncode == 0, done.stdout[-500:] + done.stderr
-    assert (empty / "outputs/demo/report/index.html").stat().st_size > 10_000
+    report = tmp_path / "outputs" / "demo" / "report" / "index.html"
+    assert report.stat().st_size > 10_000

@@ -6,21 +6,22 @@ import functools
 import gc
 import multiprocessing
 import os
+import re
 import signal
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
 from support import changed, encoded, start_child, write_words
-from torch.cuda._utils import _get_device_index
 
 import posbench.training.train
 from posbench.config.schema import Config
-from posbench.errors import Stopped, UserError
+from posbench.errors import RunFailed, Stopped, UserError
 from posbench.launch import run as launch
 from posbench.launch.plans import Plan
 from posbench.processes import Place, World, joined, place
@@ -28,7 +29,7 @@ from posbench.run import checkpoint
 from posbench.run.rows import evaluation_rows, training_rows
 from posbench.run.run import load_record
 from posbench.terminal import exits
-from posbench.training.step import Trainer
+from posbench.training.step import Trainer, begin_update
 from posbench.training.train import train
 
 STEPS = 12
@@ -36,23 +37,18 @@ STEPS = 12
 
 @pytest.fixture(autouse=True)
 def loopback(monkeypatch):
-    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo" if sys.platform == "linux" else "lo0")
+    name = "lo" if sys.platform == "linux" else "lo0"
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", name)
 
 
 @pytest.fixture
 def config(tiny_config, tmp_path):
     write_words(tmp_path)
-    runtime = {
-        "cache": str(tmp_path / "cache"),
-        "validate_every_steps": 6,
-        "checkpoint_every_steps": 5,
-    }
-    return changed(
-        tiny_config,
-        data={"path": str(tmp_path / "text.txt")},
-        evaluation={"batch_tokens": 128},
-        runtime=runtime,
-    )
+    data = {"path": str(tmp_path / "text.txt")}
+    evaluation = {"batch_tokens": 128}
+    runtime = {"validate_every_steps": 6, "checkpoint_every_steps": 5}
+    runtime["cache"] = str(tmp_path / "cache")
+    return changed(tiny_config, data=data, evaluation=evaluation, runtime=runtime)
 
 
 def together(size: int, folder: Path, work: Callable[[World], object]) -> None:
@@ -63,7 +59,7 @@ def together(size: int, folder: Path, work: Callable[[World], object]) -> None:
     store = f"file://{folder}.store-{time.monotonic_ns()}"
 
     def process(rank: int) -> None:
-        with joined(Place(rank, size, rank, store) if size > 1 else None) as world:
+        with joined(Place(rank, size, rank, store)) as world:
             work(world)
 
     others = [start_child(functools.partial(process, rank)) for rank in range(1, size)]
@@ -74,196 +70,213 @@ def together(size: int, folder: Path, work: Callable[[World], object]) -> None:
     assert not any(codes)
 
 
-def trained(config: Config, folder: Path, size: int) -> None:
+def train_together(config: Config, folder: Path, size: int) -> None:
     together(size, folder, lambda world: train(config, folder, [], world=world))
 
 
-def rows(folder: Path, *names: str) -> list[list[float]]:
-    return [
-        [row[name] for name in names]
-        for row in training_rows(folder)
-        if names[0] in row
-    ]
+def logged(folder: Path, name: str) -> list[float]:
+    return [row[name] for row in training_rows(folder) if name in row]
 
 
-def assert_alike(folder: Path, other: Path) -> None:
+def check_alike(folder: Path, other: Path) -> None:
     """Compare losses and norms up to rounding, and the rows of evaluations of the same
     windows.
     """
     # AdamW begins with the signs of gradients: what rounds to another sign shows in
     # later norms, not in losses.
-    for name, relative in (
-        ("train/loss", 1e-6),
-        ("val/loss", 1e-6),
-        ("train/grad_norm", 1e-5),
-    ):
-        assert rows(other, name) == [
-            pytest.approx(row, rel=relative, abs=1e-6) for row in rows(folder, name)
-        ]
-    assert len(rows(folder, "train/loss")) == STEPS
-    for row, expected in zip(
-        evaluation_rows(other), evaluation_rows(folder), strict=True
-    ):
-        assert row.nll == pytest.approx(expected.nll, abs=1e-6)
+    tolerances = {"train/loss": 1e-6, "val/loss": 1e-6, "train/grad_norm": 1e-5}
+    for name, relative in tolerances.items():
+        expected = pytest.approx(logged(folder, name), rel=relative, abs=1e-6)
+        assert logged(other, name) == expected
+    assert len(logged(folder, "train/loss")) == STEPS
+    assert logged(other, "val/accuracy") == logged(folder, "val/accuracy")
+
+    rows = evaluation_rows(other)
+    for row, expected in zip(rows, evaluation_rows(folder), strict=True):
         assert row.status == "ok"
-        for name in ("targets_sha256", "n_tokens", "accuracy", "exact_match"):
-            assert getattr(row, name) == getattr(expected, name)
-    assert rows(other, "val/accuracy") == rows(folder, "val/accuracy")
+        assert row.nll == pytest.approx(expected.nll, abs=1e-6)
+        assert row.targets_sha256 == expected.targets_sha256
+        assert row.n_tokens == expected.n_tokens
+        assert row.accuracy == expected.accuracy
+        assert row.exact_match == expected.exact_match
 
 
-@pytest.mark.parametrize(
-    ("size", "accumulation", "encoding"),
-    [(2, 2, "randomized"), pytest.param(4, 1, "task", marks=pytest.mark.slow)],
-)
-def test_several_processes_give_what_one_gives(
-    config, tmp_path, size, accumulation, encoding
-):
-    tokens = 16 * 8 * STEPS * accumulation
-    updates = {"accumulation": accumulation, "tokens": tokens}
-    config = changed(config, training=updates)
-    if encoding == "task":
-        encoding = "rope"
-        task = {"name": "copy", "shortest": 2, "longest": 7, "vocabulary": 4}
-        data = {"name": "problems", "source": "task", "path": None, "task": task}
-        asked = {"protocols": ("problems",), "ratios": (1.0, 2.0), "blocks": 9}
-        config = changed(config, data=data, evaluation=asked)
-    config = encoded(config, encoding)
+def test_two_processes_give_what_one_gives(config, tmp_path):
+    updates = {"accumulation": 2, "tokens": 16 * 8 * STEPS * 2}
+    config = changed(encoded(config, "randomized"), training=updates)
+
     train(config, tmp_path / "one", [])
-    trained(config, tmp_path / "several", size)
-    assert_alike(tmp_path / "one", tmp_path / "several")
-    record = load_record(tmp_path / "several")
+    train_together(config, tmp_path / "two", 2)
+
+    check_alike(tmp_path / "one", tmp_path / "two")
+    record = load_record(tmp_path / "two")
     assert record["status"] == "done"
-    assert record["attempt"]["processes"] == size
+    assert record["attempt"]["processes"] == 2
     assert record["cpu_seconds"] > 0
 
 
-def signal_at(step: int, patch: pytest.MonkeyPatch, rank: int) -> None:
+@pytest.mark.slow
+def test_four_processes_give_what_one_gives_on_a_task(config, tmp_path):
+    task = {"name": "copy", "shortest": 2, "longest": 7, "vocabulary": 4}
+    data = {"name": "problems", "source": "task", "path": None, "task": task}
+    asked = {"protocols": ("problems",), "ratios": (1.0, 2.0), "blocks": 9}
+    config = changed(config, data=data, evaluation=asked)
+
+    train(config, tmp_path / "one", [])
+    train_together(config, tmp_path / "four", 4)
+
+    check_alike(tmp_path / "one", tmp_path / "four")
+
+
+def send_signal_at(step: int, rank: int, patch: pytest.MonkeyPatch) -> None:
     """Send SIGTERM to one process at an update."""
-    plain = posbench.training.train.begin_update
 
     def update(trainer: Trainer, batch: Any, number: int, rate: float) -> Any:
-        assert len(batch.ids) * trainer.world.size == trainer.training.batch_size, (
-            "it reads the rows that it computes"
-        )
-        if (number, trainer.world.rank) == (step, rank):
+        # it reads the rows that it computes
+        assert len(batch.ids) * trainer.world.size == trainer.training.batch_size
+        if number == step and trainer.world.rank == rank:
             os.kill(os.getpid(), signal.SIGTERM)
-        return plain(trainer, batch, number, rate)
+        return begin_update(trainer, batch, number, rate)
 
     patch.setattr(posbench.training.train, "begin_update", update)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("size", "rank", "ahead"), [(3, 1, 0), (2, 1, 1)])
+@pytest.mark.parametrize(("size", "ahead"), [(3, 0), (2, 1)])
 def test_a_signal_to_one_stops_all_after_the_same_update_and_the_run_goes_on_to_the_bit(
-    config, tmp_path, monkeypatch, size, rank, ahead
+    config, tmp_path, monkeypatch, size, ahead
 ):
-    config = changed(
-        config,
-        training={"batch_size": 6, "tokens": 16 * 6 * STEPS},
-        runtime={"log_every_steps": 4},
-    )
+    training = {"batch_size": 6, "tokens": 16 * 6 * STEPS}
+    config = changed(config, training=training, runtime={"log_every_steps": 4})
     # as on GPUs, an update is read one later
     monkeypatch.setattr(posbench.training.train, "_AHEAD", {"cpu": ahead})
-    trained(config, tmp_path / "whole", size)
-    with (
-        monkeypatch.context() as patch,
-        pytest.raises(Stopped, match="SIGTERM after step 8; saved") as stopped,
-    ):
-        signal_at(7 - ahead, patch, rank)
-        trained(config, tmp_path / "run", size)
-    record = load_record(tmp_path / "run")
+    whole = tmp_path / "whole"
+    cut = tmp_path / "cut"
+    train_together(config, whole, size)
+
+    with monkeypatch.context() as patch:
+        send_signal_at(7 - ahead, 1, patch)
+        with pytest.raises(Stopped, match="SIGTERM after step 8; saved") as stopped:
+            train_together(config, cut, size)
+    record = load_record(cut)
+    train_together(config, cut, size)
+
     assert stopped.value.exit_code == 143
     assert record["status"] == "stopped"
     assert record["reason"] == "signal"
-    trained(config, tmp_path / "run", size)
-    resumed, whole = (checkpoint.trained(tmp_path / name) for name in ("run", "whole"))
-    assert resumed.step == whole.step == STEPS
-    torch.testing.assert_close(resumed.weights(), whole.weights(), rtol=0, atol=0)
+    assert checkpoint.trained(cut).step == STEPS
+    weights = checkpoint.trained(cut).weights()
+    expected = checkpoint.trained(whole).weights()
+    torch.testing.assert_close(weights, expected, rtol=0, atol=0)
 
 
-OOM, KILL = (
-    "raise posbench.errors.RunFailed('no room', reason='oom')",
-    "os.kill(os.getpid(), signal.SIGKILL)",
-)
+def be_killed(*given: Any) -> None:
+    """Stand in for training: the first rank waits for a message of the second."""
+    world = given[-1]
+    if world.rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    world.from_first()
 
 
-def act(event: str, *_: Any) -> None:
-    """Stand in for training: the second rank executes `event`, and the first waits for
-    a message, or sleeps.
-    """
-    waits = "world.from_first()" if event == KILL else "time.sleep(200)"
-    exec(event if _[-1].rank == 1 else waits, {**globals(), "world": _[-1]})
+def fail(*given: Any) -> None:
+    """Stand in for training: the first rank is busy as the second fails."""
+    world = given[-1]
+    if world.rank == 1:
+        raise RunFailed("no room", reason="oom")
+    time.sleep(200)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("event", "text", "code"),
+    ("work", "text", "code"),
     [
-        (KILL, "rank 1 of 2 was killed by SIGKILL", 137),
-        (OOM, "rank 1 of 2 failed: no room", 1),
+        (be_killed, "rank 1 of 2 was killed by SIGKILL", 137),
+        (fail, "rank 1 of 2 failed: no room", 1),
     ],
 )
 def test_a_rank_that_fails_ends_the_others_and_is_named_in_one_line_with_its_exit_code(
-    config, tmp_path, monkeypatch, capfd, event, text, code
+    config, tmp_path, monkeypatch, capfd, work, text, code
 ):
-    monkeypatch.setattr(launch.training, "train", functools.partial(act, event))
+    monkeypatch.setattr(launch.training, "train", work)
     # a busy machine ends processes slowly
     monkeypatch.setattr(launch, "_GRACE_SECONDS", 2.0)
     plan = Plan(changed(config, runtime={"processes": 2}), tmp_path / "run", ())
     began = time.monotonic()
+
     assert exits.run(lambda: launch.run(plan)) == code
-    errors = [
-        line
-        for line in capfd.readouterr().err.splitlines()
-        if line.startswith("error: ")
-    ]
-    assert errors == [f"error: {text}"]
-    assert not multiprocessing.active_children()
+
     assert time.monotonic() - began < 150
+    assert not multiprocessing.active_children()
+    errors = re.findall(r"^error: .*", capfd.readouterr().err, flags=re.M)
+    assert errors == [f"error: {text}"]
     record = load_record(tmp_path / "run")
     assert record["status"] == "failed"
     assert record["message"] == text
 
 
-def test_torchrun_and_srun_give_a_process_its_place(config, monkeypatch):
+def test_a_process_that_nobody_placed_is_alone():
     assert place(4) is None
-    slurm = {
-        "PROCID": "3",
-        "STEP_NUM_TASKS": "4",
-        "LOCALID": "1",
-        "STEP_NUM_NODES": "1",
-        "JOB_ID": "7",
-        "STEP_ID": "0",
-    }
-    for name, value in slurm.items():
-        monkeypatch.setenv(f"SLURM_{name}", value)
-    assert place(1) is None  # each task is a run of its own
+
+
+def test_srun_gives_a_process_its_place(monkeypatch):
+    monkeypatch.setenv("SLURM_PROCID", "3")
+    monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "4")
+    monkeypatch.setenv("SLURM_LOCALID", "1")
+    monkeypatch.setenv("SLURM_STEP_NUM_NODES", "1")
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    monkeypatch.setenv("SLURM_STEP_ID", "0")
+
     assert place(4) == (3, 4, 1, "tcp://127.0.0.1:20217")
-    for name, value in {"RANK": "2", "WORLD_SIZE": "4", "LOCAL_RANK": "0"}.items():
-        monkeypatch.setenv(name, value)
+    assert place(1) is None  # each task is a run of its own
+
+
+@pytest.fixture
+def under_torchrun(monkeypatch):
+    monkeypatch.setenv("RANK", "2")
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    monkeypatch.setenv("LOCAL_RANK", "0")
+
+
+def test_torchrun_gives_a_process_its_place_also_under_slurm(
+    under_torchrun, monkeypatch
+):
+    monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "4")
     assert place(1) == (2, 4, 0, "env://")
+
+
+def test_as_many_processes_are_started_as_are_asked_for(under_torchrun, config):
+    plan = Plan(changed(config, runtime={"processes": 2}), Path("run"), ())
     with pytest.raises(UserError, match=r"runtime.processes is 2, but 4 were started"):
-        launch.train(Plan(changed(config, runtime={"processes": 2}), Path("run"), ()))
+        launch.train(plan)
 
 
-def test_each_process_has_a_device_of_its_own(monkeypatch):
-    current: list[torch.device] = []
-    monkeypatch.setattr(
-        torch.cuda,
-        "set_device",
-        lambda given: current.append(given) or _get_device_index(given),
-    )
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
-    for world, name in (
-        (World(), "cuda"),
+@pytest.mark.parametrize(
+    ("world", "asked"),
+    [
         (World(), "cuda:1"),
-        (World(5, 8, 1), "cuda"),
-    ):
-        world.device(torch.device(name))
-    assert current == [torch.device("cuda:1")] * 2
-    assert World(0, 2).device(torch.device("cpu")).type == "cpu"
-    with pytest.raises(
-        UserError,
-        match="device is mps: 2 processes run on cpu, or on cuda with a GPU each",
-    ):
-        World(0, 2).device(torch.device("mps"))
+        (World(5, 8, local_rank=1), "cuda"),
+    ],
+)
+def test_each_process_has_a_gpu_of_its_own(monkeypatch, world, asked):
+    current = Mock()
+    monkeypatch.setattr(torch.cuda, "set_device", current)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+
+    world.device(torch.device(asked))
+
+    current.assert_called_once_with(torch.device("cuda:1"))
+
+
+def test_one_process_on_the_current_gpu_leaves_it_current(monkeypatch):
+    current = Mock()
+    monkeypatch.setattr(torch.cuda, "set_device", current)
+    World().device(torch.device("cuda"))
+    current.assert_not_called()
+
+
+def test_several_processes_run_on_cpus_or_gpus():
+    two = World(0, 2)
+    assert two.device(torch.device("cpu")).type == "cpu"
+    message = "device is mps: 2 processes run on cpu, or on cuda with a GPU each"
+    with pytest.raises(UserError, match=message):
+        two.device(torch.device("mps"))

@@ -12,6 +12,9 @@ from posbench.data.tokens import TokenSplit
 from posbench.evaluation import protocols
 from posbench.run.run import load_config
 
+TRAINED = 24
+LENGTHS = [3, 16, 24, 40, 100]
+
 
 @pytest.mark.parametrize(
     "protocol", ["fixed_target", pytest.param("nonoverlap", marks=pytest.mark.slow)]
@@ -21,56 +24,56 @@ def test_it_places_targets_where_posbench_does_whatever_the_documents(protocol):
     are too short.
     """
     draw = np.random.default_rng(0)
-    trained = 24
-    lengths = [3, 16, 24, 40, 100]
     possible = set()
     for _ in range(40):
-        ends = np.cumsum(
-            draw.integers(1, draw.choice([30, 300, 3000]), draw.integers(1, 40))
-        )
-        starts = np.concatenate([[0], ends])
-        ids = draw.integers(0, 50, ends[-1])
+        longest_document = draw.choice([30, 300, 3000])
+        sizes = draw.integers(1, longest_document, draw.integers(1, 40))
+        starts = np.append(0, np.cumsum(sizes))
+        ids = draw.integers(0, 50, starts[-1])
         settings = {
             "targets": int(draw.integers(1, 17)),
             "blocks": int(draw.integers(8, 200)),
             "documents": "auto",
         }
         longest = int(draw.choice([16, 100, 256]))
+
         split = TokenSplit(ids.astype(np.uint16), starts.astype(np.int64))
         plan = protocols.plan(
-            protocol, split, lengths, **settings, longest=longest, train_length=trained
+            protocol, split, LENGTHS, **settings, longest=longest, train_length=TRAINED
         )
-        possible.add(len(plan))
+
+        text = recompute.Stream(ids, starts.tolist())
         halvings = {longest >> times for times in range(longest.bit_length())}
-        reaches = {length for length in {*lengths, *halvings} if length >= trained}
-        for length in plan:
-            placed = recompute.placement(
-                protocol, recompute.Stream(ids, starts.tolist()), reaches, settings
-            )
+        reaches = {length for length in halvings.union(LENGTHS) if length >= TRAINED}
+        for length, windows in plan.items():
+            placed = recompute.placement(protocol, text, reaches, settings)
             blocks = recompute.blocks_of(
-                protocol, placed, length, settings["targets"], trained
+                protocol, placed, length, settings["targets"], TRAINED
             )
-            theirs = protocols.targets_of(plan[length]).sha256(split)
-            assert recompute.targets_sha256(blocks, ids) == theirs, (
-                starts,
-                settings,
-                length,
-                longest,
-            )
+            ours = protocols.targets_of(windows).sha256(split)
+            assert recompute.targets_sha256(blocks, ids) == ours, (starts, settings)
+        possible.add(len(plan))
     # some texts are too short for all, some for the longest only
     assert {0, 5} < possible
+
+
+SMALL = [
+    *TINY,
+    "data.path=text.txt",
+    "training.tokens=512",
+    "training.precision=fp32",
+    "runtime.cache=cache",
+]
 
 
 @pytest.mark.sample(3)
 @pytest.mark.parametrize(
     "words",
     [
-        "rope encoding.base=300 evaluation.split=validation",
-        "alibi evaluation.documents=concat",
-        (
-            "alibi encoding.slopes=[0.1,0.7] evaluation.ratios=[1,1.5,4]"
-            " evaluation.protocols=[fixed_target,nonoverlap]"
-        ),
+        "encoding=rope encoding.base=300 evaluation.split=validation",
+        "encoding=alibi evaluation.documents=concat",
+        "encoding=alibi encoding.slopes=[0.1,0.7] evaluation.ratios=[1,1.5,4]"
+        " evaluation.protocols=[fixed_target,nonoverlap]",
     ],
 )
 def test_it_agrees_with_a_run_and_sees_a_number_that_was_changed(
@@ -78,30 +81,20 @@ def test_it_agrees_with_a_run_and_sees_a_number_that_was_changed(
 ):
     monkeypatch.chdir(tmp_path)
     write_text()
-    small = [
-        *TINY,
-        "data.path=text.txt",
-        "training.tokens=512",
-        "training.precision=fp32",
-        "runtime.cache=cache",
-    ]
-    assert posbench("train", *small, *f"encoding={words}".split()) == 0
+    assert posbench("train", *SMALL, *words.split()) == 0
     (folder,) = tmp_path.glob("outputs/*/[!.]*")
     config = load_config(folder)
-    split = getattr(
-        tokens.prepare(config.data, tmp_path / "cache"), config.evaluation.split
-    )
-    sources = None if split.sources is None else split.sources.tolist()
-    run = recompute.Run(
-        folder,
-        recompute.Stream(split.ids.astype(np.int64), split.starts.tolist(), sources),
-    )
+    data = tokens.prepare(config.data, tmp_path / "cache")
+    split = getattr(data, config.evaluation.split)
+
+    text = recompute.Stream(split.ids.astype(np.int64), split.starts.tolist())
+    if split.sources is not None:
+        text = text._replace(sources=split.sources.tolist())
+    run = recompute.Run(folder, text)
+
     assert len({row["length"] for row in run.rows}) > 1
     for row in run.rows:
         assert run.agrees(row), json.dumps(row)
-    for column, value in {
-        "nll": row["nll"] + 1e-3,
-        "targets_sha256": "0" * 64,
-        "n_bytes": 7,
-    }.items():
-        assert not run.agrees(row | {column: value}), column
+    assert not run.agrees(row | {"nll": row["nll"] + 1e-3})
+    assert not run.agrees(row | {"targets_sha256": "0" * 64})
+    assert not run.agrees(row | {"n_bytes": 7})

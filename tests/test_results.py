@@ -4,7 +4,10 @@ numbers.
 
 import json
 import math
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -31,45 +34,67 @@ from posbench.results.settings import differing_settings
 from posbench.run.rows import read_rows
 
 
+@pytest.fixture(scope="module")
+def six():
+    """Return rows of six schemes, trained with five seeds each."""
+    return rows_of_study("six")
+
+
+def by_label(frame: pd.DataFrame) -> pd.DataFrame:
+    return compare.compare(frame).set_index("label")
+
+
+@pytest.fixture(scope="module")
+def table(six):
+    return by_label(six)
+
+
 @pytest.mark.slow
 def test_labels_and_settings_of_a_large_study():
     frame = rows_of_study("ledger")
-    (text,) = frame.loc[frame["trained_task"].isna(), "setting"].unique()
-    table = compare.compare(frame[frame["setting"] == text])
+    (of_text,) = frame.loc[frame["trained_task"].isna(), "setting"].unique()
+
+    table = compare.compare(frame[frame["setting"] == of_text])
+
     assert table.attrs["reference"] == "rope base=10000"
-    assert {
-        "rope base=128",
-        "drope",
-        "xpos",
-    } < set(table["label"])
+    assert {"rope base=128", "drope", "xpos"} < set(table["label"])
     assert set(differing_settings(frame)) == set(frame["setting"])
-    assert {"layered/gemma3", "layered/llama4"} < set(
-        rows_of_study("catalogue")["label"]
-    )
 
 
-def test_the_context_used_is_said_of_schemes_that_beat_the_cached_ngram_model():
-    six = compare.compare(rows_of_study("six")).set_index("label")
-    assert set(six["ngram"].round(3)) == {3.748}
-    assert set(six["cached_ngram"].round(3)) == {3.295}
-    users = ["fox", "rope", "t5", "alibi"]
-    beats = dict.fromkeys(users, "yes") | {
+def test_schemes_are_compared_with_the_best_simple_readers(table):
+    assert set(table["ngram"].round(3)) == {3.748}
+    assert set(table["cached_ngram"].round(3)) == {3.295}
+
+
+def test_the_context_used_is_said_of_schemes_that_beat_the_cached_ngram_model(table):
+    assert table["uses_context"].to_dict() == {
+        "fox": "yes",
+        "rope": "yes",
+        "t5": "yes",
+        "alibi": "yes",
         "sinusoidal": NOT_RESOLVED,
         "none": "no",
     }
-    assert six["uses_context"].to_dict() == beats
-    assert six["uses"].dropna().to_dict() == dict.fromkeys(users, 128)
-    rows = main_rows(rows_of_study("six"))  # said only where less was measured
-    assert [
-        compare.uses(Losses(rows[rows["length"] >= least]), "none")
-        for least in (1, 64, 128)
-    ] == [64, None, None]
-    reach = {
-        context: compare.holds_to(Losses(rows[rows["length"] <= context]), "alibi")
-        for context in (512, 1024)
-    }
-    gap = rows[(rows["length"] < 1024) | (rows["seed"] > 0)]
-    assert compare.holds_to(Losses(gap), "alibi") == reach[1024] > reach[512]
+    uses = table["uses"].dropna()
+    assert uses.to_dict() == {"fox": 128, "rope": 128, "t5": 128, "alibi": 128}
+
+
+@pytest.mark.parametrize(("least", "uses"), [(1, 64), (64, None), (128, None)])
+def test_the_context_used_is_said_only_where_less_was_measured(six, least, uses):
+    rows = main_rows(six)
+    losses = Losses(rows[rows["length"] >= least])
+    assert compare.uses(losses, "none") == uses
+
+
+def test_a_scheme_holds_to_the_last_length_that_all_its_seeds_have(six):
+    rows = main_rows(six)
+    of_512 = Losses(rows[rows["length"] <= 512])
+    of_1024 = Losses(rows[rows["length"] <= 1024])
+    with_gap = Losses(rows[(rows["length"] < 1024) | (rows["seed"] > 0)])
+
+    holds_to = compare.holds_to(of_1024, "alibi")
+    assert holds_to > compare.holds_to(of_512, "alibi")
+    assert holds_to == compare.holds_to(with_gap, "alibi")
 
 
 def test_a_study_is_kept_in_one_file(tmp_path):
@@ -79,52 +104,65 @@ def test_a_study_is_kept_in_one_file(tmp_path):
     pd.testing.assert_frame_equal(read([path, path]).drop(columns="folder"), demo)
 
 
-def test_a_broken_run_stops_no_other(template, tmp_path):
+@pytest.fixture
+def broken(template, tmp_path):
+    """Read a study of four runs, of which three are broken."""
     write_study(tmp_path, template, {"rope": SCHEMES["rope"]}, seeds=4)
-    runs = sorted(tmp_path.glob("rope-*"))
-    (runs[0] / "rows.jsonl").write_text("not JSON\n", encoding="utf-8")
-    config = yaml.safe_load((runs[1] / "config.yaml").read_text(encoding="utf-8"))
+    unreadable, gone, failed, _ = sorted(tmp_path.glob("rope-*"))
+    (unreadable / "rows.jsonl").write_text("not JSON\n", encoding="utf-8")
+    config = yaml.safe_load((gone / "config.yaml").read_text(encoding="utf-8"))
     config["encoding"] = {"name": "of_a_package_that_is_gone", "sharpness": 2}
-    (runs[1] / "config.yaml").write_text(yaml.safe_dump(config), encoding="utf-8")
-    (runs[2] / "run.json").write_text(
-        json.dumps({"status": "failed", "reason": "oom", "message": "no memory"})
-    )
-    frame = read([tmp_path])
-    # numbers of one type
-    pd.concat([frame, rows_of_study("six")]).to_parquet(tmp_path / "both.parquet")
-    statuses = frame.drop_duplicates("folder").set_index("folder")["run_status"]
-    assert list(statuses[map(str, runs)]) == ["unreadable", "done", "oom", "done"]
-    table = compare.compare(
-        frame[frame["setting"] == frame["setting"].mode()[0]]
-    ).set_index("label")
-    assert table.loc["rope", "seeds"] == 1
-    assert table.loc["rope", "not_done"] == "1 unreadable, 1 oom"
+    (gone / "config.yaml").write_text(yaml.safe_dump(config), encoding="utf-8")
+    record = {"status": "failed", "reason": "oom", "message": "no memory"}
+    (failed / "run.json").write_text(json.dumps(record), encoding="utf-8")
+    return read([tmp_path])
 
 
-def test_what_was_scored_on_other_tokens_is_left_out():
-    six = rows_of_study("six")
-    other = six["targets_sha256"].where(
-        ~((six["label"] == "fox") & (six["seed"] == 0)), "other"
-    )
-    table = compare.compare(six.assign(targets_sha256=other)).set_index("label")
-    assert table.loc["fox", ["seeds", "left_out", "nll_why"]].tolist() == [
-        4,
-        1,
-        "4 of 5 seeds",
-    ]
+def test_a_broken_run_stops_no_other(broken):
+    statuses = broken.sort_values("folder").drop_duplicates("folder")["run_status"]
+    assert statuses.tolist() == ["unreadable", "done", "oom", "done"]
+
+    of_rope = broken[broken["setting"] == broken["setting"].mode()[0]]
+    rope = by_label(of_rope).loc["rope"]
+    assert rope["seeds"] == 1
+    assert rope["not_done"] == "1 unreadable, 1 oom"
+
+
+def test_the_columns_of_broken_runs_have_the_usual_types(broken, six, tmp_path):
+    pd.concat([broken, six]).to_parquet(tmp_path / "both.parquet")
+
+
+def test_what_was_scored_on_other_tokens_is_left_out(six):
+    altered = six.copy()
+    is_one = (six["label"] == "fox") & (six["seed"] == 0)
+    altered.loc[is_one, "targets_sha256"] = "other"
+
+    fox = by_label(altered).loc["fox"]
+
+    assert fox["seeds"] == 4
+    assert fox["left_out"] == 1
+    assert fox["nll_why"] == "4 of 5 seeds"
+
+
+def test_of_several_references_that_with_most_seeds_is_taken(six):
+    altered = six.copy()
     of_rope = six["label"] == "rope"
-    several = (
-        six["label"]
-        .mask(of_rope, "rope b")
-        .mask(of_rope & (six["seed"] == 0), "rope a")
-    )
-    # of several schemes that with most seeds
-    assert compare.reference_label(six.assign(label=several)) == "rope b"
-    # as the text is, for all
-    short = six.assign(status=six["status"].mask(six["length_ratio"] == 8, "too_short"))
-    assert compare.compare(short).set_index("label").loc[
-        "fox", ["holds_to", "holds_further"]
-    ].tolist() == [512, True]
+    altered.loc[of_rope, "label"] = "rope b"
+    altered.loc[of_rope & (six["seed"] == 0), "label"] = "rope a"
+    assert compare.reference_label(altered) == "rope b"
+
+
+def test_a_scheme_may_hold_further_than_a_text_that_is_too_short_for_all(six):
+    altered = six.copy()
+    altered.loc[six["length_ratio"] == 8, "status"] = "too_short"
+
+    fox = by_label(altered).loc["fox"]
+
+    assert fox["holds_to"] == 512
+    assert fox["holds_further"]
+
+
+def test_rows_that_cannot_be_compared_are_refused(six):
     rows = main_rows(six)
     with pytest.raises(ValueError, match="counts once"):
         Losses(pd.concat([rows, rows]))
@@ -134,24 +172,38 @@ def test_what_was_scored_on_other_tokens_is_left_out():
         compare.compare(six, "rop")
 
 
-def test_words_need_seeds_and_documents():
-    six = rows_of_study("six")
-    few = compare.compare(six[six["seed"] < 4]).set_index("label")
-    # what is said of each of these goes by documents
-    two = compare.compare(six[six["seed"] < 2]).set_index("label")
-    assert two.loc["t5", ["uses_context", "holds_to"]].tolist() == ["yes", 1024]
-    assert set(few["nll_why"].dropna()) == {
-        "4 of 5 seeds",
-        "4 of 8 seeds, which fall in two groups",
-    }
-    altered = six.copy()
-    altered["unit_documents"] = [
-        None if each is None else np.minimum(each, 1)
-        for each in altered["unit_documents"]
-    ]
-    table = compare.compare(altered).set_index("label")
+def test_words_about_differences_need_five_seeds(six):
+    four = by_label(six[six["seed"] < 4])
+    why = set(four["nll_why"].dropna())
+    assert why == {"4 of 5 seeds", "4 of 8 seeds, which fall in two groups"}
+
+
+def test_words_about_one_scheme_need_no_seeds(six):
+    two = by_label(six[six["seed"] < 2])
+    assert two.loc["t5", "uses_context"] == "yes"
+    assert two.loc["t5", "holds_to"] == 1024
+
+
+def test_words_need_several_documents(six):
+    of_two = six.copy()
+    documents = six["unit_documents"].dropna()
+    of_two["unit_documents"] = documents.map(lambda each: np.minimum(each, 1))
+
+    table = by_label(of_two)
+
     assert table.loc["none", "nll_why"].startswith("one document has 9")
     assert "holds_to" not in table
+
+
+def effects(parts: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Split (schemes, parts, seeds, documents) into what a seed adds (its spread), what
+    a document adds, and what is left; the means are dropped.
+    """
+    parts = parts - parts.mean((2, 3), keepdims=True)
+    of_seed = parts.mean(3, keepdims=True)
+    of_document = parts.mean(2, keepdims=True)
+    left = (parts - of_seed - of_document) * math.sqrt(5 / 4)  # of five they sum to 0
+    return of_seed.std(2, ddof=1, keepdims=True), of_document, left
 
 
 def simulated(six: pd.DataFrame, reports: int) -> Iterator[Losses]:
@@ -166,43 +218,41 @@ def simulated(six: pd.DataFrame, reports: int) -> Iterator[Losses]:
     rows = main_rows(six)
     rows = rows[(rows["variant"] == "plain") & rows["length"].isin([32, 64, 128, 512])]
     losses = Losses(rows)
-    levels = [
-        [losses.sums[label, "plain", n] for n in (64, 128, 512)]
-        for label in losses.seeds
-    ]
-    # each (schemes, seeds, documents)
-    shorter, level, longer = np.moveaxis(np.array(levels) / losses.tokens, 1, 0)
-    parts = np.stack([level, longer - level, shorter - level], 1)
-    parts -= parts.mean((2, 3), keepdims=True)
-    of_seed = parts.mean(3, keepdims=True)
-    of_document = parts.mean(2, keepdims=True)
-    # those of five seeds sum to 0
-    rest = (parts - of_seed - of_document) * math.sqrt(5 / 4)
-    spread = of_seed.std(2, ddof=1, keepdims=True)
-    # those of the simple readers too: there is no gate
+
+    def measured(length: int) -> np.ndarray:  # (schemes, seeds, documents)
+        sums = [losses.sums[label, "plain", length] for label in losses.seeds]
+        return np.array(sums) / losses.tokens
+
+    level = measured(128)
+    parts = [level, measured(512) - level, measured(64) - level]
+    spread, of_document, left = effects(np.stack(parts, 1))
+
+    # those of the simple readers go too: there is no gate
     losses.tokens = np.ones(49)
     losses.sums = {}
     for _ in range(reports):
         documents = rng.integers(49, size=49)
         runs = rng.integers(5, size=(6, 1, 5, 1))
-        made = of_document[..., documents] + spread * rng.normal(size=of_seed.shape)
-        made = made + np.take_along_axis(rest, runs, 2)[..., documents]
+        seeds = spread * rng.normal(size=(6, 3, 5, 1))
+        drawn = np.take_along_axis(left, runs, 2)[..., documents]
+        made = of_document[..., documents] + seeds + drawn
         level = 3 + made[:, 0]
-        rise = compare.RISE_LIMIT + made[:, 1]
         cost = compare.USES_LIMIT + made[:, 2]
-        for length, sums in {
+        sums = {
             32: level + cost + 1,
             64: level + cost,
             128: level,
-            512: level + rise,
-        }.items():
-            for label, of_label in zip(losses.seeds, sums, strict=True):
-                losses.sums[label, "plain", length] = pd.DataFrame(of_label)
+            512: level + compare.RISE_LIMIT + made[:, 1],
+        }
+        for number, label in enumerate(losses.seeds):
+            for length, of_length in sums.items():
+                of_label = pd.DataFrame(of_length[number])
+                losses.sums[label, "plain", length] = of_label
         yield losses
 
 
 @pytest.mark.slow
-def test_intervals_cover_and_wrong_words_are_rare():
+def test_intervals_cover_and_wrong_words_are_rare(six):
     """At most about 6 % of reports have a wrong word of a family, within two standard
     errors of so few reports.
 
@@ -211,28 +261,27 @@ def test_intervals_cover_and_wrong_words_are_rare():
     """
     reports = 250
     covered = []
-    wrong = {"nll or rise": 0, "holds_to": 0, "uses": 0}
-    for losses in simulated(rows_of_study("six"), reports):
-        schemes = [compare.numbers(losses, label, 6) for label in losses.seeds]
-        pairs = [
-            compare.against(losses, label, "rope", 6, compare.LEAST)
-            for label in losses.seeds
-            if label != "rope"
-        ]
-        for name in ("nll_difference", "rise_difference"):
-            covered += [
-                pair[f"{name}_low"] <= 0 <= pair[f"{name}_high"] for pair in pairs
-            ]
-        words = {pair[name] for pair in pairs for name in ("nll_word", "rise_word")}
-        wrong["nll or rise"] += bool(words - {NOT_RESOLVED, ""})
+    wrong = Counter()
+    for losses in simulated(six, reports):
+        labels = list(losses.seeds)
+        schemes = [compare.numbers(losses, label, 6) for label in labels]
         wrong["holds_to"] += any(row["holds_to"] == 512 for row in schemes)
         wrong["uses"] += any(row["uses"] == 64 for row in schemes)
-    shares = {name: number / reports for name, number in wrong.items()}
+
+        labels.remove("rope")
+        words = set()
+        for label in labels:
+            pair = compare.against(losses, label, "rope", 6, compare.LEAST)
+            for name in ("nll", "rise"):
+                words.add(pair[f"{name}_word"])
+                low = pair[f"{name}_difference_low"]
+                high = pair[f"{name}_difference_high"]
+                covered.append(low <= 0 <= high)
+        wrong["nll or rise"] += not words <= {NOT_RESOLVED, ""}
+
+    most = 0.06 + 2 * math.sqrt(0.05 * 0.95 / reports)
     assert 0.93 < np.mean(covered) < 0.97
-    assert all(
-        share <= 0.06 + 2 * math.sqrt(0.05 * 0.95 / reports)
-        for share in shares.values()
-    ), shares
+    assert max(wrong.values()) <= most * reports, wrong
 
 
 def test_seeds_in_two_groups():
@@ -242,107 +291,146 @@ def test_seeds_in_two_groups():
     assert not in_two_groups([0, 0.01, 0.02, 0.09])
 
 
-def test_tasks_of_the_kept_rows():
-    frame = rows_of_study("ledger")
-    frame = frame[frame["seed"] < 10]  # of which every scheme has five
-    table = tasks.compare_tasks(frame[frame["trained_task"] == "copy"])
-    assert list(table["label"]) == ["alibi", "rope", "randomized", "none"]
-    alibi, *_, none = table.to_dict("records")
+@pytest.fixture(scope="module")
+def copy():
+    """Return rows of four schemes that learned to copy, with five seeds each."""
+    ledger = rows_of_study("ledger")
+    return ledger[(ledger["trained_task"] == "copy") & (ledger["seed"] < 10)]
+
+
+@pytest.fixture(scope="module")
+def of_copy(copy):
+    return tasks.compare_tasks(copy)
+
+
+def test_schemes_are_compared_on_a_task(of_copy):
+    assert of_copy.attrs == {"reference": "rope", "tests": 5}
+    assert list(of_copy["label"]) == ["alibi", "rope", "randomized", "none"]
+    alibi = of_copy.set_index("label").loc["alibi"]
     assert alibi["learned"] == 5
     assert alibi["seeds"] == 5
-    assert table.attrs == {"reference": "rope", "tests": 5}
     assert alibi["learned_low"] == pytest.approx(0.478176, abs=1e-6)
     assert alibi["learned_high"] == 1
     assert alibi["accuracy_2x_word"] == "better"
     assert alibi["accuracy_4x_word"] == "better"
     assert alibi["accuracy_2x_p"] == pytest.approx(5 * 2 / 252)
+
+
+def test_a_scheme_that_has_not_learned_a_task_is_not_compared(of_copy):
+    none = of_copy.set_index("label").loc["none"]
     assert none["learned_word"] == "learned by fewer seeds"
     assert none["accuracy_2x_why"] == "not learned"
-    equal = table.assign(accuracy_4x=1.0, ranked=[True, True, False, False])
-    assert "trained problem: alibi, rope, 100% right" in answer.of_task(frame, equal)[0]
-    places = tasks.accuracies(frame[frame["trained_task"] == "flip_flop"])
-    assert set(places["of_task"]) == {"", "ignore=0.1", "ignore=0.98"}
-    copy = frame[frame["trained_task"] == "copy"]
-    # a seed that diverged has nothing right
-    lost = (copy["label"] == "alibi") & (copy["seed"] == copy["seed"].min())
-    diverged = tasks.task_rows(
-        copy.assign(run_status=copy["run_status"].where(~lost, "diverged"))
-    )
-    assert set(
-        diverged.loc[
-            (diverged["label"] == "alibi") & (diverged["seed"] == 5), "accuracy"
-        ]
-    ) == {0}
 
 
-def test_one_run_in_a_few_numbers():
-    six = rows_of_study("six")
+def test_equal_best_schemes_of_a_task_are_named_together(copy, of_copy):
+    equal = of_copy.assign(accuracy_4x=1.0, ranked=[True, True, False, False])
+    sentence, *_ = answer.task_answer(copy, equal).sentences
+    assert "trained problem: alibi, rope, 100% right" in sentence
+
+
+def test_problems_that_differ_from_the_trained_ones_have_accuracies_of_their_own():
+    ledger = rows_of_study("ledger")
+    table = tasks.accuracies(ledger[ledger["trained_task"] == "flip_flop"])
+    assert set(table["of_task"]) == {"", "ignore=0.1", "ignore=0.98"}
+
+
+def test_a_seed_that_diverged_has_nothing_right(copy):
+    altered = copy.copy()
+    is_lost = (copy["label"] == "alibi") & (copy["seed"] == 5)
+    altered.loc[is_lost, "run_status"] = "diverged"
+
+    rows = tasks.task_rows(altered)
+
+    lost = rows[(rows["label"] == "alibi") & (rows["seed"] == 5)]
+    assert set(lost["accuracy"]) == {0}
+
+
+def are_plain(values: Iterable[object]) -> bool:
+    return {type(value) for value in values} <= {int, float, str, type(None)}
+
+
+def test_one_run_on_text_in_a_few_numbers(six):
     run = headline(six[(six["label"] == "none") & (six["seed"] == 0)])
+
     assert run["learned"] == "yes"
     assert run["uses_context"] == "no"
     assert run["cached_ngram"] == pytest.approx(3.295, abs=1e-3)
     assert run["reach"] == 128
     assert run["uses"] is None
     assert run["rise_16x"] is None
-    ledger = rows_of_study("ledger")
-    answers = headline(
-        ledger[
-            ledger["run"] == ledger.loc[ledger["trained_task"] == "copy", "run"].iloc[0]
-        ]
-    )
-    assert answers["learned"] == "yes"
-    assert answers["accuracy_1x"] == pytest.approx(0.999628)
-    assert all(
-        type(value) in (int, float, str, type(None))
-        for value in [*run.values(), *answers.values()]
-    )
+    assert are_plain(run.values())
 
 
-def test_only_the_plain_newest_headline_rows_count(template, tmp_path):
-    folder = write_run(tmp_path, configured(template, "rope", 0), Truth(3.6, 0.1))
+def test_one_run_on_a_task_in_a_few_numbers(copy):
+    run = headline(copy[copy["run"] == copy["run"].iloc[0]])
+
+    assert run["learned"] == "yes"
+    assert run["accuracy_1x"] == pytest.approx(0.999628)
+    assert are_plain(run.values())
+
+
+@pytest.fixture
+def folder(template, tmp_path):
+    return write_run(tmp_path, configured(template, "rope", 0), Truth(3.6, 0.1))
+
+
+def append(folder: Path, **changes: Any) -> None:
+    """Repeat a run's first row, changed."""
+    row = read_rows(folder)[0] | changes
+    with (folder / "rows.jsonl").open("a") as file:
+        file.write(json.dumps(row) + "\n")
+
+
+OTHER_ROWS = [
+    {"checkpoint_step": 3},
+    {"extension": "yarn"},
+    {"protocol": "nonoverlap"},
+    {"split": "validation"},
+    {"split": "validation", "checkpoint_step": 13},  # a later evaluation
+]
+
+
+@pytest.mark.parametrize("changes", OTHER_ROWS)
+def test_other_rows_do_not_count_in_a_headline(folder, changes):
     before = headline_of(folder)
-    rows = read_rows(folder)
-    assert before["nll_1x"] == next(
-        row["nll"] for row in rows if row["length_ratio"] == 1
-    )
-    changes = [
-        {"checkpoint_step": 3},
-        {"extension": "yarn"},
-        {"protocol": "nonoverlap"},
-        {"split": "validation"},
-    ]
-    # a later evaluation
-    changes.append(
-        {"split": "validation", "checkpoint_step": rows[0]["checkpoint_step"] + 1}
-    )
-    with (folder / "rows.jsonl").open("a") as file:
-        file.writelines(
-            json.dumps(rows[0] | {"nll": 9.0} | change) + "\n" for change in changes
-        )
+    append(folder, nll=9.0, **changes)
     assert headline_of(folder) == before
-    # where the same runs are beside it, they count
-    read([folder]).to_parquet(tmp_path.with_suffix(".parquet"))
-    assert len(read([folder, tmp_path.with_suffix(".parquet")])) == len(read([folder]))
-    # after the last update only another protocol was evaluated
-    with (folder / "rows.jsonl").open("a") as file:
-        file.write(
-            json.dumps(rows[0] | {"checkpoint_step": 10**6, "protocol": "nonoverlap"})
-            + "\n"
-        )
+
+
+def test_a_headline_has_the_loss_at_the_training_length(folder):
+    (nll,) = [row["nll"] for row in read_rows(folder) if row["length_ratio"] == 1]
+    assert headline_of(folder)["nll_1x"] == nll
+
+
+def test_a_headline_has_no_loss_of_an_earlier_checkpoint(folder):
+    append(folder, checkpoint_step=10**6, protocol="nonoverlap")
     assert headline_of(folder)["nll_1x"] is None
 
 
+def test_runs_that_are_also_in_a_file_count_once(folder, tmp_path):
+    file = tmp_path.with_suffix(".parquet")
+    frame = read([folder])
+    frame.to_parquet(file)
+    assert len(read([folder, file])) == len(frame)
+
+
 @pytest.mark.parametrize(
-    ("ngram", "learned"), [(4.2, "yes"), (3.2, "no"), (3.6, NOT_RESOLVED), (None, None)]
+    ("ngram", "learned", "has_reach"),
+    [
+        (4.2, "yes", True),
+        (3.2, "no", False),
+        (3.6, NOT_RESOLVED, False),
+        (None, None, True),
+    ],
 )
 def test_a_run_has_learned_if_it_beats_a_ngram_model_and_only_then_has_a_reach(
-    template, tmp_path, ngram, learned
+    template, tmp_path, ngram, learned, has_reach
 ):
-    values = headline_of(
-        write_run(
-            tmp_path, configured(template, "rope", 0), Truth(3.6, 0.0, ngram=ngram)
-        )
-    )
-    assert values["learned"] == learned
-    assert values["rise_4x"] is not None
-    assert (values["reach"] is not None) == (learned in (None, "yes"))
+    truth = Truth(3.6, 0.0, ngram=ngram)
+    folder = write_run(tmp_path, configured(template, "rope", 0), truth)
+
+    run = headline_of(folder)
+
+    assert run["learned"] == learned
+    assert run["rise_4x"] is not None
+    assert (run["reach"] is not None) == has_reach

@@ -2,13 +2,16 @@
 server on this machine.
 """
 
+import collections
 import contextlib
 import dataclasses
 import json
 import os
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import wandb
@@ -19,10 +22,11 @@ from wandb.cli import cli as wandb_cli
 from wandb_server import ServedRun, Server
 
 from posbench.config.schema import Config
+from posbench.errors import UserError
 from posbench.run.rows import EvaluationRow, read_rows
 from posbench.run.run import Run, load_record
 from posbench.tracking import mirror, row_values
-from posbench.tracking.wandb import is_online
+from posbench.tracking.sessions.wandb import SHOWN, is_online
 
 LAST = 12  # updates of the tiny configuration
 ROW = EvaluationRow(
@@ -66,64 +70,78 @@ def server(clean, monkeypatch):
         assert server.unknown == []
 
 
+def tracked(config: Config, **tracking: Any) -> Config:
+    return changed(config, tracking=tracking)
+
+
 @pytest.fixture
 def config(tiny_config):
     return tracked(tiny_config, backend="wandb", mode="online")
 
 
-def tracked(config: Config, **tracking: Any) -> Config:
-    return changed(config, tracking=tracking)
+@pytest.fixture
+def offline(config):
+    return tracked(config, mode="offline")
 
 
-def attempt(
-    folder: Path,
-    config: Config,
-    after: int,
-    until: int,
-    evaluated: int = 0,
-    kill: bool = False,
-) -> None:
-    """Do the part of one process in a run that continues from the checkpoint of a step;
-    it ends, or is killed.
-    """
+@pytest.fixture
+def folder(tmp_path):
+    return tmp_path / "run"
+
+
+def evaluation_row(**changes: Any) -> dict[str, Any]:
+    return dataclasses.replace(ROW, **changes).to_json()
+
+
+UNDEFINED = {"status": "undefined", "nll": None, "ci_low": None, "ci_high": None}
+EVALUATIONS = [
+    evaluation_row(),
+    evaluation_row(length=32, length_ratio=2),
+    evaluation_row(length=48, length_ratio=3, **UNDEFINED),
+]
+
+
+def log_updates(run: Run, after: int, until: int) -> None:
+    for step in range(after + 1, until + 1):
+        row = {"step": step, "tokens": 128 * step}
+        run.log({**row, "train/loss": 1 / step, "seconds": step / 2})
+        if step % 4 == 0:
+            run.log({**row, "val/loss": 2 / step})
+
+
+@contextlib.contextmanager
+def attempt(folder: Path, config: Config, after: int = 0) -> Iterator[Run]:
+    """Begin a run, or go on from the checkpoint of a step."""
     with Run.open(folder, config, ["posbench", "train"]) as run:
         mirror(config, run)
         run.begin_attempt()
         run.cut(after)
         if run.tracker:
             run.tracker.send()
-        for step in range(after + 1, until + 1):
-            run.log(
-                {
-                    "step": step,
-                    "tokens": 128 * step,
-                    "train/loss": 1 / step,
-                    "seconds": step / 2,
-                }
-            )
-            if step % 4 == 0:
-                run.log({"step": step, "tokens": 128 * step, "val/loss": 2 / step})
-        for ratio in range(1, evaluated + 1):
-            status = (
-                {"status": "undefined", "nll": None, "ci_low": None, "ci_high": None}
-                if ratio == 3
-                else {}
-            )
-            run.log(
-                dataclasses.replace(
-                    ROW, length=16 * ratio, length_ratio=ratio, **status
-                ).to_json()
-            )
-        if kill:
+        yield run
+
+
+def finish(folder: Path, config: Config, after: int = 0, evaluated: int = 3) -> None:
+    """Do the part of a process in which a run ends."""
+    with attempt(folder, config, after) as run:
+        log_updates(run, after, LAST)
+        for row in EVALUATIONS[:evaluated]:
+            run.log(row)
+        run.finish("done")
+
+
+def die(folder: Path, config: Config) -> None:
+    """Do the part of a process that is killed after update 7."""
+
+    def work() -> None:
+        with attempt(folder, config) as run:
+            log_updates(run, 0, 7)
             os.kill(os.getpid(), signal.SIGKILL)
-        run.finish("done" if evaluated else "stopped")
+
+    assert in_child(work) == -signal.SIGKILL
 
 
-def killed(*given: Any) -> None:
-    assert in_child(lambda: attempt(*given, kill=True)) == -signal.SIGKILL
-
-
-def sent_of(folder: Path, config: Config) -> list[dict[str, Any]]:
+def rows_to_send(folder: Path, config: Config) -> list[dict[str, Any]]:
     """Return what W&B should have received of a run: every row once."""
     targets: dict[Any, Any] = {}
     rows = [row_values(row, config, targets) for row in read_rows(folder)]
@@ -136,125 +154,147 @@ def only(server: Server) -> ServedRun:
     return run
 
 
+@pytest.fixture
+def sent_later(server, offline, folder):
+    """Return a run that was killed and went on offline, sent by `wandb sync`."""
+    die(folder, offline)
+    finish(folder, offline, after=5)
+    assert server.runs == {}
+    (part,) = folder.glob("wandb/offline-run-*")
+    wandb_cli.cli(["sync", "--yes", str(part)], standalone_mode=False)
+    return only(server)
+
+
 @pytest.mark.slow
 def test_offline_a_resumed_run_is_one_part_that_wandb_sync_sends_once(
-    server, config, tmp_path
+    sent_later, offline, folder
 ):
-    offline = tracked(config, mode="offline")
-    killed(tmp_path / "run", offline, 0, 7)
-    attempt(tmp_path / "run", offline, 5, LAST, 3)
-    assert server.runs == {}
-    (part,) = (tmp_path / "run").glob("wandb/offline-run-*")
-    wandb_cli.cli(["sync", "--yes", str(part)], standalone_mode=False)
-    assert only(server).history == sent_of(tmp_path / "run", offline)
+    assert sent_later.history == rows_to_send(folder, offline)
+
+
+@pytest.mark.slow
+def test_metrics_have_their_axes_and_panels(sent_later):
     # Of metrics the client sends numbered fields: "1" the name, "5" the place of its
-    # axis, "6" the options.
-    metrics = json.loads(only(server).last("config"))["_wandb"]["value"]["m"]
-    axes = {
-        "train/loss": "tokens",
-        "val/loss": "tokens",
-        "eval/loss": "eval/context",
-        "eval/ci_low": "eval/context",
-    }
-    assert (
-        axes.items()
-        <= {
-            each["1"]: metrics[each["5"] - 1]["1"] for each in metrics if "5" in each
-        }.items()
-    )
-    hidden = {each["1"] for each in metrics if 2 in each.get("6", [])}
-    assert {
-        "eval/ci_low",
-        "eval/context",
-        "tokens",
-    } <= hidden
+    # axis, "6" the options, of which 2 hides it.
+    metrics = json.loads(sent_later.last("config"))["_wandb"]["value"]["m"]
+    axes = {}
+    hidden = set()
+    for metric in metrics:
+        name = metric["1"]
+        if "5" in metric:
+            axes[name] = metrics[metric["5"] - 1]["1"]
+        if 2 in metric.get("6", []):
+            hidden.add(name)
+
+    assert axes["train/loss"] == "tokens"
+    assert axes["val/loss"] == "tokens"
+    assert axes["eval/loss"] == "eval/context"
+    assert axes["eval/ci_low"] == "eval/context"
+    assert {"eval/ci_low", "eval/context", "tokens"} <= hidden
     assert "eval/loss" not in hidden
 
 
-def test_online_every_row_arrives_once_also_after_a_kill(server, config, tmp_path):
-    killed(tmp_path / "run", config, 0, 7)
-    attempt(tmp_path / "run", config, 5, LAST, 3)
-    served = only(server)
-    assert served.history == sent_of(tmp_path / "run", config)
-    assert served.name.startswith(config.id)
-    assert served.last("project") == "posbench"
-    assert served.exit_code == 0
-    assert {
-        name: served.summary[name]
-        for name in ("nll_1x", "status", "rise_2x", "data/name")
-    } == {
-        "nll_1x": 1.0,
-        "status": "done",
-        "rise_2x": 0.0,
-        "data/name": "text",
-    }
-    assert served.summary["curve"]["_type"] == "image-file"
-    assert not [
-        name for name in served.summary if "." in name or name.startswith("eval/")
-    ]
-    assert served.config["encoding"]["name"] == "rope"
-    assert all(
-        served.last(name) is None for name in ("host", "program", "commit", "repo")
-    )
+def test_online_every_row_arrives_once_also_after_a_kill(server, config, folder):
+    die(folder, config)
+    finish(folder, config, after=5)
+
+    assert only(server).history == rows_to_send(folder, config)
+    assert only(server).exit_code == 0
 
 
-def test_posbench_sync_sends_what_is_missing_and_a_later_evaluation_goes_to_the_same_run(
-    server, config, tmp_path, capsys, monkeypatch
-):
-    attempt(tmp_path / "run", tracked(config, mode="offline"), 0, LAST, 2)
+def test_a_run_has_its_configuration_and_its_results(server, config, folder):
+    finish(folder, config)
+
+    run = only(server)
+    assert run.name.startswith(config.id)
+    assert run.last("project") == "posbench"
+    assert run.config["encoding"]["name"] == "rope"
+    assert run.summary["status"] == "done"
+    assert run.summary["nll_1x"] == 1.0
+    assert run.summary["rise_2x"] == 0.0
+    assert run.summary["data/name"] == "text"
+    assert run.summary["curve"]["_type"] == "image-file"
+    for name in run.summary:
+        assert "." not in name
+        assert not name.startswith("eval/")
+
+
+def test_nothing_about_the_machine_is_sent(server, config, folder):
+    finish(folder, config)
+    for name in ("host", "program", "commit", "repo"):
+        assert only(server).last(name) is None
+
+
+def test_posbench_sync_sends_what_is_missing(server, offline, folder, capsys):
+    finish(folder, offline, evaluated=2)
+
     for sent in (17, 0):
-        assert posbench("sync", str(tmp_path / "run")) == 0
+        assert posbench("sync", str(folder)) == 0
         assert f"run: {sent} rows: {server.url}" in capsys.readouterr().out
-    with Run.open(tmp_path / "run", config, None) as run:
+
+    assert only(server).history == rows_to_send(folder, offline)
+
+
+def test_a_later_evaluation_goes_to_the_same_run(server, config, folder):
+    finish(folder, config)
+
+    with Run.open(folder, config, None) as run:
         mirror(config, run)
-        run.log(dataclasses.replace(ROW, length=64, length_ratio=4, nll=7.0).to_json())
-    assert only(server).history == sent_of(tmp_path / "run", config)
-    assert only(server).summary["status"] == "done"
+        run.log(evaluation_row(length=64, length_ratio=4, nll=7.0))
+
+    assert only(server).history == rows_to_send(folder, config)
     assert only(server).history[-1]["eval/loss"] == 7.0
-    with Run.open(tmp_path / "run", config, [], restart=True):
+    assert only(server).summary["status"] == "done"
+
+
+def test_a_run_that_is_begun_anew_is_another_one(server, config, folder):
+    finish(folder, config, evaluated=2)
+    with Run.open(folder, config, [], restart=True):
         pass
-    attempt(tmp_path / "run", config, 0, 3)
-    # begun anew, it is another one there
-    assert [len(run.history) for run in server.runs.values()] == [18, 3]
-    monkeypatch.delenv("WANDB_API_KEY")
-    wandb.teardown()
-    assert posbench("sync", str(tmp_path / "run")) == 2
+
+    with attempt(folder, config) as run:
+        log_updates(run, 0, 3)
+        run.finish("stopped")
+
+    lengths = [len(run.history) for run in server.runs.values()]
+    assert lengths == [17, 3]
+
+
+def test_posbench_sync_needs_a_key(offline, folder, capsys):
+    finish(folder, offline)
+    assert posbench("sync", str(folder)) == 2
     assert "no W&B API key found: 'wandb login' stores one" in capsys.readouterr().err
 
 
 def test_under_the_agent_of_a_sweep_the_run_is_the_agents(
-    server, config, tmp_path, monkeypatch
+    server, config, folder, monkeypatch
 ):
-    for name, value in {
-        "SWEEP_ID": "sw33p",
-        "RUN_ID": "r1",
-        "PROJECT": "theirs",
-    }.items():
-        monkeypatch.setenv(f"WANDB_{name}", value)
-    attempt(tmp_path / "run", config, 0, LAST, 1)
+    monkeypatch.setenv("WANDB_SWEEP_ID", "sw33p")
+    monkeypatch.setenv("WANDB_RUN_ID", "r1")
+    monkeypatch.setenv("WANDB_PROJECT", "theirs")
+
+    finish(folder, config)
+
     run = only(server)
     assert run.name == "r1"
     assert run.last("sweep") == "sw33p"
     assert run.last("project") == "theirs"
     assert run.exit_code == 0
     assert run.summary["nll_1x"] == 1.0
-    assert load_record(tmp_path / "run")["wandb"]["id"] == "r1"
+    assert load_record(folder)["wandb"]["id"] == "r1"
 
 
 def test_a_failing_wandb_costs_one_warning_and_no_row(
-    config, tmp_path, monkeypatch, caplog
+    offline, folder, monkeypatch, caplog
 ):
-    def fails(*_: Any, **given: Any) -> Any:
-        raise OSError("no network\nand more")
-
+    fails = Mock(side_effect=OSError("no network\nand more"))
     monkeypatch.setattr(wandb, "init", fails)
-    attempt(tmp_path / "run", tracked(config, mode="offline"), 0, LAST, 1)
-    assert len(read_rows(tmp_path / "run")) == LAST + 4
-    (warning,) = [
-        record.getMessage()
-        for record in caplog.records
-        if record.levelname == "WARNING"
-    ]
+    caplog.set_level("WARNING")
+
+    finish(folder, offline, evaluated=1)
+
+    assert len(read_rows(folder)) == LAST + 4
+    (warning,) = caplog.messages
     assert warning.startswith("tracking: ")
     assert "'posbench sync' sends it later" in warning
     assert "\n" not in warning
@@ -271,8 +311,8 @@ def test_a_failing_wandb_costs_one_warning_and_no_row(
 )
 def test_names_tell_checkpoints_texts_and_targets_apart(config, change, curve):
     targets: dict[Any, Any] = {}
-    row_values(ROW.to_json(), config, targets)
-    values = row_values(dataclasses.replace(ROW, **change).to_json(), config, targets)
+    row_values(evaluation_row(), config, targets)
+    values = row_values(evaluation_row(**change), config, targets)
     assert values == {
         "eval/context": 16,
         f"{curve}/loss": 1.0,
@@ -281,9 +321,31 @@ def test_names_tell_checkpoints_texts_and_targets_apart(config, change, curve):
     }
 
 
-def test_online_needs_a_key_and_nobody_is_asked_for_one(monkeypatch):
-    assert not is_online("auto")
-    assert not is_online("online")
+@pytest.mark.parametrize(
+    ("name", "is_shown"),
+    [
+        ("eval/loss", True),
+        ("eval/targets cd12cd/loss", True),
+        ("eval/windowed/loss", False),
+        ("eval/ci_low", False),
+    ],
+)
+def test_a_grown_curve_has_a_panel_beside_the_first_one(name, is_shown):
+    assert bool(SHOWN.fullmatch(name)) == is_shown
+
+
+def test_an_unknown_tracker_is_refused(config):
+    message = "unknown tracker 'wand': did you mean 'wandb'?"
+    with pytest.raises(UserError, match=message):
+        tracked(config, backend="wand")
+
+
+@pytest.mark.parametrize("mode", ["auto", "online"])
+def test_without_a_key_a_run_is_offline_and_nobody_is_asked_for_one(mode):
+    assert not is_online(mode)
+
+
+def test_with_a_key_a_run_is_online_unless_told_otherwise(monkeypatch):
     monkeypatch.setenv("WANDB_API_KEY", "x" * 40)
     assert is_online("auto")
     assert not is_online("offline")
@@ -291,17 +353,16 @@ def test_online_needs_a_key_and_nobody_is_asked_for_one(monkeypatch):
     assert not is_online("auto")
 
 
-def test_tensorboard_shows_every_row_once_after_a_kill(config, tmp_path):
+def test_tensorboard_shows_every_row_once_after_a_kill(config, folder):
     config = tracked(config, backend="tensorboard")
-    killed(tmp_path / "run", config, 0, 7)
-    attempt(tmp_path / "run", config, 5, LAST, 2)
-    (path,) = (tmp_path / "run/tensorboard").iterdir()
-    curves = [
-        (value.tag, event.step)
-        for event in EventFileLoader(str(path)).Load()
-        for value in event.summary.value
-    ]
-    assert [step for tag, step in curves if tag == "train/loss"] == [
-        128 * step for step in range(1, LAST + 1)
-    ]
-    assert [step for tag, step in curves if tag == "eval/loss"] == [16, 32]
+    die(folder, config)
+    finish(folder, config, after=5, evaluated=2)
+
+    (path,) = (folder / "tensorboard").iterdir()
+    steps = collections.defaultdict(list)
+    for event in EventFileLoader(str(path)).Load():
+        for value in event.summary.value:
+            steps[value.tag].append(event.step)
+
+    assert steps["train/loss"] == [128 * step for step in range(1, LAST + 1)]
+    assert steps["eval/loss"] == [16, 32]

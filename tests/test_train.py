@@ -5,7 +5,6 @@ same numbers.
 import contextlib
 import dataclasses
 import errno
-import hashlib
 import json
 import multiprocessing
 import os
@@ -18,10 +17,10 @@ from unittest.mock import Mock
 import pytest
 import torch
 from fake_study import headline_of
-from support import changed, snapshot, until, write_words
+from support import changed, encoded, snapshot, until, write_words
 
 from posbench import machine
-from posbench.config.schema import Config, EncodingConfig
+from posbench.config.schema import Config
 from posbench.data.batches import validation_batches
 from posbench.data.tokenizer import raw_bytes
 from posbench.data.tokens import VALIDATION_SIZE, prepare
@@ -48,20 +47,18 @@ def config(tiny_config, tmp_path):
     return changed(config, runtime={"cache": str(tmp_path / "cache")})
 
 
-def weights_sha256(folder: pathlib.Path) -> str:
+@pytest.fixture
+def folder(tmp_path):
+    return tmp_path / "run"
+
+
+def weights(folder: pathlib.Path) -> bytes:
     newest = max((folder / "checkpoint").glob("step-*"))
-    return hashlib.sha256((newest / "model.safetensors").read_bytes()).hexdigest()
+    return (newest / "model.safetensors").read_bytes()
 
 
-def losses(folder: pathlib.Path) -> list[tuple[int, float, float]]:
-    return [
-        (row["step"], row["train/loss"], row["train/learning_rate"])
-        for row in training_rows(folder)
-    ]
-
-
-def evaluation_numbers(folder: pathlib.Path) -> list[tuple[Any, ...]]:
-    return [(row.key, row.tokens, row.nll) for row in evaluation_rows(folder)]
+def losses(folder: pathlib.Path) -> list[float]:
+    return [row["train/loss"] for row in training_rows(folder)]
 
 
 def status(folder: pathlib.Path) -> tuple[str, str | None]:
@@ -69,75 +66,76 @@ def status(folder: pathlib.Path) -> tuple[str, str | None]:
     return record["status"], record["reason"]
 
 
-def seen_updates(patch: pytest.MonkeyPatch, see: Callable[[int], object]) -> None:
-    """Call `see` before each update, with the number of steps made so far."""
+def before_update(patch: pytest.MonkeyPatch, step: int, act: Callable[[], Any]) -> None:
+    """Act before the update that follows so many steps."""
 
-    def seen(trainer: Any, batch: Any, step: int, rate: float) -> Outcome:
-        see(step)
-        return begin_update(trainer, batch, step, rate)
-
-    patch.setattr("posbench.training.train.begin_update", seen)
-
-
-def raised_at(step: int, number: signal.Signals) -> Callable[[int], object]:
-    return lambda at: at == step and signal.raise_signal(number)
-
-
-def stop_after(
-    step: int,
-    config: Config,
-    folder: pathlib.Path,
-    error: type[BaseException] = RuntimeError,
-) -> None:
-    """Train until a step fails, which leaves the run at its newest checkpoint."""
-
-    def see(at: int) -> None:
+    def begin(trainer: Any, batch: Any, at: int, rate: float) -> Outcome:
         if at == step:
-            raise error("the lights went out")
+            act()
+        return begin_update(trainer, batch, at, rate)
 
-    with (
-        pytest.MonkeyPatch.context() as patch,
-        pytest.raises(error, match="the lights"),
-    ):
-        seen_updates(patch, see)
-        train(config, folder, [])
+    patch.setattr("posbench.training.train.begin_update", begin)
+
+
+def stop_after(step: int, config: Config, folder: pathlib.Path) -> None:
+    """Train until a step fails, which leaves the run at its newest checkpoint."""
+    fails = Mock(side_effect=RuntimeError("the lights went out"))
+    with pytest.MonkeyPatch.context() as patch:
+        before_update(patch, step, fails)
+        with pytest.raises(RuntimeError, match="the lights"):
+            train(config, folder, [])
 
 
 # -- what a run leaves
 # --------------------------------------------------------------------------------------
 
 
-def test_a_run_leaves_a_complete_folder_and_a_finished_one_computes_only_missing_rows(
-    config, tmp_path, caplog
-):
-    folder = tmp_path / "run"
+def test_a_run_leaves_its_record(config, folder):
     train(config, folder, ["posbench", "train"])
+
     record = load_record(folder)
     assert status(folder) == ("done", None)
     assert record["tokens"] == config.training.tokens
-    assert record["parameters"]["encoding"] == 0 < record["parameters"]["total"]
+    assert record["parameters"]["encoding"] == 0
+    assert record["parameters"]["total"] > 0
     assert record["data"]["tokens"]["train"] > 1000
     assert record["evaluate_seconds"] > 0
     assert record["train_seconds"] > 0
     assert record["cpu_seconds"] > 0
+
+
+def test_a_run_leaves_rows_checkpoints_and_its_tokenizer(config, folder):
+    train(config, folder, [])
+
     rows = evaluation_rows(folder)
     assert len(rows) == 3 + 2 + 3
-    assert {(row.status, row.checkpoint_step) for row in rows} == {("ok", STEPS)}
-    assert all(row.units and sum(row.units["tokens"]) == row.n_tokens for row in rows)
-    assert sorted(path.name for path in (folder / "checkpoint").iterdir()) == [
-        "step-00000010",
-        "step-00000012",
-    ]
+    for row in rows:
+        assert row.status == "ok"
+        assert row.checkpoint_step == STEPS
+        assert sum(row.units["tokens"]) == row.n_tokens
+    saved = sorted(path.name for path in (folder / "checkpoint").iterdir())
+    assert saved == ["step-00000010", "step-00000012"]
     assert (folder / "tokenizer.json").exists()
 
-    before = weights_sha256(folder)
-    written = (folder / "rows.jsonl").read_text(encoding="utf-8")
-    with caplog.at_level("INFO", "posbench"):
-        train(config, folder, [])
-    assert (folder / "rows.jsonl").read_text(encoding="utf-8") == written
+
+def test_a_finished_run_is_left_as_it_is(config, folder, caplog):
+    caplog.set_level("INFO", "posbench")
+    train(config, folder, [])
+    written = (folder / "rows.jsonl").read_bytes()
+
+    train(config, folder, [])
+
+    assert (folder / "rows.jsonl").read_bytes() == written
     assert f"finished; nothing to do: {folder}" in caplog.text
+
+
+def test_a_finished_run_computes_only_missing_rows(config, folder):
+    train(config, folder, [])
+    before = weights(folder)
+
     train(changed(config, evaluation={"ratios": (1, 2, 3)}), folder, [])
-    assert weights_sha256(folder) == before
+
+    assert weights(folder) == before
     assert len(losses(folder)) == STEPS
     assert {row.length_ratio for row in evaluation_rows(folder)} == {1, 2, 3, 4}
 
@@ -150,8 +148,8 @@ def test_what_is_due_falls_on_its_cadence_and_on_the_last_update(config):
         save_every=5,
         evaluations={0: config.evaluation, 7: config.evaluation},
     )
-    due = {step: schedule.due(step) for step in range(1, 11)}
-    assert {step: names for step, names in due.items() if names} == {
+    due = {step: schedule.due(step) for step in range(1, 11) if schedule.due(step)}
+    assert due == {
         4: {"log"},
         5: {"save"},
         7: {"evaluate"},
@@ -160,239 +158,320 @@ def test_what_is_due_falls_on_its_cadence_and_on_the_last_update(config):
     }
 
 
-def test_a_run_validates_four_times_unless_it_says_how_often_or_has_no_data(config):
-    for typed, can_validate, expected in (
+@pytest.mark.parametrize(
+    ("typed", "can_validate", "expected"),
+    [
         (None, True, 3),  # of twelve updates
         (None, False, 0),
         (0, True, 0),
         (5, True, 5),
-    ):
-        asked = changed(config, runtime={"validate_every_steps": typed})
-        assert schedule_of(asked, can_validate).validate_every == expected
+    ],
+)
+def test_a_run_validates_four_times_unless_it_says_how_often_or_has_no_data(
+    config, typed, can_validate, expected
+):
+    asked = changed(config, runtime={"validate_every_steps": typed})
+    assert schedule_of(asked, can_validate).validate_every == expected
 
 
-def test_the_validation_loss_is_a_mean_over_tokens_whatever_the_batch(config, tmp_path):
-    folder = tmp_path / "run"
+def test_the_validation_loss_is_a_mean_over_tokens_whatever_the_batch(config, folder):
     train(changed(config, runtime={"validate_every_steps": 1}), folder, [])
     losses = [row["val/loss"] for row in training_rows(folder) if "val/loss" in row]
+
     tokens = prepare(config.data, pathlib.Path(str(config.runtime.cache)))
+    (batch,) = validation_batches(tokens.validation.ids, 16, 256, VALIDATION_SIZE)
     model = build(config, tokens.tokenizer.vocab_size)
     model.load_state_dict(checkpoint.trained(folder).weights())
-    (batch,) = validation_batches(tokens.validation.ids, 16, 256, VALIDATION_SIZE)
-    # the last batch is a smaller one
+    expected = float(model(batch.ids, batch.labels).detach())
+
     assert len(losses) == STEPS
+    assert losses[-1] == pytest.approx(expected, abs=1e-6)
+    # the last batch is a smaller one
     assert len(batch.ids) % config.training.batch_size
-    assert losses[-1] == pytest.approx(
-        float(model(batch.ids, batch.labels).detach()), abs=1e-6
-    )
 
 
-def test_the_learning_rate_warms_up_and_falls_to_its_final_share(config):
-    schedule = dataclasses.replace(
-        config.training,
-        learning_rate=1.0,
-        warmup_tokens=4 * 128,
-        final_learning_rate=0.1,
-    )
-    cosine = [learning_rate(step, 100, schedule) for step in range(100)]
-    assert cosine[:4] == [0.25, 0.5, 0.75, 1.0]
-    assert cosine[4] == 1.0
-    assert cosine[99] == pytest.approx(0.1)
-    assert cosine[4:] == sorted(cosine[4:], reverse=True)
+@pytest.fixture
+def schedule(config):
+    """Return a warm-up of four updates and a fall to a tenth."""
+    training = {"learning_rate": 1.0, "warmup_tokens": 4 * 128}
+    return changed(config, training={**training, "final_learning_rate": 0.1}).training
+
+
+def test_the_learning_rate_warms_up_and_falls_to_its_final_share(schedule):
+    rates = [learning_rate(step, 100, schedule) for step in range(100)]
+
+    assert rates[:5] == [0.25, 0.5, 0.75, 1.0, 1.0]
+    assert rates[4:] == sorted(rates[4:], reverse=True)
+    assert rates[99] == pytest.approx(0.1)
+
+
+def test_a_constant_learning_rate_falls_in_its_last_part(schedule):
     constant = dataclasses.replace(schedule, schedule="constant", decay_fraction=0.2)
-    values = [learning_rate(step, 101, constant) for step in range(101)]
-    assert set(values[4:80]) == {1.0}
-    assert values[100] == pytest.approx(0.1)
-    assert values[80] < 1
-    assert values[90] == pytest.approx(0.1 + 0.9 * 10 / 20.2)
-    # it stays to the end, or falls from the end of the warm-up on
-    for share, step in ((0.0, 100), (1.0, 4)):
-        assert (
-            learning_rate(
-                step, 101, dataclasses.replace(constant, decay_fraction=share)
-            )
-            == 1.0
-        )
-    # the warm-up is cut to a tenth
+    rates = [learning_rate(step, 101, constant) for step in range(101)]
+
+    assert set(rates[4:80]) == {1.0}
+    assert rates[80] < 1
+    assert rates[90] == pytest.approx(0.1 + 0.9 * 10 / 20.2)
+    assert rates[100] == pytest.approx(0.1)
+
+
+@pytest.mark.parametrize(("share", "last_high"), [(0.0, 100), (1.0, 4)])
+def test_a_constant_learning_rate_may_never_fall_or_fall_from_the_warmup_on(
+    schedule, share, last_high
+):
+    constant = dataclasses.replace(schedule, schedule="constant", decay_fraction=share)
+    rates = [learning_rate(step, 101, constant) for step in range(4, 101)]
+    assert rates.count(1.0) == last_high - 3
+
+
+def test_an_unknown_optimizer_is_refused(config):
+    message = "unknown optimizer 'adam': did you mean 'adamw'?"
+    with pytest.raises(UserError, match=message):
+        changed(config, training={"optimizer": "adam"})
+
+
+def test_a_warmup_is_cut_to_a_tenth(schedule):
     short = dataclasses.replace(schedule, warmup_tokens=61440, tokens=20 * 128)
-    assert [learning_rate(step, short.steps, short) for step in range(3)] == [
-        0.5,
-        1.0,
-        1.0,
-    ]
+    rates = [learning_rate(step, short.steps, short) for step in range(3)]
+    assert rates == [0.5, 1.0, 1.0]
 
 
-def test_a_run_goes_on_from_a_prompt(config, tmp_path):
-    train(config, tmp_path / "run", [])
-    text = sample(tmp_path / "run", "to be", tokens=30)
-    assert text == sample(tmp_path / "run", "to be", tokens=30)
+def test_a_run_goes_on_from_a_prompt(config, folder):
+    train(config, folder, [])
+
+    text = sample(folder, "to be", tokens=30)
+
     assert text.startswith("to be")
     assert len(text) > 20
-    assert text != sample(tmp_path / "run", "to be", tokens=30, seed=1)
+    assert text == sample(folder, "to be", tokens=30)
+    assert text != sample(folder, "to be", tokens=30, seed=1)
 
 
 # -- what it refuses to mix
 # --------------------------------------------------------------------------------------
 
 
-def test_a_trained_run_whose_text_or_tokenizer_is_another_now_is_refused_in_one_line_and_left_as_it_is(
-    config, tmp_path
-):
-    folder = tmp_path / "run"
+def test_a_run_whose_text_is_another_now_is_refused_and_left_as_it_is(config, folder):
     train(config, folder, [])
     before = snapshot(folder)
     with open(str(config.data.path), "a", encoding="utf-8") as file:
         file.write(" more")
-    with pytest.raises(
-        UserError, match=r"trained on another text than .* now: .*study=NAME.*--restart"
-    ) as caught:
+
+    message = r"trained on another text than .* now: .*study=NAME.*--restart"
+    with pytest.raises(UserError, match=message) as caught:
         train(config, folder, [])
+
     assert "\n" not in str(caught.value)
     assert snapshot(folder) == before
-    train(config, folder, [], restart=True)
-    record = load_record(folder) | {"tokenizer_sha256": "beef" * 16}
+
+
+def change_record(folder: pathlib.Path, **changes: Any) -> None:
+    record = load_record(folder) | changes
     (folder / "run.json").write_text(json.dumps(record), encoding="utf-8")
+
+
+def test_a_run_whose_tokenizer_is_another_now_is_refused_and_left_as_it_is(
+    config, folder
+):
+    train(config, folder, [])
+    change_record(folder, tokenizer_sha256="beef" * 16)
+    before = snapshot(folder)
+
     with pytest.raises(UserError, match="another tokenizer than its configuration"):
         train(config, folder, [])
-    assert load_record(folder) == record
-    assert record["status"] == "done"
-    (folder / "checkpoint").rename(tmp_path / "weights")
-    # a finished run without weights keeps its rows, beside the new run
+
+    assert snapshot(folder) == before
+
+
+def test_a_finished_run_without_weights_is_kept_beside_the_new_one(config, folder):
     train(config, folder, [])
-    assert load_record(tmp_path / "run.old-2") == record
-    assert load_record(folder)["status"] == "done"
+    change_record(folder, message="of the former run")
+    (folder / "checkpoint").rename(folder.parent / "weights")
+
+    train(config, folder, [])
+
+    assert load_record(folder.with_name("run.old-1"))["message"] == "of the former run"
+    assert status(folder) == ("done", None)
+
+
+def test_a_run_whose_record_cannot_be_read_can_be_restarted(config, folder):
+    train(config, folder, [])
     (folder / "run.json").write_text("{", encoding="utf-8")
-    train(config, folder, [], restart=True)  # also where the record cannot be read
+
+    train(config, folder, [], restart=True)
+
+    assert status(folder) == ("done", None)
+
+
+GPU = torch.device("cuda")
 
 
 def test_a_gpu_without_bf16_trains_in_fp32_and_a_line_says_so(monkeypatch, caplog):
     caplog.set_level("INFO")
-    gpu = torch.device("cuda")
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Tesla T4")
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
-    assert machine.resolve_precision("auto", gpu) == torch.float32
+
+    assert machine.resolve_precision("auto", GPU) == torch.float32
     assert caplog.messages == ["precision=auto is fp32 here: Tesla T4 has no bf16"]
 
+
+def test_a_gpu_with_bf16_trains_in_it_unless_told_otherwise(monkeypatch, caplog):
+    caplog.set_level("INFO")
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
-    assert machine.resolve_precision("auto", gpu) == torch.bfloat16
-    assert machine.resolve_precision("fp32", gpu) == torch.float32
-    assert len(caplog.messages) == 1
+
+    assert machine.resolve_precision("auto", GPU) == torch.bfloat16
+    assert machine.resolve_precision("fp32", GPU) == torch.float32
+    assert caplog.messages == []
 
 
-def test_a_run_does_not_go_on_in_another_precision(config, tmp_path):
+def set_bf16(patch: pytest.MonkeyPatch, is_fast: bool) -> None:
+    patch.setattr(machine, "bf16_is_fast", lambda device: is_fast)
+
+
+def test_a_run_does_not_go_on_in_another_precision(config, folder, monkeypatch):
     config = changed(config, training={"precision": "auto"})
-    folder = tmp_path / "run"
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(machine, "bf16_is_fast", lambda device: False)
-        stop_after(7, config, folder)
-        kept = snapshot(folder / "checkpoint")
-        patch.setattr(machine, "bf16_is_fast", lambda device: True)
-        with pytest.raises(
-            UserError, match="trained in fp32 up to step 5 and would go on"
-        ):
-            train(config, folder, [])
-        assert snapshot(folder / "checkpoint") == kept
-        patch.setattr(machine, "bf16_is_fast", lambda device: False)
+    set_bf16(monkeypatch, is_fast=False)
+    stop_after(7, config, folder)
+    kept = snapshot(folder / "checkpoint")
+
+    set_bf16(monkeypatch, is_fast=True)
+    message = "trained in fp32 up to step 5 and would go on"
+    with pytest.raises(UserError, match=message):
         train(config, folder, [])
-        patch.setattr(machine, "bf16_is_fast", lambda device: True)
-        # evaluated as it was trained
-        train(changed(config, evaluation={"ratios": (0.5, 1, 2)}), folder, [])
-        assert {row.dtype for row in evaluation_rows(folder) if row.status == "ok"} == {
-            "fp32"
-        }
+
+    assert snapshot(folder / "checkpoint") == kept
+
+
+def test_a_run_is_evaluated_in_the_precision_it_was_trained_in(
+    config, folder, monkeypatch
+):
+    config = changed(config, training={"precision": "auto"})
+    set_bf16(monkeypatch, is_fast=False)
+    train(config, folder, [])
+
+    set_bf16(monkeypatch, is_fast=True)
+    train(changed(config, evaluation={"ratios": (0.5, 1, 2)}), folder, [])
+
+    rows = [row for row in evaluation_rows(folder) if row.status == "ok"]
+    assert {row.length_ratio for row in rows} == {0.5, 1, 2, 4}
+    assert {row.dtype for row in rows} == {"fp32"}
 
 
 # -- continued, it has the same numbers
 # --------------------------------------------------------------------------------
 
 
-def test_a_run_killed_with_sigkill_ends_with_the_weights_of_an_uninterrupted_one(
+def killed_after_some_rows(config: Config, folder: pathlib.Path) -> None:
+    fork = multiprocessing.get_context("fork")
+    process = fork.Process(target=train, args=(config, folder, []))
+    process.start()
+    rows = folder / "rows.jsonl"
+    until(lambda: rows.exists() and rows.read_bytes().count(b"\n") >= 7)
+    process.kill()
+    process.join()
+
+
+def test_a_run_killed_with_sigkill_has_the_numbers_of_an_uninterrupted_one(
     config, tmp_path
 ):
     # 200 of them: slow/test_kills.py
     whole = tmp_path / "whole"
     killed = tmp_path / "killed"
     train(config, whole, [])
-    process = multiprocessing.get_context("fork").Process(
-        target=train, args=(config, killed, [])
-    )
-    process.start()
-    until(
-        lambda: (
-            (killed / "rows.jsonl").exists()
-            and (killed / "rows.jsonl").read_bytes().count(b"\n") >= 7
-        )
-    )
-    process.kill()
-    process.join()
-    assert load_record(killed)["status"] == "running"
-    assert read([killed])["run_status"].tolist()[0] == "died"
-    with Run.open(killed, config, None):
-        assert read([killed])["run_status"].tolist()[0] == "running"
+
+    killed_after_some_rows(config, killed)
     train(config, killed, [])
-    assert weights_sha256(killed) == weights_sha256(whole)
+
+    assert weights(killed) == weights(whole)
     assert losses(killed) == losses(whole)
-    timed = dict.fromkeys(("seconds", "peak_memory_bytes"))
-    rows = [
-        [dataclasses.replace(row, **timed) for row in evaluation_rows(folder)]
-        for folder in (killed, whole)
-    ]
-    assert rows[0] == rows[1]
+    of_killed = evaluation_rows(killed)
+    of_whole = evaluation_rows(whole)
+    assert len(of_killed) == len(of_whole)
+    for row, expected in zip(of_killed, of_whole, strict=True):
+        timed = {"seconds": row.seconds, "peak_memory_bytes": row.peak_memory_bytes}
+        assert row == dataclasses.replace(expected, **timed)
+
+
+def test_a_killed_run_is_said_to_have_died_until_it_goes_on(config, folder):
+    killed_after_some_rows(config, folder)
+
+    assert load_record(folder)["status"] == "running"
+    assert read([folder])["run_status"].tolist()[0] == "died"
+    with Run.open(folder, config, None):
+        assert read([folder])["run_status"].tolist()[0] == "running"
+
+
+def numbers(folder: pathlib.Path) -> list[tuple[Any, ...]]:
+    names = ("protocol", "window", "length", "tokens", "nll")
+    rows = [row for row in read_rows(folder) if "protocol" in row]
+    return [tuple(row[name] for name in names) for row in rows]
 
 
 @pytest.mark.slow
-def test_rows_on_the_way_change_no_weights_and_a_continued_run_has_them_once(
+def test_rows_on_the_way_change_no_number_and_a_continued_run_has_them_once(
     config, tmp_path
 ):
     per_step = config.training.tokens_per_step
     asked = changed(config, evaluation={"at_tokens": (4 * per_step, 9 * per_step + 1)})
-    plain, whole, cut = (tmp_path / name for name in ("plain", "whole", "cut"))
+    plain = tmp_path / "plain"
+    whole = tmp_path / "whole"
+    cut = tmp_path / "cut"
+
     train(config, plain, [])
     train(asked, whole, [])
     stop_after(6, asked, cut)
     train(asked, cut, [])
 
-    def numbers(folder: pathlib.Path) -> list[tuple[Any, ...]]:
-        rows = [row for row in read_rows(folder) if "protocol" in row]
-        return [
-            (row["protocol"], row["window"], row["length"], row["tokens"], row["nll"])
-            for row in rows
-        ]
-
-    assert weights_sha256(plain) == weights_sha256(whole) == weights_sha256(cut)
-    assert numbers(whole) == numbers(cut)
+    assert weights(whole) == weights(plain)
+    assert headline_of(whole) == headline_of(plain)
+    assert weights(cut) == weights(whole)
+    assert numbers(cut) == numbers(whole)
     early = [row for row in numbers(whole) if row[3] < STEPS * per_step]
     assert {row[:2] for row in early} == {("fixed_target", None)}
-    assert headline_of(whole) == headline_of(plain)
     assert {row[3] for row in early} == {4 * per_step, 9 * per_step}
 
 
-def test_an_encoding_that_changes_on_the_way_changes_at_the_same_update_in_a_continued_run(
-    config, tmp_path
+@pytest.fixture
+def drope(config):
+    """Return a run that drops its positions after half of its updates."""
+    at_training_length = {"ratios": (1,), "windowed": False}
+    config = changed(config, evaluation=at_training_length)
+    return encoded(config, "drope", drop_at=0.5)
+
+
+def test_an_encoding_that_changes_on_the_way_does_so_at_its_update(drope, tmp_path):
+    train(drope, tmp_path / "drope", [])
+    train(encoded(drope, "rope"), tmp_path / "rope", [])
+
+    half = STEPS // 2
+    dropped = losses(tmp_path / "drope")
+    kept = losses(tmp_path / "rope")
+    assert dropped[:half] == kept[:half]
+    assert dropped[half] != kept[half]
+
+
+def test_an_encoding_that_changes_on_the_way_does_so_in_a_continued_run(
+    drope, tmp_path
 ):
-    config = changed(
-        config, evaluation={"ratios": (1,), "windowed": False, "at_tokens": (4 * 128,)}
-    )
-    drope = dataclasses.replace(
-        config, encoding=EncodingConfig("drope", {"drop_at": 0.5})
-    )
     train(drope, tmp_path / "whole", [])
-    stop_after(8, drope, tmp_path / "cut", KeyboardInterrupt)
-    assert status(tmp_path / "cut") == ("stopped", "signal")
+    stop_after(8, drope, tmp_path / "cut")
     train(changed(drope, evaluation={"ratios": (1, 2)}), tmp_path / "cut", [])
+
+    assert weights(tmp_path / "cut") == weights(tmp_path / "whole")
     # what it was evaluated at in the end
     assert load_config(tmp_path / "cut").evaluation.ratios == (1, 2)
-    assert weights_sha256(tmp_path / "cut") == weights_sha256(tmp_path / "whole")
-    train(config, tmp_path / "rope", [])
-    first, second = (losses(tmp_path / name) for name in ("whole", "rope"))
-    assert first[: STEPS // 2] == second[: STEPS // 2]
-    assert first[STEPS // 2][1] != second[STEPS // 2][1]
-    (early, *_), (with_rope, *_) = (
-        evaluation_numbers(tmp_path / name) for name in ("whole", "rope")
-    )
-    # of equal weights: rows on the way are without positions
-    assert early[:2] == with_rope[:2]
-    assert early != with_rope
+
+
+def test_rows_on_the_way_are_of_the_encoding_that_a_run_ends_with(drope, tmp_path):
+    drope = changed(drope, evaluation={"at_tokens": (4 * 128,)})
+    train(drope, tmp_path / "drope", [])
+    train(encoded(drope, "rope"), tmp_path / "rope", [])
+
+    without_positions, *_ = evaluation_rows(tmp_path / "drope")
+    with_rope, *_ = evaluation_rows(tmp_path / "rope")
+    # of equal weights
+    assert without_positions.tokens == with_rope.tokens == 4 * 128
+    assert without_positions.nll != with_rope.nll
 
 
 # -- what ends it
@@ -416,21 +495,21 @@ class WorldWithOneSignal(World):
 
 
 def test_a_signal_holds_though_updates_that_are_read_after_it_bring_none(
-    config, tmp_path, monkeypatch
+    config, folder, monkeypatch
 ):
-    never = {"log_every_steps": 100, "validate_every_steps": 0}
-    config = changed(config, runtime=never | {"checkpoint_every_steps": 100})
+    never = {"log_every_steps": 100, "checkpoint_every_steps": 100}
+    config = changed(config, runtime=never)
     # as on GPUs, an update is read one later
     monkeypatch.setattr("posbench.training.train._AHEAD", {"cpu": 1})
 
     with pytest.raises(Stopped, match="SIGTERM after step 5; saved"):
-        train(config, tmp_path / "run", [], world=WorldWithOneSignal())
+        train(config, folder, [], world=WorldWithOneSignal())
 
-    assert [saved.step for saved in checkpoint.every(tmp_path / "run")] == [5]
+    assert [saved.step for saved in checkpoint.every(folder)] == [5]
 
 
 def test_a_disk_that_is_full_as_a_checkpoint_is_written_ends_the_run_in_words(
-    config, tmp_path, monkeypatch
+    config, folder, monkeypatch
 ):
     write_bytes = pathlib.Path.write_bytes
 
@@ -441,95 +520,115 @@ def test_a_disk_that_is_full_as_a_checkpoint_is_written_ends_the_run_in_words(
 
     monkeypatch.setattr(pathlib.Path, "write_bytes", full)
     # because of which it is saved
-    seen_updates(monkeypatch, raised_at(2, signal.SIGTERM))
-    with pytest.raises(
-        RunFailed,
-        match=r"no room to write .*step-00000003 .* bytes needed, .* free; free",
-    ):
-        train(config, tmp_path / "run", [])
-    assert status(tmp_path / "run") == ("failed", "disk")
-    assert not evaluation_rows(tmp_path / "run")
-    assert len(losses(tmp_path / "run")) == 3
+    before_update(monkeypatch, 2, lambda: signal.raise_signal(signal.SIGTERM))
+
+    message = r"no room to write .*step-00000003 .* bytes needed, .* free; free"
+    with pytest.raises(RunFailed, match=message):
+        train(config, folder, [])
+
+    assert status(folder) == ("failed", "disk")
+    assert not evaluation_rows(folder)
+    assert len(losses(folder)) == 3
 
 
-def test_a_signal_ends_training_saved_and_an_evaluation_in_words(config, tmp_path):
-    number = signal.SIGUSR1
-    before = signal.getsignal(number)
-    with (
-        pytest.MonkeyPatch.context() as patch,
-        pytest.raises(Stopped, match=f"{number.name} after step 7; saved") as e,
-    ):
-        seen_updates(patch, raised_at(6, number))
-        train(config, tmp_path / "run", [])
-    assert e.value.exit_code == 128 + number
-
-    def raised(*given, save=checkpoint.save):
-        return save(*given) and given[1] == STEPS and signal.raise_signal(number)
-
-    with (
-        pytest.MonkeyPatch.context() as patch,
-        pytest.raises(Stopped, match=f"after step {STEPS}; saved"),
-    ):
-        patch.setattr(checkpoint, "save", raised)  # as the last checkpoint is written
-        train(config, tmp_path / "run", [])
-    with (
-        pytest.MonkeyPatch.context() as patch,
-        pytest.raises(Stopped, match=f"stopped by {number.name}"),
-    ):
-        patch.setattr(
-            "posbench.training.train.evaluate_into",
-            lambda *_: signal.raise_signal(number),
-        )
-        train(config, tmp_path / "run", [])
-    assert status(tmp_path / "run") == ("stopped", "signal")
-    assert signal.getsignal(number) is before
+def raise_usr1(*_: Any) -> None:
+    signal.raise_signal(signal.SIGUSR1)
 
 
-def test_signals_are_collected_or_end_what_has_nothing_to_save():
+def test_a_signal_ends_training_saved(config, folder, monkeypatch):
+    before = signal.getsignal(signal.SIGUSR1)
+    before_update(monkeypatch, 6, raise_usr1)
+
+    with pytest.raises(Stopped, match="SIGUSR1 after step 7; saved") as caught:
+        train(config, folder, [])
+
+    assert caught.value.exit_code == 128 + signal.SIGUSR1
+    assert status(folder) == ("stopped", "signal")
+    assert signal.getsignal(signal.SIGUSR1) is before
+
+
+def test_a_signal_as_the_last_checkpoint_is_written_ends_training(
+    config, folder, monkeypatch
+):
+    save = checkpoint.save
+
+    def saved(folder: pathlib.Path, step: int, *given: Any) -> pathlib.Path:
+        path = save(folder, step, *given)
+        if step == STEPS:
+            raise_usr1()
+        return path
+
+    monkeypatch.setattr(checkpoint, "save", saved)
+
+    with pytest.raises(Stopped, match=f"after step {STEPS}; saved"):
+        train(config, folder, [])
+
+    assert evaluation_rows(folder) == []
+
+
+def test_a_signal_ends_an_evaluation_in_words(config, folder, monkeypatch):
+    monkeypatch.setattr("posbench.training.train.evaluate_into", raise_usr1)
+
+    with pytest.raises(Stopped, match="stopped by SIGUSR1; finished work is kept"):
+        train(config, folder, [])
+
+    assert status(folder) == ("stopped", "signal")
+    assert checkpoint.trained(folder).step == STEPS
+
+
+def test_signals_are_collected_until_ctrl_c_after_the_first():
     before = signal.getsignal(signal.SIGINT)
+
     with (
         pytest.raises(KeyboardInterrupt),
         stop_signals(second_interrupts=True) as received,
     ):
-        for number in (signal.SIGTERM, signal.SIGTERM, signal.SIGINT):
-            signal.raise_signal(number)
+        signal.raise_signal(signal.SIGTERM)
+        signal.raise_signal(signal.SIGTERM)
+        signal.raise_signal(signal.SIGINT)
+
     assert received == [signal.SIGTERM, signal.SIGTERM]
     assert signal.getsignal(signal.SIGINT) is before
-    # It is no error that a library may outlive: a tracker costs a warning where it
-    # fails.
+
+
+def test_a_signal_is_no_error_that_a_library_may_outlive():
+    # a tracker costs a warning where it fails
     with (
         pytest.raises(Stopped, match="stopped by SIGTERM"),
         signals_as_errors(),
         contextlib.suppress(Exception),
     ):
         signal.raise_signal(signal.SIGTERM)
+
+
+def test_a_signal_is_no_fault_of_the_tokenizer():
     tokenizer = raw_bytes()
-    tokenizer._inner = Mock(
-        encode_batch_fast=lambda *_, **given: signal.raise_signal(signal.SIGTERM)
-    )
-    # and no fault of the tokenizer
-    with pytest.raises(Stopped, match="stopped by SIGTERM"), signals_as_errors():
+    tokenizer._inner = Mock()
+    tokenizer._inner.encode_batch_fast = lambda *_, **given: raise_usr1()
+
+    with pytest.raises(Stopped, match="stopped by SIGUSR1"), signals_as_errors():
         tokenizer.encode(["a text"])
 
 
 def test_a_loss_that_is_not_finite_stops_before_the_update_and_says_where(
-    config, tmp_path, monkeypatch
+    config, folder, monkeypatch
 ):
-    plain = GPT.forward
-    calls = []
+    forward = GPT.forward
+    n_calls = 0
 
-    def poisoned(
-        model: GPT, ids: torch.Tensor, labels: torch.Tensor, **given: Any
-    ) -> torch.Tensor:
-        calls.append(0)
-        return plain(model, ids, labels, **given) * (
-            float("nan") if len(calls) == 8 else 1.0
-        )
+    def poisoned(model: GPT, *given: Any, **options: Any) -> torch.Tensor:
+        nonlocal n_calls
+        n_calls += 1
+        loss = forward(model, *given, **options)
+        return loss * float("nan") if n_calls == 8 else loss
 
     monkeypatch.setattr(GPT, "forward", poisoned)
+
     with pytest.raises(RunFailed, match="loss is nan at step 8"):
-        train(config, tmp_path / "run", [])
-    assert status(tmp_path / "run") == ("failed", "diverged")
-    saved = checkpoint.trained(tmp_path / "run")
+        train(config, folder, [])
+
+    assert status(folder) == ("failed", "diverged")
+    saved = checkpoint.trained(folder)
     assert saved.step == 5
-    assert all(torch.isfinite(weight).all() for weight in saved.weights().values())
+    for weight in saved.weights().values():
+        assert torch.isfinite(weight).all()

@@ -6,7 +6,6 @@ offset, so that a client that counts from zero again overwrites earlier lines.
 """
 
 import contextlib
-import dataclasses
 import gzip
 import http.server
 import json
@@ -17,34 +16,26 @@ from collections.abc import Iterator
 from typing import Any
 
 
-@dataclasses.dataclass
 class ServedRun:
     """What the server knows about one run."""
 
-    name: str
-    # one per mutation that described it
-    variables: list[dict[str, Any]] = dataclasses.field(default_factory=list)
-    # by line number
-    streams: dict[str, dict[int, str]] = dataclasses.field(
-        default_factory=lambda: defaultdict(dict)
-    )
-    exit_code: int | None = None
+    def __init__(self, name: str) -> None:
+        self.name = name
+        # one per mutation that described it
+        self.variables: list[dict[str, Any]] = []
+        # by line number
+        self.streams = defaultdict[str, dict[int, str]](dict)
+        self.exit_code: int | None = None
 
     @property
     def history(self) -> list[dict[str, Any]]:
         """The logged rows, without the client's own keys and the picture."""
-        rows = [
-            json.loads(line)
-            for _, line in sorted(self.streams["wandb-history.jsonl"].items())
-        ]
-        return [
-            {
-                key: value
-                for key, value in row.items()
-                if key[0] != "_" and key != "curve"
-            }
-            for row in rows
-        ]
+        rows = []
+        for _, line in sorted(self.streams["wandb-history.jsonl"].items()):
+            row = json.loads(line)
+            row.pop("curve", None)
+            rows.append({key: row[key] for key in row if not key.startswith("_")})
+        return rows
 
     @property
     def summary(self) -> dict[str, Any]:
@@ -54,17 +45,20 @@ class ServedRun:
     @property
     def config(self) -> dict[str, Any]:
         known = json.loads(self.last("config") or "{}")
-        return {key: item["value"] for key, item in known.items() if key != "_wandb"}
+        known.pop("_wandb", None)
+        return {key: item["value"] for key, item in known.items()}
 
     def last(self, name: str) -> Any:
         """Return the newest value of a variable that is not null."""
-        return next(
-            (v[name] for v in reversed(self.variables) if v.get(name) is not None), None
-        )
+        for variables in reversed(self.variables):
+            if variables.get(name) is not None:
+                return variables[name]
+        return None
 
     def bucket(self) -> dict[str, Any]:
         """Return what the client asks about an existing run."""
         history = self.streams["wandb-history.jsonl"]
+        tail = [history[max(history)]] if history else []
         return {
             "id": self.name,
             "name": self.name,
@@ -76,12 +70,21 @@ class ServedRun:
             "wandbConfig": json.dumps({"t": 1}),
             "summaryMetrics": json.dumps(self.summary),
             "historyLineCount": len(history),
-            "historyTail": json.dumps([history[max(history)]] if history else []),
+            "historyTail": json.dumps(tail),
             "eventsLineCount": len(self.streams["wandb-events.jsonl"]),
             "eventsTail": "[]",
             "logLineCount": len(self.streams["output.log"]),
             "sweepName": self.last("sweep"),
         }
+
+
+VIEWER = {
+    "id": "U",
+    "entity": "me",
+    "username": "me",
+    "flags": "{}",
+    "teams": {"edges": []},
+}
 
 
 class Server(http.server.ThreadingHTTPServer):
@@ -100,76 +103,60 @@ class Server(http.server.ThreadingHTTPServer):
     def answer(self, path: str, body: bytes) -> Any:
         if path == "/graphql":
             asked = json.loads(body)
-            operation = re.search(r"(?:query|mutation) (\w+)", asked["query"])
-            data = self.graphql(
-                operation[1] if operation else asked["query"],
-                asked.get("variables") or {},
-            )
+            query = asked["query"]
+            operation = re.search(r"(?:query|mutation) (\w+)", query)
+            name = operation[1] if operation else query
+            data = self.graphql(name, asked.get("variables") or {})
             if data is None:
-                self.unknown.append(asked["query"])
+                self.unknown.append(query)
             return {"data": data or {}}
-        if stream := re.fullmatch(r"/files/[^/]+/[^/]+/([^/]+)/file_stream", path):
-            sent = json.loads(body)
-            run = self.runs[stream[1]]
-            for name, part in (sent.get("files") or {}).items():
-                run.streams[name].update(enumerate(part["content"], part["offset"]))
-            if sent.get("complete"):
-                run.exit_code = sent.get("exitcode")
+        stream = re.fullmatch(r"/files/[^/]+/[^/]+/([^/]+)/file_stream", path)
+        if stream:
+            self.append(self.runs[stream[1]], json.loads(body))
             return {"limits": {}}
         return {}
 
-    def graphql(self, name: str, v: dict[str, Any]) -> dict[str, Any] | None:
-        project = {
-            "id": "P",
-            "name": v.get("project") or "uncategorized",
-            "entity": {"id": "E", "name": "me"},
-        }
+    def append(self, run: ServedRun, sent: dict[str, Any]) -> None:
+        for name, part in (sent.get("files") or {}).items():
+            run.streams[name].update(enumerate(part["content"], part["offset"]))
+        if sent.get("complete"):
+            run.exit_code = sent.get("exitcode")
+
+    def graphql(self, name: str, asked: dict[str, Any]) -> dict[str, Any] | None:
         if name in ("Viewer", "viewer"):
-            return {
-                "viewer": {
-                    "id": "U",
-                    "entity": "me",
-                    "username": "me",
-                    "flags": "{}",
-                    "teams": {"edges": []},
-                }
-            }
-        if name == "RunResumeStatus":
-            return {
-                "model": {
-                    **project,
-                    "bucket": self.runs[v["name"]].bucket()
-                    if v["name"] in self.runs
-                    else None,
-                }
-            }
-        if name == "UpsertBucket":
-            inserted = v["name"] not in self.runs
-            run = self.runs.setdefault(v["name"], ServedRun(v["name"]))
-            run.variables.append(v)
-            bucket = run.bucket() | {"project": project, "sweepName": v["sweep"]}
-            return {"upsertBucket": {"bucket": bucket, "inserted": inserted}}
-        if name == "CreateRunFiles":
-            files = [
-                {"name": file, "uploadUrl": f"{self.url}/upload/{file}"}
-                for file in v["files"]
-            ]
-            return {
-                "createRunFiles": {
-                    "runID": v["run"],
-                    "uploadHeaders": [],
-                    "files": files,
-                }
-            }
+            return {"viewer": VIEWER}
         if name == "ServerFeaturesQuery":
             return {"serverInfo": {"features": []}}
+        if name == "CreateRunFiles":
+            files = []
+            for file in asked["files"]:
+                files.append({"name": file, "uploadUrl": f"{self.url}/upload/{file}"})
+            created = {"runID": asked["run"], "uploadHeaders": [], "files": files}
+            return {"createRunFiles": created}
+
+        project = {
+            "id": "P",
+            "name": asked.get("project") or "uncategorized",
+            "entity": {"id": "E", "name": "me"},
+        }
+        run = self.runs.get(asked.get("name", ""))
+        if name == "RunResumeStatus":
+            bucket = run.bucket() if run else None
+            return {"model": {**project, "bucket": bucket}}
+        if name == "UpsertBucket":
+            inserted = run is None
+            run = self.runs.setdefault(asked["name"], ServedRun(asked["name"]))
+            run.variables.append(asked)
+            bucket = run.bucket() | {"project": project, "sweepName": asked["sweep"]}
+            return {"upsertBucket": {"bucket": bucket, "inserted": inserted}}
         return None
 
 
 @contextlib.contextmanager
 def serve() -> Iterator[Server]:
     with Server() as server:
-        threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
+        work = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
+        work.start()
         try:
             yield server
         finally:
@@ -185,17 +172,16 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     def _answer(self) -> None:
         body = b""
         if self.headers.get("Transfer-Encoding") == "chunked":
-            while size := int(self.rfile.readline(), 16):
+            size = int(self.rfile.readline(), 16)
+            while size:
                 body += self.rfile.read(size)
                 self.rfile.readline()
+                size = int(self.rfile.readline(), 16)
             self.rfile.readline()
         else:
             body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-        body = (
-            gzip.decompress(body)
-            if self.headers.get("Content-Encoding") == "gzip"
-            else body
-        )
+        if self.headers.get("Content-Encoding") == "gzip":
+            body = gzip.decompress(body)
         with self.server.lock:
             data = json.dumps(self.server.answer(self.path, body)).encode()
         self.send_response(200)

@@ -185,8 +185,10 @@ def _value(kind: str, text: str) -> Any:
     if kind != "yaml" and re.search(r"\$\{|^[-+\d_]+:", text):
         return text  # also 12:30, which YAML takes for a number to base 60
     if kind.endswith("s"):
-        items = _items(text.strip().removeprefix("[").removesuffix("]"))
-        return [_value(kind[:-1], item) for item in items if item]
+        items = text.strip()
+        if items.startswith("[") and items.endswith("]"):
+            items = items[1:-1]
+        return [_value(kind[:-1], item) for item in _items(items) if item]
     if kind != "text" or text == "null":
         return read(text)
     quoted = re.fullmatch(r"(['\"])(.*)\1", text, re.DOTALL)
@@ -244,9 +246,6 @@ def apply(config: Config, words: list[str]) -> Config:
     evaluation = plain["evaluation"]
     if LENGTH in settings:
         evaluation["ratios"] = ratios(evaluation.pop("length"), config)
-    # new lengths score the run's own targets: all rows pair
-    if evaluation["longest"] is None:
-        evaluation["longest"] = max(1.0, *config.evaluation.ratios)
     return schema.validate(Config, plain)
 
 

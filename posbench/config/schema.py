@@ -14,7 +14,7 @@ from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from annotated_types import Ge, Len, Lt, Predicate
 
-from posbench import encodings
+from posbench import encodings, registry
 from posbench.config import shipped
 from posbench.config.identity import (
     NOT_IDENTITY,
@@ -183,7 +183,7 @@ class DataConfig(Section):
 
 
 class TrainingConfig(Section):
-    """Budget, batches and the optimizer (AdamW)."""
+    """Budget, batches and the optimizer."""
 
     train_length: Annotated[int, Ge(2)]  # tokens per sequence
     tokens: Count  # of the whole training
@@ -202,10 +202,14 @@ class TrainingConfig(Section):
     weight_decay: NonNegative
     clip: Positive  # largest norm of the gradient, over all parameters
     precision: Precision  # the dtype of matrix products
+    optimizer: str = "adamw"  # a module of `training/optimizers`
 
     def __post_init__(self) -> None:
         if self.schedule == "wsd":
             object.__setattr__(self, "schedule", "constant")
+        optimizers = registry.names(registry.OPTIMIZERS)
+        if self.optimizer not in optimizers:
+            raise unknown("optimizer", self.optimizer, optimizers)
 
     @property
     def tokens_per_step(self) -> int:
@@ -265,12 +269,17 @@ class EvaluationConfig(Section, kw_only=True):
 class TrackingConfig(Section):
     """The mirror of the run folder, at Weights & Biases or for TensorBoard."""
 
-    backend: Literal["none", "tensorboard", "wandb"]
+    backend: str  # none, or a module of `tracking/sessions`
     # auto = online where an API key is set up
     mode: Literal["auto", "online", "offline"]
     project: Annotated[str, Len(1, 128)]  # W&B takes at most 128 characters
     entity: str | None  # team or user; None = W&B's default
     tags: tuple[Annotated[str, Len(1, 64)], ...]  # tags beside the encoding's name
+
+    def __post_init__(self) -> None:
+        backends = ["none", *registry.names(registry.TRACKERS)]
+        if self.backend not in backends:
+            raise unknown("tracker", self.backend, backends)
 
 
 class RuntimeConfig(Section):
@@ -587,6 +596,9 @@ def to_container(config: Any) -> dict[str, Any]:
     for key in _SOURCE:
         if fields[key]:
             plain["encoding"][key] = fields[key]
+    # left out at its default: runs keep the ids from before there was a choice
+    if plain["training"].get("optimizer") == TrainingConfig.optimizer:
+        del plain["training"]["optimizer"]
     return plain
 
 

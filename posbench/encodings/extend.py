@@ -96,6 +96,16 @@ def methods_of(encoding: Encoding) -> list[str]:
     ]
 
 
+def refuse_method(encoding: Encoding, method: str) -> None:
+    """Raise Undefined for a method that an encoding does not have."""
+    possible = methods_of(encoding)
+    if method not in possible:
+        raise Undefined(
+            f"'{encoding.name}' has no extension '{method}': it supports"
+            f" {', '.join(possible) or 'none'}"
+        )
+
+
 def extend_encoding(
     encoding: Encoding, method: str, length: int, train_length: int, **options: Any
 ) -> Extended:
@@ -109,13 +119,9 @@ def extend_encoding(
             methods(),
             "'posbench list' shows all; extension=search is for evaluate",
         )
-    entry, possible = methods()[method], methods_of(encoding)
+    entry = methods()[method]
     options = checked(options, entry.hints, entry.options, method)
-    if method not in possible:
-        raise Undefined(
-            f"'{encoding.name}' has no extension '{method}': it supports"
-            f" {', '.join(possible) or 'none'}"
-        )
+    refuse_method(encoding, method)
     stretch = Stretch(train_length, length)
     if isinstance(encoding, Wrapper):
         return _extend_inners(encoding, method, stretch, options)

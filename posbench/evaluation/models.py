@@ -32,6 +32,9 @@ _Part = TypeVar("_Part")
 HEAD_ROWS = 2048  # rows of fp32 logits held at once
 # differences below this share of the logits' SD are rounding
 ROUNDING = {"fp32": 1e-3, "bf16": 0.15}
+# What is measured of each scored token of a text beside its nll, by the column of the
+# row that gets the mean: functions of logits (n, V) and tokens (n,) that return (n,).
+METRICS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -141,8 +144,7 @@ class Predicted(NamedTuple):
     """One entry per scored prediction, window by window, in the order of the tokens."""
 
     nll: Floats  # (n, K): nats of each candidate
-    # (n,): the likeliest tokens of the whole vocabulary; (0,) if they were not wanted
-    likeliest: Integers
+    likeliest: Integers  # (n,): of the whole vocabulary
 
 
 @torch.no_grad()
@@ -152,23 +154,20 @@ def predicted(
     scored: Bools,
     first: int,
     candidates: Integers,
-    likeliest: bool = True,
 ) -> Predicted:
     """Return a model's predictions. `ids`, `scored` and `first` are as in
     `Subject.logits`.
 
-    `candidates`: (n, K), tokens that may come next; `likeliest`: also find the
-    likeliest tokens, which takes time.
+    `candidates`: (n, K), tokens that may come next.
     """
     nll = []
-    best = [torch.empty(0, dtype=torch.int64)]
+    best = []
     start = 0
     for logits in subject.logits(ids, scored, first):
         end = start + len(logits)
         tokens = torch.from_numpy(candidates[start:end]).to(logits.device)
         nll.append(-logits.log_softmax(-1).gather(1, tokens).cpu())
-        if likeliest:
-            best.append(logits.argmax(-1).cpu())
+        best.append(logits.argmax(-1).cpu())
         start = end
     # MPS has no fp64
     return Predicted(torch.cat(nll).double().numpy(), torch.cat(best).numpy())
@@ -202,16 +201,38 @@ def refuse_not_causal(
         )
 
 
+def numbers_of(subject: Subject, ids: Integers, scored: int, first: int) -> Floats:
+    """Return the nats of the last `scored` tokens of windows (B, C + 1), then what
+    `METRICS` measures of them: (1 + metrics, B, scored). `first` as in
+    `Subject.logits`.
+    """
+    mask = np.zeros((len(ids), ids.shape[1] - 1), np.bool_)
+    mask[:, -scored:] = True
+    labels = torch.from_numpy(ids[:, -scored:].ravel())
+
+    pieces = []
+    start = 0
+    with torch.no_grad():
+        for logits in subject.logits(ids, mask, first):
+            end = start + len(logits)
+            tokens = labels[start:end].to(logits.device)
+            nll = -logits.log_softmax(-1).gather(1, tokens[:, None])[:, 0]
+            numbers = [nll]
+            for metric in METRICS.values():
+                numbers.append(metric(logits, tokens).to(nll.dtype))
+            pieces.append(torch.stack(numbers).cpu())
+            start = end
+    # MPS has no fp64
+    joined: Floats = torch.cat(pieces, 1).double().numpy()
+    return joined.reshape(-1, len(ids), scored)
+
+
 def nll_of(subject: Subject, ids: Integers, scored: int, first: int) -> Floats:
     """Return the nats (B, scored) of the last `scored` tokens of windows (B, C + 1);
     `first` as in `Subject.logits`.
     """
-    mask = np.zeros((len(ids), ids.shape[1] - 1), np.bool_)
-    mask[:, -scored:] = True
-    predictions = predicted(
-        subject, ids, mask, first, ids[:, -scored:].reshape(-1, 1), likeliest=False
-    )
-    return predictions.nll.reshape(-1, scored)
+    nll: Floats = numbers_of(subject, ids, scored, first)[0]
+    return nll
 
 
 def score(
@@ -222,8 +243,8 @@ def score(
     rewrite: Callable[[Integers], Integers] | None = None,
     world: World | None = None,
 ) -> Floats:
-    """Return the negative log-likelihood in nats of every scored token: (windows,
-    scored).
+    """Return the negative log-likelihood in nats of every scored token, and its
+    metrics: (1 + metrics, windows, scored).
 
     Args:
         batch_tokens: tokens per forward pass; a pass has at least one window.
@@ -235,17 +256,16 @@ def score(
 
     places = np.arange(windows.length + 1)
 
-    def nll(batch: slice) -> Floats:
+    def numbers(batch: slice) -> Floats:
         ids = split.ids[windows.starts[batch, None] + places].astype(np.int64)
         if rewrite is not None:
             ids = np.stack([rewrite(window) for window in ids])
-        return nll_of(subject, ids, windows.scored, batch.start)
+        return numbers_of(subject, ids, windows.scored, batch.start)
 
     n_windows = len(windows.starts)
     world = world or World()
-    return np.concatenate(
-        in_batches(world, n_windows, windows.length, batch_tokens, nll)
-    )
+    parts = in_batches(world, n_windows, windows.length, batch_tokens, numbers)
+    return np.concatenate(parts, axis=1)
 
 
 def in_batches(

@@ -5,7 +5,6 @@ a run's.
 import dataclasses
 import json
 import logging
-import os
 from pathlib import Path
 
 import tokenizers
@@ -39,13 +38,7 @@ from posbench.evaluation.evaluate import Evaluation
 from posbench.evaluation.job import rows_into
 from posbench.evaluation.models import Variant
 from posbench.evaluation.plan import check_settings, lengths_of
-from posbench.huggingface.load import (
-    TESTED,
-    Source,
-    find,
-    load,
-    position_of,
-)
+from posbench.huggingface.load import TESTED, Source, find, load, position_of
 from posbench.huggingface.subject import HuggingFaceModel
 from posbench.reports import one_run
 from posbench.rope.imports import library_errors, transformers
@@ -59,6 +52,11 @@ logger = logging.getLogger(__name__)
 
 STUDY = "models"  # the folder of results
 RATIOS = (1.0, 2.0, 4.0)  # default lengths, as multiples of the training length
+# Keys that a user may set; the model decides the others.
+_USED = {key for key in KEYS if key.startswith("data.")}
+_USED -= {"data.tokenizer", "data.vocab_size"}
+_USED |= {"data", LENGTH, "runtime.outputs", "runtime.cache"}
+_USED |= {*OF_A_FINISHED_RUN.values()}
 
 
 def evaluate_models(words: list[str], overrides: list[str]) -> None:
@@ -77,37 +75,24 @@ def evaluate_model(word: str, overrides: list[str]) -> tuple[Path, str, list[int
     """
     source = find(word)
     settings, bos = parse_words(source, overrides)
+    evaluation = settings.evaluation
     config = configuration(source, settings, bos)
     device = machine.current(machine.resolve(settings.runtime.device))
     threads = machine.set_threads(settings.runtime.threads)
-    subject = subject_of(
-        source, config, precision_of(source, settings.evaluation, device), device
-    )
+    precision = precision_of(source, evaluation, device)
+    subject = subject_of(source, config, precision, device)
     tokens = text_of(config, settings.runtime.cache)
+
     folder = Path(settings.runtime.outputs) / STUDY / config.id
-    with (
-        Run.open(folder, config, ["posbench", "evaluate", word, *overrides]) as run,
-        signals_as_errors(),
-    ):
-        run.begin_attempt(device=str(device), dtype=subject.precision, threads=threads)
-        old_digest, digest = (
-            (run.record["data"] or {}).get("sha256"),
-            tokens.record["sha256"],
-        )
-        if old_digest not in (None, digest):
-            raise UserError(
-                f"{folder} has results on another text: restore that, or name the new"
-                " one: data.name=NAME"
-            )
+    command = ["posbench", "evaluate", word, *overrides]
+    with Run.open(folder, config, command) as run, signals_as_errors():
+        run.begin_attempt(device=str(device), dtype=precision, threads=threads)
+        refuse_another_text(run, tokens)
         record(run, subject, tokens, config.reading)
-        if not evaluate_into(run, subject, tokens, settings.evaluation):
+        if not evaluate_into(run, subject, tokens, evaluation):
             logger.info("all requested rows exist; nothing to do: %s", folder)
         run.finish("done")
-    return (
-        folder,
-        settings.evaluation.split,
-        lengths_of(settings.evaluation, settings.training.train_length),
-    )
+    return folder, evaluation.split, lengths_of(evaluation, subject.train_length)
 
 
 def parse_words(source: Source, words: list[str]) -> tuple[Config, str | None]:
@@ -115,53 +100,40 @@ def parse_words(source: Source, words: list[str]) -> tuple[Config, str | None]:
     runtime are used), and `bos`.
     """
     settings = by_key(words, WORDS | OF_A_FINISHED_RUN)
-    length, bos = (
-        read(settings.pop("train_length", str(source.train_length))),
-        settings.pop("bos", None),
-    )
+    bos = settings.pop("bos", None)
+    length = read(settings.pop("train_length", str(source.train_length)))
     for key in settings:
-        if key not in (LENGTH, *KEYS, *GROUPS):
-            raise unknown_key(key, [*KEYS], (*WORDS, "train_length", "bos"))
-        of_the_text = key.partition(".")[0] == "data" and key not in (
-            "data.tokenizer",
-            "data.vocab_size",
-        )
-        if not of_the_text and key not in (
-            *OF_A_FINISHED_RUN.values(),
-            "runtime.outputs",
-            "runtime.cache",
-        ):
-            raise UserError(
-                f"{key} cannot be set for a HuggingFace model: it has its own value, or"
-                " needs none"
-            )
+        _refuse_key(key)
     if type(length) is not int or length < 2:
         raise UserError(
             f"{source.origin}: expected train_length=N, its training length in tokens,"
             f" not {length}"
         )
-    defaults = {
+
+    values = {
         "tracking": "none",
         "evaluation.longest": RATIOS[-1],
         "training.train_length": length,
-    }
-    defaults |= {
         "training.tokens": length,
         "training.batch_size": 1,
         "training.accumulation": 1,
     }
-    defaults |= {
-        "evaluation.targets": min(
-            length, compose.single(["tracking=none"]).evaluation.targets
-        )
-    }
-    if not {"evaluation.length", "evaluation.ratios"} & settings.keys():
-        defaults["evaluation.ratios"] = list(RATIOS)
-    return (
-        compose.single(
-            [f"{key}={text}" for key, text in (defaults | settings).items()]
-        ),
-        bos,
+    if not settings.keys() & {LENGTH, "evaluation.ratios"}:
+        values["evaluation.ratios"] = [*RATIOS]
+    values |= settings
+    typed = [f"{key}={value}" for key, value in values.items()]
+    return compose.single(typed), bos
+
+
+def _refuse_key(key: str) -> None:
+    """Raise UserError for a key that is unknown, or that the model decides."""
+    if key in _USED:
+        return
+    if key not in (*KEYS, *GROUPS):
+        raise unknown_key(key, [*KEYS], (*WORDS, "train_length", "bos"))
+    raise UserError(
+        f"{key} cannot be set for a HuggingFace model: it has its own value, or needs"
+        " none"
     )
 
 
@@ -172,35 +144,34 @@ def configuration(
     how it is evaluated on which text.
     """
     text = source.config.get_text_config()
-    position = position_of(source.config)
-    options = {}
-    if position == "rope":
-        options["parameters"] = json.loads(json.dumps(text.rope_parameters))
-    location = source.origin
-    if source.revision is None:
-        location = os.path.normpath(location)
+    encoding = EncodingConfig(position_of(source.config), {})
+    if encoding.name == "rope":
+        parameters = json.loads(json.dumps(text.rope_parameters))
+        encoding = EncodingConfig("rope", {"parameters": parameters})
+    model = ModelElsewhere(
+        name=source.name,
+        source=source.origin,
+        revision=source.revision,
+        sha256=source.sha256(),
+        kind=source.kind,
+        n_layers=text.num_hidden_layers,
+        n_heads=getattr(text, "num_attention_heads", None),
+        d_model=text.hidden_size,
+    )
+    tokenizer = str(source.folder / TOKENIZER)
+    data = dataclasses.replace(
+        settings.data, tokenizer=tokenizer, vocab_size=int(text.vocab_size)
+    )
+    # another split counts while there is no test
+    evaluation = dataclasses.replace(settings.evaluation, split="test")
     return TrainedElsewhere(
         study=STUDY,
-        encoding=EncodingConfig(position, options),
-        model=ModelElsewhere(
-            name=source.name,
-            source=location,
-            revision=source.revision,
-            sha256=source.sha256(),
-            kind=source.kind,
-            n_layers=text.num_hidden_layers,
-            n_heads=getattr(text, "num_attention_heads", None),
-            d_model=text.hidden_size,
-        ),
+        encoding=encoding,
+        model=model,
         reading=reading_of(source, bos),
-        data=dataclasses.replace(
-            settings.data,
-            tokenizer=str(source.folder / TOKENIZER),
-            vocab_size=int(text.vocab_size),
-        ),
+        data=data,
         training=TrainingElsewhere(settings.training.train_length),
-        # another split counts while there is no test
-        evaluation=dataclasses.replace(settings.evaluation, split="test"),
+        evaluation=evaluation,
     )
 
 
@@ -213,25 +184,22 @@ def reading_of(source: Source, bos: str | None) -> ReadingConfig:
     """
     if bos not in (None, "document", "window"):
         raise UserError(f"bos is {bos}: expected bos=document or bos=window")
-    with library_errors(f"{source.folder / TOKENIZER} is not a tokenizer.json"):
-        tokenizer = tokenizers.Tokenizer.from_file(str(source.folder / TOKENIZER))
-    plain_ids, ids = (
-        tokenizer.encode("a", add_special_tokens=added).ids for added in (False, True)
-    )
+    path = source.folder / TOKENIZER
+    with library_errors(f"{path} is not a tokenizer.json"):
+        tokenizer = tokenizers.Tokenizer.from_file(str(path))
+    ids = tokenizer.encode("a").ids
+    plain_ids = tokenizer.encode("a", add_special_tokens=False).ids
     if ids[:1] != plain_ids[:1]:
         return ReadingConfig(ids[0], bos != "document")
+
     config = source.config.get_text_config()
-    ends = (
-        config.eos_token_id
-        if isinstance(config.eos_token_id, list)
-        else [config.eos_token_id]
-    )
-    for token in (getattr(config, "bos_token_id", None), *ends[:1]):
-        if (
-            type(token) is int
-            and token < config.vocab_size
-            and tokenizer.id_to_token(token) is not None
-        ):
+    for name in ("bos_token_id", "eos_token_id"):
+        token = getattr(config, name, None)
+        if isinstance(token, list):
+            token = token[0]
+        if type(token) is not int or token >= config.vocab_size:
+            continue
+        if tokenizer.id_to_token(token) is not None:
             return ReadingConfig(token, bos == "window")
     raise UserError(
         f"{source.folder}: its tokenizer has no token for bos_token_id or eos_token_id"
@@ -249,7 +217,7 @@ def precision_of(
     # BLOOM's biases would be rounded too, so that far positions collide.
     if source.kind == "bloom" or not machine.bf16_is_fast(device):
         return "fp32"
-    return source.precision
+    return "bf16" if source.config.dtype == torch.bfloat16 else "fp32"
 
 
 def subject_of(
@@ -258,19 +226,18 @@ def subject_of(
     """Return the model as it is evaluated; UserError if it is not causal, or a probe or
     extension is mistyped.
     """
-    length, settings = config.training.train_length, config.evaluation
-    with machine.out_of_memory_as_failure(
-        "a smaller model, or another evaluation.precision,"
-    ):
+    length = config.training.train_length
+    first_token = config.reading.separator if config.reading.first else None
+    cure = "a smaller model, or another evaluation.precision,"
+    with machine.out_of_memory_as_failure(cure):
         model = load(source.folder, source.config, precision).to(device)
-        first_token = config.reading.separator if config.reading.first else None
         subject = HuggingFaceModel(model, source.name, length, precision, first_token)
         subject.refuse_not_causal()
-    check_settings(
-        settings,
-        length,
-        lambda text, longer: subject.varied(Variant(extension=text), longer),
-    )
+
+    def extended(text: str, longer: int) -> None:
+        subject.varied(Variant(extension=text), longer)
+
+    check_settings(config.evaluation, length, extended)
     return subject
 
 
@@ -280,16 +247,25 @@ def text_of(config: TrainedElsewhere, cache: str | None) -> Tokens:
     """
     with signals_as_errors():
         tokens = data.prepare(config.data, cache, config.reading.separator)
-    highest = max(
-        int(split.ids.max(initial=0))
-        for split in (tokens.train, tokens.validation, tokens.test)
-    )
-    if highest >= (rows := config.data.vocab_size):
-        raise UserError(
-            f"the tokenizer belongs to another model: it gives id {highest:,}, its"
-            f" table has {rows:,} rows"
-        )
+    rows = config.data.vocab_size
+    for split in (tokens.train, tokens.validation, tokens.test):
+        highest = int(split.ids.max(initial=0))
+        if highest >= rows:
+            raise UserError(
+                f"the tokenizer belongs to another model: it gives id {highest:,}, its"
+                f" table has {rows:,} rows"
+            )
     return tokens
+
+
+def refuse_another_text(run: Run, tokens: Tokens) -> None:
+    """Raise UserError if the folder has results on another text."""
+    earlier = run.record["data"]
+    if earlier and earlier["sha256"] != tokens.record["sha256"]:
+        raise UserError(
+            f"{run.folder} has results on another text: restore that, or name the new"
+            " one: data.name=NAME"
+        )
 
 
 def record(
@@ -298,43 +274,33 @@ def record(
     """Record in `run.json`, and log, the text, the tokenizer, the model's size, and
     whether its kind is tested.
     """
-    kind, version, total = (
-        subject.model.config.model_type,
-        transformers().__version__,
-        subject.model.num_parameters(),
-    )
-    level, text = (
-        "tested" if kind in TESTED else "untested",
-        tokens.tokenizer.decode([reading.separator]),
-    )
-    begin = {
+    separator = {
         "id": reading.separator,
-        "text": text,
+        "text": tokens.tokenizer.decode([reading.separator]),
         "first_in_every_window": reading.first,
     }
+    kind = subject.model.config.model_type
+    level = "tested" if kind in TESTED else "untested"
+    version = transformers().__version__
+    total = subject.model.num_parameters()
     run.update(
-        data={**tokens.record, "separator": begin},
+        data={**tokens.record, "separator": separator},
         tokenizer_sha256=tokens.tokenizer.sha256,
         parameters={**run.record["parameters"], "total": total},
         support={"level": level, "transformers": version},
     )
-    summary = (
+    logger.info(
         f"{kind} with transformers {version}: {level}, {total:,} parameters in"
         f" {subject.precision}"
     )
-    logger.info(
-        "%s; before documents%s: %r",
-        summary,
-        " and in every window" if reading.first else "",
-        text,
-    )
+    places = "documents and in every window" if reading.first else "documents"
+    logger.info(f"before {places}: {separator['text']!r}")
 
 
 def evaluate_into(
     run: Run, subject: HuggingFaceModel, tokens: Tokens, settings: EvaluationConfig
 ) -> int:
     """Evaluate a model, write the rows to its folder, and return their number."""
-    device = subject.model.device
     evaluation = Evaluation(
         subject=subject,
         settings=settings,
@@ -343,9 +309,6 @@ def evaluate_into(
         checkpoint_step=0,
         tokens=None,  # of training: unknown
         dtype=subject.precision,
-        device=device,
+        device=subject.model.device,
     )
-    n_rows = rows_into(run, evaluation, every_row(run.folder))
-    earlier_peak = run.record["peak_memory_bytes"] or 0
-    run.update(peak_memory_bytes=max(earlier_peak, machine.peak_memory(device)))
-    return n_rows
+    return rows_into(run, evaluation, every_row(run.folder))

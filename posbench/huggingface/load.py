@@ -14,9 +14,11 @@ from posbench import files
 from posbench.data import hub
 from posbench.errors import UserError, did_you_mean
 from posbench.rope.imports import library_errors, transformers
-from posbench.rope.reading import language_part
+from posbench.rope.reading import language_part, rope_sections
 from posbench.run import TOKENIZER
 
+_WEIGHTS = "model*.safetensors"
+_INDEX = "model.safetensors.index.json"
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 _ROPE = (
     "llama gpt_neox mistral olmo olmo2 starcoder2 qwen2 qwen3 smollm3 gemma2"
@@ -30,6 +32,8 @@ TESTED = dict.fromkeys(_ROPE.split(), "rope") | {
     "bloom": "alibi",
     "mpt": "alibi",
 }
+# with extended RoPE: the length before that
+_ORIGINAL = "original_max_position_embeddings"
 # Keys of config.json for the training length, or for the size of a table of positions.
 LENGTHS = (
     "max_position_embeddings",
@@ -62,18 +66,9 @@ class Source:
         origin = self.origin
         if self.revision:
             origin = origin.partition("@")[0]
-        name = re.sub(r"[^A-Za-z0-9._-]+", "-", Path(origin).resolve().name)
+        last = Path(origin).resolve().name
+        name = re.sub(r"[^A-Za-z0-9._-]+", "-", last)
         return name[:100].strip(".-_") or "model"
-
-    @property
-    def precision(self) -> str:
-        """The precision to compute in: bf16 if its configuration names that, else
-        fp32.
-        """
-        return next(
-            (name for name, dtype in DTYPES.items() if dtype == self.config.dtype),
-            "fp32",
-        )
 
     @property
     def train_length(self) -> int | None:
@@ -81,32 +76,22 @@ class Source:
         configuration has none.
         """
         text = language_part(self.settings)
-        ropes = [text.get("rope_parameters"), text.get("rope_scaling")]
-        ropes += [
-            part for rope in ropes if isinstance(rope, dict) for part in rope.values()
-        ]
-        lengths = [
-            rope.get("original_max_position_embeddings")
-            for rope in ropes
-            if isinstance(rope, dict)
-        ]
-        lengths += [
-            text.get(key) for key in ("original_max_position_embeddings", *LENGTHS)
-        ]
-        return next(
-            (length for length in lengths if type(length) is int and length > 1), None
-        )
+        lengths = [section.get(_ORIGINAL) for _, section in rope_sections(text)]
+        lengths += [text.get(key) for key in (_ORIGINAL, *LENGTHS)]
+        for length in lengths:
+            if type(length) is int and length > 1:
+                return length
+        return None
 
     def sha256(self) -> str:
         """Return the digest of everything that determines results: configuration,
         tokenizer, weights.
         """
-        digest, weights = (
-            hashlib.sha256(),
-            sorted(self.folder.glob("model*.safetensors")),
-        )
+        weights = sorted(self.folder.glob(_WEIGHTS))
+        digest = hashlib.sha256()
         for path in (self.folder / "config.json", self.folder / TOKENIZER, *weights):
-            digest.update(f"{path.name}\0".encode() + files.sha256(path))
+            digest.update(f"{path.name}\0".encode())
+            digest.update(files.sha256(path))
         return digest.hexdigest()
 
 
@@ -115,53 +100,59 @@ def find(location: str) -> Source:
     none, or it is not accepted.
     """
     library = transformers()
-    causal = library.models.auto.modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
-    folder, revision = (
-        (Path(location), None)
-        if Path(location).exists()
-        else hub.model_folder(location)
-    )
+    folder = Path(location)
+    revision = None
+    if not folder.exists():
+        folder, revision = hub.model_folder(location)
     data_only = {"trust_remote_code": False, "local_files_only": True}
     with library_errors(f"{location}: transformers cannot read its configuration"):
         settings, _ = library.PretrainedConfig.get_config_dict(folder, **data_only)
-    kind = settings.get("model_type")
-    expected = f"{', '.join(TESTED)}, or another causal language model of transformers"
-    for wrong, reason in (
-        (not settings, "it has no config.json, or an empty one"),
-        (
-            kind not in causal,
-            (
-                f"model_type is {kind!r}{did_you_mean(str(kind), causal)}: expected"
-                f" {expected}"
-            ),
-        ),
-        (
-            settings.get("auto_map"),
-            "auto_map in config.json: posbench runs no code of a model folder",
-        ),
-        (
-            settings.get("quantization_config"),
-            "its weights are quantised: expected fp32, bf16 or fp16",
-        ),
-        (
-            kind == "mpt" and (settings.get("attn_config") or {}).get("alibi") is False,
-            "transformers has no such mpt",
-        ),
-        (
-            (folder / "adapter_config.json").exists(),
-            "an adapter: merge it into its model first",
-        ),
-        (not (folder / TOKENIZER).is_file(), f"it has no {TOKENIZER}: expected one"),
-        (
-            not [*folder.glob("model*.safetensors")],
-            "it has no .safetensors: pickled weights may run code",
-        ),
-    ):
-        if wrong:
-            raise UserError(f"{location}: {reason}")
+    problem = _problem_of_kind(settings) or _problem_of_files(folder)
+    if problem:
+        raise UserError(f"{location}: {problem}")
     with library_errors(f"{location}: transformers refuses its configuration"):
         config = library.AutoConfig.from_pretrained(folder, **data_only)
     return Source(folder, location, revision, settings, config)
+
+
+def _problem_of_kind(settings: dict[str, Any]) -> str | None:
+    """Return why the model of a config.json is not accepted; None if it is."""
+    if not settings:
+        return "it has no config.json, or an empty one"
+    causal = transformers().models.auto.modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+    kind = settings.get("model_type")
+    if kind not in causal:
+        return (
+            f"model_type is {kind!r}{did_you_mean(str(kind), causal)}: expected"
+            f" {', '.join(TESTED)}, or another causal language model of transformers"
+        )
+    if settings.get("auto_map"):
+        return "auto_map in config.json: posbench runs no code of a model folder"
+    if settings.get("quantization_config"):
+        return "its weights are quantised: expected fp32, bf16 or fp16"
+    attention = settings.get("attn_config") or {}
+    if kind == "mpt" and attention.get("alibi") is False:
+        return "transformers has no such mpt"
+    return None
+
+
+def _problem_of_files(folder: Path) -> str | None:
+    """Return why the files of a model are not accepted; None if they are."""
+    if (folder / "adapter_config.json").exists():
+        return "an adapter: merge it into its model first"
+    if not (folder / TOKENIZER).is_file():
+        return f"it has no {TOKENIZER}: expected one"
+    if not any(folder.glob(_WEIGHTS)):
+        return "it has no .safetensors: pickled weights may run code"
+    # transformers would read the first without a word, which may be the older
+    if (folder / "model.safetensors").exists():
+        shards = [*folder.glob("model-*.safetensors"), *folder.glob(_INDEX)]
+        if shards:
+            return (
+                f"two sets of weights, model.safetensors and {min(shards).name}:"
+                " expected one"
+            )
+    return None
 
 
 def load(folder: Path, config: Any, precision: str) -> Any:
@@ -170,13 +161,14 @@ def load(folder: Path, config: Any, precision: str) -> Any:
     """
     auto = transformers().AutoModelForCausalLM
     with library_errors(f"{folder}: transformers cannot load it"):
+        attention = "eager"
+        if auto._model_mapping[type(config)]._supports_sdpa:
+            attention = "sdpa"
         model, report = auto.from_pretrained(
             folder,
             config=config,
             dtype=DTYPES[precision],
-            attn_implementation=(
-                "sdpa" if auto._model_mapping[type(config)]._supports_sdpa else "eager"
-            ),
+            attn_implementation=attention,  # never one that the folder names
             local_files_only=True,
             trust_remote_code=False,
             use_safetensors=True,
@@ -184,7 +176,8 @@ def load(folder: Path, config: Any, precision: str) -> Any:
         )
     # the first would be random numbers, the second left out
     for key in ("missing_keys", "unexpected_keys"):
-        if names := sorted(report[key]):
+        names = sorted(report[key])
+        if names:
             raise UserError(
                 f"{folder}: weights do not match its configuration: {key}"
                 f" {', '.join(names[:3])}"
@@ -196,5 +189,9 @@ def position_of(config: Any) -> str:
     """Return how a model encodes positions: rope, learned or alibi; other for untested
     kinds without RoPE.
     """
-    rope = getattr(config.get_text_config(), "rope_parameters", None)
-    return TESTED.get(config.model_type) or ("rope" if rope else "other")
+    kind = config.model_type
+    if kind in TESTED:
+        return TESTED[kind]
+    if getattr(config.get_text_config(), "rope_parameters", None):
+        return "rope"
+    return "other"

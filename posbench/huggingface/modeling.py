@@ -54,50 +54,44 @@ class PosbenchForCausalLM(transformers.PreTrainedModel, transformers.GenerationM
         """Compute the tables that are not saved, which the library leaves unset. All
         weights come from the folder.
         """
-        if names := module._non_persistent_buffers_set:
-            (path,) = (
-                path
-                for path, candidate in self.model.named_modules()
-                if candidate is module
-            )
-            computed = _initial_model(self.config).get_submodule(path)
-            for name in names:
-                module.get_buffer(name).copy_(computed.get_buffer(name))
+        names = module._non_persistent_buffers_set
+        if not names:
+            return
+        path = next(path for path, part in self.model.named_modules() if part is module)
+        computed = _initial_model(self.config).get_submodule(path)
+        for name in names:
+            module.get_buffer(name).copy_(computed.get_buffer(name))
 
     def forward(
         self,
         input_ids: Tensor,
         attention_mask: Tensor | None = None,
         labels: Tensor | None = None,
-        logits_to_keep: int | Tensor = 0,
+        logits_to_keep: int = 0,
         **options: Any,
     ) -> CausalLMOutput:
         """Return logits of ids (B, T), and the loss of labels (B, T), which it shifts;
         ValueError for padding.
+
+        `logits_to_keep`: of the last so many tokens; 0: of all.
         """
-        if attention_mask is not None and not bool((attention_mask != 0).all()):
+        if attention_mask is not None and not attention_mask.all():
             raise ValueError(
                 "padding: posbench's models read whole sequences; expected inputs of"
                 " one length"
             )
-        if any(
-            options.get(name) is not None for name in ("position_ids", "inputs_embeds")
-        ):
-            raise ValueError(
-                "posbench's models choose positions and embeddings by themselves:"
-                " expected input_ids only"
-            )
-        hidden = self.model.hidden(input_ids)
-        positions = (
-            slice(-logits_to_keep, None)
-            if isinstance(logits_to_keep, int)
-            else logits_to_keep
-        )
-        logits, loss = self.model.logits(hidden[:, positions]), None
+        for name in ("position_ids", "inputs_embeds"):
+            if options.get(name) is not None:
+                raise ValueError(
+                    "posbench's models choose positions and embeddings by themselves:"
+                    " expected input_ids only"
+                )
+        hidden = self.model.hidden(input_ids)  # (B, T, D)
+        logits = self.model.logits(hidden[:, -logits_to_keep:])
+        loss = None
         if labels is not None:
-            loss = self.loss_function(
-                self.model.logits(hidden), labels, vocab_size=self.config.vocab_size
-            )
+            every = self.model.logits(hidden)
+            loss = self.loss_function(every, labels, vocab_size=every.shape[-1])
         return CausalLMOutput(loss=loss, logits=logits)
 
     def prepare_inputs_for_generation(
@@ -110,30 +104,27 @@ def _initial_model(config: Any) -> GPT:
     """Return the model with initial weights, on the CPU and in fp32 whatever the
     loader's defaults are.
     """
-    model, options = validate(ModelConfig, config.model), dict(config.encoding)
+    model = validate(ModelConfig, config.model)
+    options = dict(config.encoding)
+    name = options.pop("name")
     with local_torch_dtype(torch.float32), torch.device("cpu"):
-        sizes = (model.d_model, model.n_heads, model.n_layers, config.train_length)
         shape = Shape(
-            *sizes,
+            model.d_model,
+            model.n_heads,
+            model.n_layers,
+            config.train_length,
             tuple(config.vocabulary),
             model.token_rms,
             n_kv_heads=model.n_kv_heads or 0,
         )
-        return GPT(
-            model,
-            config.vocab_size,
-            encodings.build(options.pop("name"), shape, options),
-        )
+        return GPT(model, config.vocab_size, encodings.build(name, shape, options))
 
 
 def settings_of(config: Config, vocabulary: tuple[str, ...]) -> dict[str, Any]:
     """Return the configuration of a run's model for `PosbenchForCausalLM`;
     `vocabulary`: token texts by id.
     """
-    names = {
-        "AutoConfig": "PosbenchConfig",
-        "AutoModelForCausalLM": "PosbenchForCausalLM",
-    }
+    module = FILE.removesuffix(".py")
     return {
         "model_type": KIND,
         "model": dataclasses.asdict(config.model),
@@ -148,7 +139,8 @@ def settings_of(config: Config, vocabulary: tuple[str, ...]) -> dict[str, Any]:
         "use_cache": False,
         "architectures": ["PosbenchForCausalLM"],
         "auto_map": {
-            auto: f"{FILE.removesuffix('.py')}.{name}" for auto, name in names.items()
+            "AutoConfig": f"{module}.PosbenchConfig",
+            "AutoModelForCausalLM": f"{module}.PosbenchForCausalLM",
         },
     }
 

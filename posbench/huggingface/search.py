@@ -29,6 +29,7 @@ from posbench.terminal import console
 METHODS = ("yarn", "ntk_by_parts", "llama3", "ntk", "pi")
 MULTIPLES = (1, 2)  # factors, in multiples of N / training length
 PROBE = "passkey"
+_CHOSEN_HERE = ("evaluation.tasks", "evaluation.split", "evaluation.protocols")
 _LEAN = ("protocol=fixed_target", "evaluation.windowed=false", "evaluation.sinks=0")
 
 
@@ -36,10 +37,11 @@ def candidates(ratio: float) -> list[str]:
     """Return the extensions to try; `ratio`: the length divided by the training
     length.
     """
-    factors = [f"{multiple * ratio:g}" for multiple in MULTIPLES]
-    return [f"{method}:factor={factor}" for method in METHODS for factor in factors] + [
-        "dynamic_ntk"
-    ]
+    texts = ["dynamic_ntk"]
+    for method in METHODS:
+        for multiple in MULTIPLES:
+            texts.append(f"{method}:factor={multiple * ratio:g}")
+    return texts
 
 
 def ranked(frame: pd.DataFrame, length: int) -> pd.DataFrame:
@@ -49,40 +51,39 @@ def ranked(frame: pd.DataFrame, length: int) -> pd.DataFrame:
     `frame`: rows of one run or model on one text. Column `retrieves`: whether a test
     shows that any candidate beats chance in the probe; if not, the loss alone decides.
     """
+    is_baseline = frame["variant"].isin(("windowed", "sinks"))
+    rows = frame[frame["newest"] & ~is_baseline].fillna({"extension": "none"})
+    point = ["protocol", "task", "length", "extension"]
+    rows = rows.drop_duplicates(point, keep="last").set_index("extension")
+
+    is_text = (rows["protocol"] == "fixed_target") & rows["task"].isna()
+    text = rows[is_text & rows["nll"].notna()]
+    probe = rows[(rows["task"] == PROBE) & (rows["length"] == length)]
+    table = text.loc[
+        text["length"] == length, ["nll", "unit_nll", "unit_tokens", "ci_over"]
+    ]
+    table = table.join(probe[["accuracy", "chance", "n_blocks"]])
+    table["loss_at_1x"] = text.loc[text["length_ratio"] == 1, "nll"]
+    table["retrieves"] = _retrieves(table)
+
+    worse = table["nll"].rank()
+    if table["retrieves"].any():
+        worse = worse.combine(table["accuracy"].rank(ascending=False), max)
+    return table.assign(worse=worse).sort_values(["worse", "nll"]).reset_index()
+
+
+def _retrieves(table: pd.DataFrame) -> bool:
+    """Return whether any candidate beats chance in the probe, adjusted for their
+    number.
+    """
     from scipy import stats
 
-    rows = frame[
-        frame["newest"] & ~frame["variant"].isin(("windowed", "sinks"))
-    ].fillna({"extension": "none"})
-    rows = rows.drop_duplicates(
-        ["protocol", "task", "length", "extension"], keep="last"
-    ).set_index("extension")
-    text = rows[
-        (rows["protocol"] == "fixed_target") & rows["task"].isna() & rows["nll"].notna()
-    ]
-    at_1x = text.loc[text["length_ratio"] == 1, "nll"].rename("loss_at_1x")
-    probe = rows.loc[
-        (rows["task"] == PROBE) & (rows["length"] == length),
-        ["accuracy", "chance", "n_blocks"],
-    ]
-    table = text.query(f"length == {length}")[
-        ["nll", "unit_nll", "unit_tokens", "ci_over"]
-    ].join([probe, at_1x])
-    trials = probe.dropna().to_numpy()
-    p = [
-        stats.binomtest(round(share * n), int(n), chance, "greater").pvalue
-        for share, chance, n in trials
-    ]
-    ranks = pd.DataFrame(
-        {"loss": table["nll"].rank(), "right": table["accuracy"].rank(ascending=False)}
-    )
-    retrieves = len(table) * min(p, default=1.0) < ALPHA
-    worse = ranks.max(axis=1) if retrieves else ranks["loss"]
-    return (
-        table.assign(worse=worse, retrieves=retrieves)
-        .sort_values(["worse", "nll"])
-        .reset_index()
-    )
+    for row in table.dropna(subset="accuracy").itertuples():
+        right = round(row.accuracy * row.n_blocks)
+        test = stats.binomtest(right, int(row.n_blocks), row.chance, "greater")
+        if test.pvalue * len(table) < ALPHA:
+            return True
+    return False
 
 
 def search(subject: str | Path, words: Sequence[str]) -> None:
@@ -97,100 +98,61 @@ def search(subject: str | Path, words: Sequence[str]) -> None:
     console.log_to_terminal()
     machine.keep_freed_memory()
     settings = by_key(words)
-    settings.pop("evaluation.extensions")
+    del settings["evaluation.extensions"]
     length_text = settings.pop(LENGTH, "")
+    for key in _CHOSEN_HERE:
+        if key in settings:
+            raise UserError(
+                f"{key} cannot be set: extension=search uses {PROBE} on validation"
+                " text, then test text"
+            )
     words = [f"{key}={text}" for key, text in settings.items()]
-    if fixed := settings.keys() & {
-        "evaluation.tasks",
-        "evaluation.split",
-        "evaluation.protocols",
-    }:
-        raise UserError(
-            f"{min(fixed)} cannot be set: extension=search uses {PROBE} on validation"
-            " text, then test text"
-        )
-    config = (
-        apply(load_config(subject), words)
-        if isinstance(subject, Path)
-        else parse_words(find(subject), words)[0]
-    )
-    train_length = config.training.train_length
+    train_length = _train_length(subject, words)
     if not length_text.isdigit() or int(length_text) <= train_length:
         raise UserError(
             f"extension=search needs one length beyond {train_length}, such as"
             f" length={4 * train_length}"
         )
     length = int(length_text)
-    measured = (length, train_length)
-    lengths = f"length={train_length},{length_text}"
-    trials = ",".join(candidates(length / train_length))
-    folder = _evaluate(
-        subject,
-        [
-            *words,
-            lengths,
-            f"extension={trials}",
-            f"task={PROBE}",
-            "split=validation",
-            *_LEAN,
-        ],
-    )
-    table = ranked(one_run.read(folder, "validation", measured), length)
+    words += [f"length={train_length},{length}", f"task={PROBE}"]
+
+    trials = f"extension={','.join(candidates(length / train_length))}"
+    folder = _evaluate(subject, [*words, trials, "split=validation", *_LEAN])
+    lengths = (length, train_length)
+    validation = one_run.read(folder, "validation", lengths)
+    table = ranked(validation, length)
     if {*table["extension"]} <= {"none"}:
         raise UserError(
             f"no extension has a number at {length} tokens: its RoPE is not plain, or"
             " the text too short"
         )
-    ranking = [*table["extension"], ""]
+    _print_ranking(table, length, train_length)
+
+    ranking = [*table["extension"], "none"]
     best = ranking[0]
     second = ranking[1]
-    columns = [
-        Column("extension", "extension", "", text=True),
-        Column("nll", f"loss at {length:,}", ".4f"),
-        Column("accuracy", f"{PROBE} right", ".0%"),
-        Column("loss_at_1x", f"loss at {train_length:,}", ".4f"),
-    ]
-    order = (
-        f"worse rank of loss and {PROBE}"
-        if table["retrieves"].iloc[0]
-        else f"loss: in {PROBE} none beats chance"
-    )
-    Table(
-        f"{length:,} tokens of validation text, best first by {order}", table, columns
-    ).print(console.stdout())
-    extension = [] if best == "none" else [f"extension={best}"]
-    folder = _evaluate(
-        subject, [*words, lengths, *extension, f"task={PROBE}", "split=test"]
-    )
-    one_run.print_results(folder, "test", measured)
-    rows = {
-        split: one_run.read(folder, split, measured) for split in ("validation", "test")
-    }
-    for split, at, rival in (
-        ("validation", length, second),
-        ("test", length, "none"),
-        ("test", train_length, "none"),
-    ):
-        table = ranked(rows[split], at).set_index("extension")
-        if rival != best and {best, rival} <= {*table.index}:
-            row, nats = table.loc[best], table["unit_nll"]
-            gap = estimate((nats[best] - nats[rival])[None], row["unit_tokens"])
-            interval = (
-                f"95 % {gap.low():+.4f} to {gap.high():+.4f} over {row['ci_over']}"
-            )
-            print(
-                f"{best} less {rival} at {at:,} tokens of {split} text: {gap.mean:+.4f}"
-                f" nats per token, {interval}."
-            )
-    command = (
-        f"posbench rope {subject} extension={best} length={length}"
+    words.append("split=test")
+    if best != "none":
+        words.append(f"extension={best}")
+    folder = _evaluate(subject, words)
+    one_run.print_results(folder, "test", lengths)
+    test = one_run.read(folder, "test", lengths)
+    _print_difference(validation, best, second, length, "validation")
+    if best == "none":
+        print("None of these extensions is better than the model as it is.")
+        return
+    for at in lengths:
+        _print_difference(test, best, "none", at, "test")
+    print(
+        f"Its RoPE: posbench rope {subject} extension={best} length={length}"
         f" train_length={train_length}"
     )
-    print(
-        f"Its RoPE: {command}"
-        if extension
-        else "None of these extensions is better than the model as it is."
-    )
+
+
+def _train_length(subject: str | Path, words: list[str]) -> int:
+    if isinstance(subject, Path):
+        return load_config(subject).training.train_length
+    return parse_words(find(subject), words)[0].training.train_length
 
 
 def _evaluate(subject: str | Path, words: list[str]) -> Path:
@@ -199,3 +161,35 @@ def _evaluate(subject: str | Path, words: list[str]) -> Path:
         return evaluate_model(subject, words)[0]
     evaluate_run(subject, apply(load_config(subject), words))
     return subject
+
+
+def _print_ranking(table: pd.DataFrame, length: int, train_length: int) -> None:
+    order = f"loss: in {PROBE} none beats chance"
+    if table["retrieves"].any():
+        order = f"worse rank of loss and {PROBE}"
+    title = f"{length:,} tokens of validation text, best first by {order}"
+    columns = [
+        Column("extension", "extension", "", text=True),
+        Column("nll", f"loss at {length:,}", ".4f"),
+        Column("accuracy", f"{PROBE} right", ".0%"),
+        Column("loss_at_1x", f"loss at {train_length:,}", ".4f"),
+    ]
+    Table(title, table, columns).print(console.stdout())
+
+
+def _print_difference(
+    frame: pd.DataFrame, best: str, rival: str, length: int, split: str
+) -> None:
+    """Print the difference of two candidates' losses with its interval, if both have a
+    number.
+    """
+    table = ranked(frame, length).set_index("extension")
+    if {best, rival} <= {*table.index}:
+        nats = table["unit_nll"]
+        row = table.loc[best]
+        gap = estimate((nats[best] - nats[rival])[None], row["unit_tokens"])
+        print(
+            f"{best} less {rival} at {length:,} tokens of {split} text:"
+            f" {gap.mean:+.4f} nats per token, 95 % {gap.low():+.4f} to"
+            f" {gap.high():+.4f} over {row['ci_over']}."
+        )

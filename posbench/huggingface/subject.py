@@ -6,7 +6,7 @@ import contextvars
 import dataclasses
 import functools
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -24,9 +24,9 @@ from posbench.evaluation.models import (
     tail_length,
 )
 from posbench.evaluation.protocols import Integers
-from posbench.huggingface.load import TESTED, position_of
+from posbench.huggingface.load import position_of
 from posbench.randomness import generator
-from posbench.rope import extension as rope
+from posbench.rope.extension import extend_model, extension
 from posbench.rope.imports import library_errors, transformers
 from posbench.rope.reading import restore
 
@@ -60,127 +60,127 @@ class HuggingFaceModel:
 
     @torch.no_grad()
     def logits(self, ids: Integers, scored: Bools, first: int) -> Iterator[Tensor]:
-        last, size = tail_length(scored), int(self.config.vocab_size)
-        # windows whose logits are held at once
-        at_once = max(1, _MOST_LOGITS // (last * size))
+        last = tail_length(scored)
+        at_once = max(1, _MOST_LOGITS // (last * self._vocabulary))  # windows
         for start in range(0, len(ids), at_once):
-            windows = machine.to_device(
-                torch.from_numpy(ids[start : start + at_once, :-1]), self.model.device
-            )
-            mask = torch.from_numpy(scored[start : start + at_once, -last:]).to(
-                windows.device
-            )
-            logits = self.read(windows, last)
-            yield logits.flatten(0, 1) if mask.all() else logits[mask]
+            batch = slice(start, start + at_once)
+            windows = torch.from_numpy(ids[batch, :-1])
+            logits = self.read(machine.to_device(windows, self.model.device), last)
+            wanted = torch.from_numpy(scored[batch, -last:])  # (B, last)
+            yield logits[wanted.to(logits.device)]
 
     @torch.no_grad()
     def read(self, inputs: Tensor, last: int) -> Tensor:
         """Return the model's own logits (B, last, V) of the last tokens of inputs (B,
-        T), in fp32.
+        T), in fp32, whatever it has read before.
         """
+        length = inputs.shape[1]
+        if self.first_token is not None:
+            inputs = inputs.clone()
+            inputs[:, 0] = self.first_token
         options: dict[str, Any] = {}
-        if "logits_to_keep" in inspect.signature(type(self.model).forward).parameters:
+        if "logits_to_keep" in self._options:
             options["logits_to_keep"] = last
         if self.offset:
-            options["position_ids"] = (
-                self.offset + torch.arange(inputs.shape[1], device=inputs.device)
-            )[None]
+            positions = self.offset + torch.arange(length, device=inputs.device)
+            options["position_ids"] = positions[None]
+
+        restore(self.model)
+        if self.model.config.model_type == "mpt":  # the length that its bias is for
+            self.model.config.max_seq_len = length
         _narrow_masks()
         token = _window.set((self.window, self.sinks))
         try:
-            logits = forward(self.model, inputs, self.first_token, **options)
+            logits: Tensor = self.model(inputs, use_cache=False, **options).logits
         finally:
             _window.reset(token)
         return logits[:, -last:].float()
 
     def shifted(self, offset: int) -> "HuggingFaceModel":
-        if "position_ids" not in inspect.signature(type(self.model).forward).parameters:
+        if "position_ids" not in self._options:
             raise Undefined(
-                f"transformers gives {self.model.config.model_type} no positions: there"
-                " are none to shift"
+                f"transformers gives {self._kind} no positions: there are none to shift"
             )
         return dataclasses.replace(self, offset=offset)
 
     def varied(self, variant: Variant, length: int) -> Varied:
-        kind, position = self.model.config.model_type, position_of(self.model.config)
-        if position == "learned" and length > (
-            rows := self.config.max_position_embeddings
-        ):
-            raise Undefined(
-                f"{kind} has a table of {rows} positions: longer inputs are undefined"
-            )
-        if kind not in TESTED and position != "rope" and length > self.train_length:
-            raise Undefined(
-                f"{kind} is untested and has no RoPE: it may not read more than"
-                f" {self.train_length} tokens"
-            )
+        self._refuse_length(length)
         if variant.window is not None and not self._narrows:
             raise Undefined(
-                f"attention masks do not restrict all layers of {kind}: it has no"
+                f"attention masks do not restrict all layers of {self._kind}: it has no"
                 " windows"
             )
-        model, facts = self.model, {"sinks": variant.sinks} if variant.sinks else None
+        model = self.model
+        facts = None
+        if variant.sinks:
+            facts = {"sinks": variant.sinks}
         if variant.extension is not None:
-            method, options = parse_choice(variant.extension)
-            with library_errors(
-                f"transformers cannot extend this model by '{variant.extension}'",
-                Undefined,
-            ):
-                extension = rope.extension(
-                    self.config, method, length, self.train_length, options
-                )
-                model, facts = (
-                    rope.extend_model(model, extension, length),
-                    extension.facts,
-                )
-        return Varied(
-            dataclasses.replace(
-                self, model=model, window=variant.window, sinks=variant.sinks
-            ),
-            facts,
+            model, facts = self._extended(variant.extension, length)
+        changed = dataclasses.replace(
+            self, model=model, window=variant.window, sinks=variant.sinks
         )
+        return Varied(changed, facts)
+
+    def _refuse_length(self, length: int) -> None:
+        position = position_of(self.model.config)
+        if position == "learned":
+            rows = self.config.max_position_embeddings
+            if length > rows:
+                raise Undefined(
+                    f"{self._kind} has a table of {rows} positions: longer inputs are"
+                    " undefined"
+                )
+        # an untested kind without RoPE
+        if position == "other" and length > self.train_length:
+            raise Undefined(
+                f"{self._kind} is untested and has no RoPE: it may not read more than"
+                f" {self.train_length} tokens"
+            )
+
+    def _extended(self, text: str, length: int) -> tuple[Any, dict[str, Any]]:
+        """Return the library's model with an extension such as yarn:factor=4, and facts
+        for result rows.
+        """
+        method, options = parse_choice(text)
+        problem = f"transformers cannot extend this model by '{text}'"
+        with library_errors(problem, Undefined):
+            made = extension(self.config, method, length, self.train_length, options)
+            return extend_model(self.model, made, length), made.facts
 
     def refuse_not_causal(self) -> None:
         """Raise UserError unless logits are finite, and later tokens change no earlier
         logits.
         """
         with library_errors(f"{self.name}: transformers cannot run it"):
-            refuse_not_causal(
-                self, int(self.config.vocab_size), self.precision, self.name
-            )
+            refuse_not_causal(self, self._vocabulary, self.precision, self.name)
+
+    @property
+    def _kind(self) -> str:
+        return str(self.model.config.model_type)
+
+    @property
+    def _vocabulary(self) -> int:
+        return int(self.config.vocab_size)
+
+    @property
+    def _options(self) -> Mapping[str, Any]:
+        """What the model's `forward` takes, by name."""
+        return inspect.signature(type(self.model).forward).parameters
 
     @functools.cached_property
-    def _narrows(self) -> bool:  # a window does not hide what a recurrent state keeps
-        size, vocabulary = (1, min(64, self.train_length)), int(self.config.vocab_size)
-        ids = torch.randint(
-            vocabulary, size, generator=generator(0, "check", vocabulary)
-        ).to(self.model.device)
-        wide, narrow = (
-            model.read(ids, 1) for model in (self, dataclasses.replace(self, window=4))
-        )
-        return not getattr(self.model, "_is_stateful", False) and differ(
-            wide, narrow, self.precision
-        )
-
-
-def forward(
-    model: Any, ids: Tensor, first_token: int | None = None, **options: Any
-) -> Tensor:
-    """Return the library's logits of ids (B, T), whatever was read before;
-    `first_token` replaces each first id.
-    """
-    if first_token is not None:
-        ids = torch.cat((torch.full_like(ids[:, :1], first_token), ids[:, 1:]), dim=1)
-    prepare(model, ids.shape[1])
-    logits: Tensor = model(input_ids=ids, use_cache=False, **options).logits
-    return logits
-
-
-def prepare(model: Any, length: int) -> None:
-    """Prepare a model for an input of this length, as if it had read none before."""
-    restore(model)
-    if model.config.model_type == "mpt":  # the length that its bias is built for
-        model.config.max_seq_len = length
+    def _narrows(self) -> bool:
+        """Whether a window hides what lies before it: not what a recurrent state
+        keeps.
+        """
+        if getattr(self.model, "_is_stateful", False):
+            return False
+        rng = generator(0, "check", self._vocabulary)
+        size = (1, min(64, self.train_length))
+        ids = torch.randint(self._vocabulary, size, generator=rng)
+        ids = ids.to(self.model.device)
+        wide = self.read(ids, 1)
+        narrow = dataclasses.replace(self, window=4).read(ids, 1)
+        return differ(wide, narrow, self.precision)
 
 
 @functools.cache  # once, or masks would be narrowed twice
@@ -206,6 +206,5 @@ def _mask(original: Callable[..., Any], *args: Any, **options: Any) -> Any:
         return (query - key < window) | (key < sinks)
 
     visible = and_masks(options.pop("mask_function", causal_mask_function), near)
-    return original(
-        *args, **{**options, "mask_function": visible, "allow_is_causal_skip": False}
-    )
+    options |= {"mask_function": visible, "allow_is_causal_skip": False}
+    return original(*args, **options)

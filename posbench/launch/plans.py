@@ -12,7 +12,7 @@ from posbench.config.overrides import split
 from posbench.config.schema import Config
 from posbench.config.shipped import choice_file, load
 from posbench.errors import UserError
-from posbench.evaluation.plan import check
+from posbench.evaluation.plan import check, refuse_missing_extensions
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,11 +69,16 @@ def from_config(
 
 
 def resolve_one(words: list[str], config_dir: Path | None = None) -> Plan:
-    """Return the plan of one run."""
+    """Return the plan of one run; UserError if a new one would have no row with one of
+    its extensions. A sweep's encodings need not all have one.
+    """
     from posbench.config import compose  # it imports Hydra, which a rank does not need
 
     config = compose.single(words, config_dir)
-    return from_config(config, words, config_dir)
+    plan = from_config(config, words, config_dir)
+    if not plan.folder.exists():
+        refuse_missing_extensions(config)
+    return plan
 
 
 def resolve(sets: list[list[str]], config_dir: Path | None = None) -> list[Plan]:

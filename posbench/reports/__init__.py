@@ -37,10 +37,19 @@ class Section:
 
     heading: str
     facts: str  # what was run
-    answer: Sequence[str]
+    answer: answer.Answer
     figure: "Figure | None"
+    panels: Sequence["Figure"]  # the figure in parts, which a page stacks
     main: Table | None  # None: nothing was measured
-    more: Sequence[Table]  # folded away in the page, absent in the terminal
+    by_length: Table | None  # the losses of the main protocol
+    more: Sequence[Table]
+
+    @property
+    def folded(self) -> list[Table]:
+        """Tables that are folded away in the page and absent in the terminal."""
+        if self.by_length is None:
+            return [*self.more]
+        return [self.by_length, *self.more]
 
 
 def main(
@@ -71,7 +80,7 @@ def main(
         least = compare.LEAST
 
     title = ", ".join(sorted(set(runs["study"].dropna())))
-    warnings = _warnings(frame, runs)
+    warnings = _warning_lines(frame, runs)
     sections = _sections(readable, least, reference, figure)
 
     folder = _folder(runs, out)
@@ -79,7 +88,7 @@ def main(
         _write_section(folder, number, section)
     details = frame.columns.str.match("unit_|settings|scheme")
     files.write(folder / "rows.csv", csv_text(frame.loc[:, ~details]).encode())
-    page = _page(title, warnings, sections, runs)
+    page = _page_html(title, warnings, sections, runs)
     files.write(folder / "index.html", page.encode())
 
     _print(folder, title, warnings, sections)
@@ -102,9 +111,13 @@ def _write_section(folder: Path, number: int, section: Section) -> None:
         folder = folder / f"set-{number}"
     if section.figure:
         for kind in ("png", "pdf"):
-            files.write(folder / f"curves.{kind}", charts.drawn(section.figure, kind))
+            files.write(
+                folder / f"curves.{kind}", charts.image_bytes(section.figure, kind)
+            )
     if section.main:
         latex = section.main.latex(f"posbench-{number}")
+        if section.by_length:
+            latex += "\n" + section.by_length.latex(f"posbench-{number}-lengths")
         files.write(folder / "table.csv", csv_text(section.main.frame).encode())
         files.write(folder / "table.tex", latex.encode())
 
@@ -124,16 +137,15 @@ def _print(
 
     for section in sections:
         console.print(f"{section.heading or title}: {section.facts}")
-        for line in section.answer:
-            sentence, _, command = line.partition("\n")
+        for sentence in section.answer.sentences:
             console.print(sentence)
-            if command:  # on one line, so that it can be copied
-                console.print(command, soft_wrap=True)
+        if section.answer.command:  # on one line, so that it can be copied
+            console.print(f"  {section.answer.command}", soft_wrap=True)
         if section.main:
             section.main.print(console, MOST_ROWS)
 
 
-def _warnings(frame: pd.DataFrame, runs: pd.DataFrame) -> list[str]:
+def _warning_lines(frame: pd.DataFrame, runs: pd.DataFrame) -> list[str]:
     """Return lines on runs that are left out, failed, or differ in the code of an
     encoding.
     """
@@ -141,7 +153,9 @@ def _warnings(frame: pd.DataFrame, runs: pd.DataFrame) -> list[str]:
     unreadable = runs[runs["run_status"] == "unreadable"]
     not_done = runs[~runs["run_status"].isin(["done", "unreadable"])]
     if len(not_done):
-        lines.append(f"Of {plural(len(runs), 'run')} not done: {_endings(not_done)}")
+        lines.append(
+            f"Of {plural(len(runs), 'run')} not done: {_endings_text(not_done)}"
+        )
     for folder, reason in zip(
         unreadable["folder"], unreadable["run_reason"], strict=True
     ):
@@ -153,10 +167,10 @@ def _warnings(frame: pd.DataFrame, runs: pd.DataFrame) -> list[str]:
             f"Left out: {plural(len(copies), 'run')} with the setting and seed of"
             f" another: {copies.iloc[0]}"
         )
-    return lines + _on_other_targets(frame) + _versions(runs)
+    return lines + _target_lines(frame) + _version_lines(runs)
 
 
-def _endings(not_done: pd.DataFrame) -> str:
+def _endings_text(not_done: pd.DataFrame) -> str:
     """Return how runs ended: `2 failed, 1 stopped, the first: out of memory`."""
     counts = not_done["run_status"].value_counts()
     text = ", ".join(f"{number} {status}" for status, number in counts.items())
@@ -166,7 +180,7 @@ def _endings(not_done: pd.DataFrame) -> str:
     return text
 
 
-def _on_other_targets(frame: pd.DataFrame) -> list[str]:
+def _target_lines(frame: pd.DataFrame) -> list[str]:
     """Return a line for each setting of which runs lack the targets that most share,
     with the command that evaluates the first such run on them.
     """
@@ -188,7 +202,7 @@ def _on_other_targets(frame: pd.DataFrame) -> list[str]:
     return lines
 
 
-def _versions(runs: pd.DataFrame) -> list[str]:
+def _version_lines(runs: pd.DataFrame) -> list[str]:
     """Return a line for each installed encoding whose code differs between runs."""
     digests: dict[str, set[str]] = {}
     installed = runs.loc[runs["run_status"] == "done", "installed_encodings"]
@@ -213,11 +227,11 @@ def _sections(
     then sets with more runs first.
     """
     sets = [group for _, group in frame.groupby("setting")]
-    sets.sort(key=_place)
+    sets.sort(key=_sort_key)
 
     differing: dict[str, dict[str, str]] = {}
-    for _, of_task in frame.groupby(frame["trained_task"].fillna("")):
-        differing |= differing_settings(of_task)
+    for _, group in frame.groupby(frame["trained_task"].fillna("")):
+        differing |= differing_settings(group)
 
     sections = []
     for number, group in enumerate(sets, start=1):
@@ -236,33 +250,39 @@ def _sections(
         if reference not in {*group["label"], *group["encoding"]}:
             base = None
         if task:
-            sections.append(_of_task(heading, group, base))
+            sections.append(_task_section(heading, group, base))
         else:
-            sections.append(_of_text(heading, group, base, least, figure))
+            sections.append(_text_section(heading, group, base, least, figure))
     return sections
 
 
-def _place(group: pd.DataFrame) -> tuple[str, bool, int]:
+def _sort_key(group: pd.DataFrame) -> tuple[str, bool, int]:
     """Return what sets of runs are sorted by."""
     task = group["trained_task"].iloc[0] or ""
     return task, not group["newest"].any(), -group["folder"].nunique()
 
 
-def _of_task(heading: str, group: pd.DataFrame, reference: str | None) -> Section:
+def _task_section(heading: str, group: pd.DataFrame, reference: str | None) -> Section:
     from posbench.reports import charts
 
     table = tasks.compare_tasks(group, reference)
+    figure = charts.task_figure(group)
+    main = None
+    if len(table):
+        main = tables.task_table(table)
     return Section(
         heading,
-        answer.facts(group),
-        answer.of_task(group, table),
-        charts.of_task(group),
-        tables.task_table(table) if len(table) else None,
-        tables.by_length(group),
+        answer.facts_line(group),
+        answer.task_answer(group, table),
+        figure,
+        [figure] if figure else [],
+        main,
+        None,
+        tables.length_tables(group),
     )
 
 
-def _of_text(
+def _text_section(
     heading: str,
     group: pd.DataFrame,
     reference: str | None,
@@ -272,18 +292,25 @@ def _of_text(
     from posbench.reports import charts
 
     table = compare.compare(group, reference, least)
+    by_length = None
+    if table.attrs["schemes"]:
+        by_length = tables.loss_table(group, table)
     more = [card.card_table(group, table), tables.facts_table(table)]
+    more += tables.training_tables(group)
+    more += tables.length_tables(group)
     return Section(
         heading,
-        answer.facts(group),
-        answer.of_text(group, table),
-        charts.of_text(group, table, figure),
+        answer.facts_line(group),
+        answer.text_answer(group, table),
+        charts.text_figure(group, table, figure),
+        charts.text_figures(group, table, figure),
         tables.main_table(table),
-        [*more, *tables.training_tables(group), *tables.by_length(group)],
+        by_length,
+        more,
     )
 
 
-def _page(
+def _page_html(
     title: str, warnings: Sequence[str], sections: Sequence[Section], runs: pd.DataFrame
 ) -> str:
     """Return the report as one HTML file that needs no network; jinja or `Table`
@@ -304,7 +331,7 @@ def _page(
             title=title,
             warnings=warnings,
             sections=sections,
-            inline=charts.inline,
+            inline_svg=charts.inline_svg,
             style=(here / "page.css").read_text("utf-8"),
             runs=listed.astype("object").fillna("").to_dict("records"),
             version=posbench.__version__,

@@ -2,18 +2,21 @@
 and what to type next.
 """
 
-import shlex
-from collections.abc import Iterable
-from pathlib import Path
+import dataclasses
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import pandas as pd
 
-from posbench.config.overrides import split
-from posbench.reports.sweeps import words_by_run
-from posbench.reports.tables import LONGEST_LABEL, cut
+from posbench.reports.missing import (
+    Missing,
+    command_line,
+    missing_on_task,
+    missing_on_text,
+)
+from posbench.reports.tables import LONGEST_LABEL, compact_text, short_label
 from posbench.results.compare import (
     ENDPOINT_RATIO,
-    ENOUGH_SEEDS,
     HALF,
     NOT_BEATEN,
     NOT_RESOLVED,
@@ -21,94 +24,112 @@ from posbench.results.compare import (
 from posbench.terminal.exits import plural
 
 MOST_NAMED = 5
-# factor on the training tokens, as a suggestion for models that have not learned
-LONGER = 4
 
 
-def facts(frame: pd.DataFrame) -> str:
+@dataclasses.dataclass(frozen=True)
+class Answer:
+    """Sentences, and what to type next; empty: nothing, or nothing that is known."""
+
+    sentences: Sequence[str]
+    command: str
+
+
+def facts_line(frame: pd.DataFrame) -> str:
     """Return what was run: `6 encodings, 5 seeds, 1.05M parameters, 4M tokens of
     builtin, training length 128`.
     """
     runs = frame[~frame["repeated"]].drop_duplicates("folder")
-    first = runs.sort_values(
-        "run_status", key=lambda status: status != "done", kind="stable"
-    ).iloc[0]
+    done = runs[runs["run_status"] == "done"]
+    first = done.iloc[0] if len(done) else runs.iloc[0]
+
     parts = [
         plural(runs["label"].nunique(), "encoding"),
         plural(runs["seed"].nunique(), "seed"),
     ]
     if not pd.isna(first["parameters"]):
-        parts.append(f"{runs['parameters'].median() / 1e6:.3g}M parameters")
+        parts.append(f"{compact_text(runs['parameters'].median())} parameters")
 
     data = first["text"] or "text"
     if first["trained_task"]:
         data = f"task {first['trained_task']}"
     tokens = runs["trained_tokens"].max()
     if not pd.isna(tokens):
-        data = f"{tokens / 1e6:.3g}M tokens of {data}"
-    return f"{', '.join(parts)}, {data}, training length {first['train_length']}"
+        data = f"{compact_text(tokens)} tokens of {data}"
+    parts.append(data)
+    parts.append(f"training length {first['train_length']}")
+    return ", ".join(parts)
 
 
-def of_text(frame: pd.DataFrame, table: pd.DataFrame) -> list[str]:
-    """Return a few sentences on the schemes of one setting; `table`: what
+def text_answer(frame: pd.DataFrame, table: pd.DataFrame) -> Answer:
+    """Return the answer on the schemes of one setting; `table`: what
     `results.compare.compare` returns.
     """
     if not table.attrs["schemes"]:
-        return [
-            "No run has a loss at its training length yet."
-            + command(frame, {}, "To continue, type")
-        ]
+        return _answer_without_results(
+            frame, "No run has a loss at its training length yet."
+        )
     measured = table[table["nll"].notna()]
     is_unlearned = measured["learned"].isin(NOT_BEATEN)
     judged = measured[~is_unlearned]
 
-    lines = [_best(measured), *_reaches(judged)]
+    sentences = [_best_sentence(measured)]
+    sentences += _reach_sentences(judged)
+    if is_unlearned.any():
+        unlearned = measured.loc[is_unlearned, "label"]
+        sentences.append(_unlearned_sentence(measured, unlearned))
     unused = judged.loc[judged["uses_context"].isin(NOT_BEATEN), "label"]
     if len(unused):
-        lines.append(
+        sentences.append(
             "Not shown to use more context than a cached n-gram model:"
             f" {list_names(unused)}."
         )
-
-    changes: dict[str, str] = {}
-    n_seeds = int(measured["seeds"].min())
-    if table.attrs["largest_document"] >= HALF:
-        part = f"{table.attrs['largest_document']:.0%}"
-        lines.append(
-            f"One document has {part} of the targets: nothing is said of other text."
+    largest = table.attrs["largest_document"]
+    if largest >= HALF:
+        sentences.append(
+            f"One document has {largest:.0%} of the targets: nothing is said of other"
+            " text."
         )
-    elif n_seeds < ENOUGH_SEEDS and len(measured) > 1:
-        changes["seed"] = ",".join(map(str, range(ENOUGH_SEEDS)))
-        lines.append(
-            f"How sure: {plural(n_seeds, 'seed')}; verdicts need {ENOUGH_SEEDS}."
-        )
-
-    if is_unlearned.any():
-        lines.append(_unlearned(measured, measured.loc[is_unlearned, "label"]))
-        tokens = frame["trained_tokens"].max()
-        if not pd.isna(tokens):
-            changes["training.tokens"] = str(int(tokens) * LONGER)
-    if changes:
-        lines[-1] += command(frame, changes)
-    return lines
+    return _answer_with_missing(sentences, frame, missing_on_text(frame, table))
 
 
-def _best(measured: pd.DataFrame) -> str:
+def _answer_without_results(frame: pd.DataFrame, sentence: str) -> Answer:
+    command = command_line(frame, Missing())
+    if command:
+        sentence += " To continue, type:"
+    return Answer([sentence], command)
+
+
+def _answer_with_missing(
+    sentences: Sequence[str], frame: pd.DataFrame, missing: Missing
+) -> Answer:
+    """Return sentences, what verdicts lack, and the command that supplies it."""
+    if not missing.parts:
+        return Answer(sentences, "")
+    sentence = f"Missing for verdicts: {', '.join(missing.parts)}."
+    command = command_line(frame, missing)
+    if command:
+        sentence += " Type:"
+    return Answer([*sentences, sentence], command)
+
+
+def _best_sentence(measured: pd.DataFrame) -> str:
     """Return the lowest loss, and how others compare with the reference."""
     best = measured.iloc[0]
-    result = "the lowest loss" if len(measured) > 1 else "a loss of"
+    has_others = len(measured) > 1
+    result = "the lowest loss" if has_others else "a loss of"
     text = (
-        f"At {measured.attrs['train_length']} tokens {cut(best['label'])} has {result}"
-        f" {best['nll']:.3f}"
+        f"At {measured.attrs['train_length']} tokens {short_label(best['label'])} has"
+        f" {result} {best['nll']:.3f}"
     )
-    if measured.attrs["reference"] is None and len(measured) > 1:
+    if has_others and measured.attrs["reference"] is None:
         return (
             f"{text}; without a reference (--reference NAME) no difference is judged."
         )
-    return f"{text}.{_words(measured, 'nll', ('better', 'worse', NOT_RESOLVED))}"
+    words = _words_sentence(measured, "nll", ("better", "worse", NOT_RESOLVED))
+    return f"{text}. {words}".rstrip()
 
 
-def _reaches(judged: pd.DataFrame) -> list[str]:
+def _reach_sentences(judged: pd.DataFrame) -> list[str]:
     """Return a line on how far schemes hold, the farthest first; none where no scheme
     is known to.
     """
@@ -127,13 +148,15 @@ def _reaches(judged: pd.DataFrame) -> list[str]:
     if not by_reach:
         return []
 
-    parts = [f"{list_names(labels)} {reach}" for reach, labels in by_reach.items()]
-    at = f"at {ENDPOINT_RATIO}x "
-    words = _words(judged, "rise", ("rises less", "rises more"), at)
-    return [f"Holds: {'; '.join(parts)}.{words}"]
+    parts = []
+    for reach, labels in by_reach.items():
+        parts.append(f"{list_names(labels)} {reach}")
+    place = f"at {ENDPOINT_RATIO}x "
+    words = _words_sentence(judged, "rise", ("rises less", "rises more"), place)
+    return [f"Holds: {'; '.join(parts)}. {words}".rstrip()]
 
 
-def _unlearned(measured: pd.DataFrame, labels: pd.Series) -> str:
+def _unlearned_sentence(measured: pd.DataFrame, labels: pd.Series) -> str:
     text = "Not shown to have learned more than an n-gram model"
     ngram = measured["ngram"].median()
     if not pd.isna(ngram):
@@ -141,100 +164,83 @@ def _unlearned(measured: pd.DataFrame, labels: pd.Series) -> str:
     return f"{text}: {list_names(labels)}."
 
 
-def of_task(frame: pd.DataFrame, table: pd.DataFrame) -> list[str]:
-    """Return a few sentences on the schemes of one setting; `table`: what
+def task_answer(frame: pd.DataFrame, table: pd.DataFrame) -> Answer:
+    """Return the answer on the schemes of one setting; `table`: what
     `results.tasks.compare_tasks` returns.
     """
-    if not len(table):
-        return [
-            "No run was tested on its problems yet."
-            + command(frame, {}, "To continue, type")
-        ]
+    if table.empty:
+        return _answer_without_results(frame, "No run was tested on its problems yet.")
+
     ranked = table[table["ranked"]]
-    lines = [f"Learned by most seeds: {list_names(ranked['label']) or 'none'}."]
-    measured = [
-        name
-        for name in ("accuracy_4x", "accuracy_2x")
-        if name in ranked and ranked[name].notna().any()
-    ]
-    for name in measured[:1]:
-        best, names = (
-            ranked[name].max(),
-            list_names(ranked.loc[ranked[name] == ranked[name].max(), "label"]),
-        )
-        lines[0] += (
-            f" Best at {name[9:]} the longest trained problem: {names}, {best:.0%}"
-            " right."
-        )
-    words = [
-        _words(table, f"accuracy_{ratio}", ("better", "worse"), f"at {ratio} ")
-        for ratio in ("2x", "4x")
-    ]
-    lines += [text.lstrip() for text in words if text]
-    if table["seeds"].min() < ENOUGH_SEEDS:
-        lines.append(
-            f"Words need {ENOUGH_SEEDS} seeds, better"
-            f" ten.{command(frame, {'seed': '0,1,2,3,4,5,6,7,8,9'})}"
-        )
-    return lines
+    learned = list_names(ranked["label"]) or "none"
+    best = _most_accurate_sentence(ranked)
+    sentences = [f"Learned by most seeds: {learned}. {best}".rstrip()]
+
+    for ratio in ("2x", "4x"):
+        name = f"accuracy_{ratio}"
+        words = _words_sentence(table, name, ("better", "worse"), f"at {ratio} ")
+        if words:
+            sentences.append(words)
+    return _answer_with_missing(sentences, frame, missing_on_task(frame, table))
 
 
-def _words(table: pd.DataFrame, name: str, words: Iterable[str], at: str = "") -> str:
-    """Return a sentence on the schemes that have these words, with their differences in
-    nats; empty if none has.
+def _most_accurate_sentence(ranked: pd.DataFrame) -> str:
+    """Return which schemes answer best on the longest problems that were measured;
+    empty without a longer one.
+    """
+    for ratio in ("4x", "2x"):
+        name = f"accuracy_{ratio}"
+        if name not in ranked or ranked[name].isna().all():
+            continue
+        highest = ranked[name].max()
+        best = ranked.loc[ranked[name] == highest, "label"]
+        return (
+            f"Best at {ratio} the longest trained problem: {list_names(best)},"
+            f" {highest:.0%} right."
+        )
+    return ""
+
+
+def _words_sentence(
+    table: pd.DataFrame, name: str, words: Iterable[str], place: str = ""
+) -> str:
+    """Return a sentence on the schemes that have these words; empty if none has.
+
+    `name`: the column of which the words are. `place`: what the sentence begins with.
     """
     if f"{name}_word" not in table:
         return ""
     parts = []
     for word in words:
+        with_word = table[table[f"{name}_word"] == word]
+        if with_word.empty:
+            continue
+        comparison = word
+        if word != NOT_RESOLVED:
+            comparison += f" than {table.attrs['reference']}"
         names = []
-        for row in table[table[f"{name}_word"] == word].to_dict("records"):
-            text = cut(row["label"])
-            if name in ("nll", "rise") and word != NOT_RESOLVED:
-                text += f" {row[f'{name}_difference']:+.3f}"
-            names.append(text)
-        comparison = f" than {table.attrs['reference']}"
-        if word == NOT_RESOLVED:
-            comparison = ""
-        if names:
-            parts.append(f"{word}{comparison}: {list_names(names, 2 * LONGEST_LABEL)}")
+        for row in with_word.to_dict("records"):
+            names.append(_name_and_difference(row, name, word))
+        parts.append(f"{comparison}: {list_names(names, 2 * LONGEST_LABEL)}")
     if not parts:
         return ""
-    text = at + "; ".join(parts)
-    return f" {text[0].upper()}{text[1:]}."
+    text = place + "; ".join(parts)
+    return f"{text[0].upper()}{text[1:]}."
 
 
-def command(
-    frame: pd.DataFrame, changes: dict[str, str], invitation: str = "Type"
-) -> str:
-    """Return the sweeps that made a frame's runs, as they were typed but with these
-    values; empty if no sweep made them.
-    """
-    commands = []
-    for words in _sweeps(frame):
-        kept = [word for word in words if split(word)[0] not in changes]
-        changed = [f"{key}={value}" for key, value in changes.items()]
-        commands.append(f"posbench sweep {shlex.join(kept + changed)}")
-    if not commands:
-        return ""
-    return "\n  ".join([f" {invitation}:", *dict.fromkeys(commands)])
+def _name_and_difference(row: dict[str, Any], name: str, word: str) -> str:
+    """Return a scheme's label, and where its loss is judged the difference in nats."""
+    label = short_label(row["label"])
+    if name not in ("nll", "rise") or word == NOT_RESOLVED:
+        return label
+    return f"{label} {row[f'{name}_difference']:+.3f}"
 
 
-def _sweeps(frame: pd.DataFrame) -> list[list[str]]:
-    """Return the words of the sweeps that a frame's runs are of, each sweep once."""
-    sweeps = []
-    for run in map(Path, frame["folder"].unique()):
-        words = words_by_run(run.parent).get(run.name)
-        if words and words not in sweeps:
-            sweeps.append(words)
-    return sweeps
-
-
-def list_names(names: Iterable[str], longest: int = LONGEST_LABEL) -> str:
+def list_names(names: Sequence[str] | pd.Series, longest: int = LONGEST_LABEL) -> str:
     """Return names in one phrase, with a number in place of the last of many: `fox,
     alibi and 17 more`.
     """
-    labels = [cut(name, longest) for name in names]
+    labels = [short_label(name, longest) for name in names]
     if labels == ["none"]:
         return "'none'"  # alone, none reads as nothing
     n_more = len(labels) - MOST_NAMED

@@ -3,8 +3,8 @@ length of the problems.
 """
 
 import json
+import math
 import re
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,19 +14,20 @@ import pandas as pd
 from posbench.errors import UserError
 from posbench.reports.render import Column, Table
 from posbench.results import frame as frames
-from posbench.results.compare import USES_LIMIT
+from posbench.results.compare import NOT_BEATEN, NOT_RESOLVED, USES_LIMIT
 from posbench.results.estimate import FEW_DOCUMENTS
 from posbench.results.headline import Headline, headline
 from posbench.results.tasks import as_trained
 from posbench.run.rows import PLAIN, every_row, multiple
 from posbench.terminal import console
+from posbench.terminal.exits import plural
 
 OFFSET = "offset"  # the probe whose rows differ by position
 FLAT = 0.1  # nats per token: a curve that spans less has short bars
 BAR = 16  # characters
 SERIES = ("fixed_target", "windowed", "nonoverlap")
 # A narrow terminal leaves out columns from the end.
-_OF_TEXT = (
+_TEXT_COLUMNS = (
     "context",
     "loss",
     "bar",
@@ -36,7 +37,7 @@ _OF_TEXT = (
     "perplexity",
     "bits/byte",
 )
-_OF_TASK = (
+_TASK_COLUMNS = (
     "length",
     "tokens right",
     "bar",
@@ -45,6 +46,12 @@ _OF_TASK = (
     "whole answers",
     "loss of answers",
 )
+_SHARES = {
+    "tokens right": "accuracy",
+    "trivial reader": "trivial",
+    "chance": "chance",
+    "whole answers": "exact_match",
+}
 _LEGEND = (
     "loss: nats per token of the same target tokens at every context; windowed:"
     " attention narrowed to the training length; nonoverlap: whole windows"
@@ -56,21 +63,19 @@ def read(folder: Path, split: str | None, lengths: Sequence[int]) -> pd.DataFram
     """Return a run's rows. Its curve is on the targets that most of the requested
     lengths share; of ties the newest.
     """
-    rows = [
-        row
-        for row in every_row(folder)
-        if row.measured and row.task is None and row.length in lengths
-    ]
-    plain = Counter(
-        digest
-        for _, digest in {
-            (row.length, row.targets_sha256) for row in rows if row.kind == PLAIN
-        }
-    )
-    counts = {
-        row.targets_sha256: plain[row.targets_sha256] + place / len(rows)
-        for place, row in enumerate(rows)
-    }
+    asked = []
+    plain_lengths: dict[str | None, set[int]] = {}
+    for row in every_row(folder):
+        if row.measured and row.task is None and row.length in lengths:
+            asked.append(row)
+            of_targets = plain_lengths.setdefault(row.targets_sha256, set())
+            if row.kind == PLAIN:
+                of_targets.add(row.length)
+
+    counts = {}
+    for place, row in enumerate(asked):
+        targets = row.targets_sha256
+        counts[targets] = len(plain_lengths[targets]) + place / len(asked)
     return frames.read([folder], split, counts)
 
 
@@ -85,47 +90,48 @@ def print_results(
 
     Raises UserError if the run cannot be read.
     """
-    out, frame = console.stdout(), read(folder, split, lengths)
-    run, of_task = frame.iloc[0], bool(frame["trained_task"].notna().any())
+    frame = read(folder, split, lengths)
+    run = frame.iloc[0]
     if run["run_status"] == "unreadable":
         raise UserError(f"{folder}: {run['run_reason']}")
     main = frame[frame["main"]]
     rows = main[main["checkpoint_step"] == main["checkpoint_step"].max()]
-    in_curve = as_trained(rows) if of_task else rows["curve"].isin(SERIES)
-    settings = json.loads(run["settings"])
-    # None: the model was only evaluated here
-    seed = f"seed {settings['seed']}" if "seed" in settings else None
-    names = [settings.get("model.name"), settings.get("encoding.name"), seed]
-    trained = (
-        f"task {run['trained_task']}"
-        if of_task
-        else f"trained at {run['train_length']} tokens"
-    )
-    title = f"{', '.join(filter(None, names))}: {trained}"
-    if of_task:
-        lines = _lines_of_task(rows[in_curve])
-    else:
-        lines = _lines_of_text(rows[in_curve])
-    _table(
-        title,
-        lines,
-        _OF_TASK if of_task else _OF_TEXT,
-        "" if of_task or not lines else _LEGEND,
-    ).print(out)
     numbers = headline(frame)
-    remarks = _about_task(numbers) if of_task else _about_curve(rows[in_curve], numbers)
-    for remark in [*remarks, *_about_run(frame, rows)]:
+
+    if run["trained_task"]:
+        in_curve = as_trained(rows)
+        table = _task_table(run, rows[in_curve])
+        remarks = [_task_remark(numbers)]
+        others = _others_table(rows[~in_curve], "problem_length")
+    else:
+        in_curve = rows["curve"].isin(SERIES)
+        table = _text_table(run, rows[in_curve])
+        remarks = [*_text_remarks(rows[in_curve], numbers)]
+        others = _others_table(rows[~in_curve], "length")
+    remarks += _guessing_remarks(json.loads(run["settings"]), numbers)
+    remarks += _run_remarks(frame, rows)
+
+    out = console.stdout()
+    table.print(out)
+    for remark in remarks:
         out.print(remark, soft_wrap=True)
-    if not in_curve.all():
-        _other_table(rows[~in_curve], "problem_length" if of_task else "length").print(
-            out
-        )
-    for remark in _about_offset(rows[rows["task"] == OFFSET]):
+    if len(others.frame):
+        others.print(out)
+    for remark in _offset_remarks(rows[rows["task"] == OFFSET]):
         out.print(remark, soft_wrap=True)
     out.print(f"Run folder: {folder}", soft_wrap=True)
 
 
-def _table(
+def _title(run: pd.Series, trained: str) -> str:
+    """Return what was trained: `gpt, rope, seed 0: trained at 128 tokens`."""
+    settings = json.loads(run["settings"])
+    names = [settings.get("model.name"), settings.get("encoding.name")]
+    if "seed" in settings:  # else the model was only evaluated here
+        names.append(f"seed {settings['seed']}")
+    return f"{', '.join(filter(None, names))}: {trained}"
+
+
+def _lines_table(
     title: str,
     lines: Sequence[Row],
     names: Sequence[str],
@@ -135,239 +141,279 @@ def _table(
     """Return lines as a table without empty columns. A narrow terminal first drops
     those of the highest `spare`.
     """
-    spare = spare or [0, 0, *range(2, len(names))]
-    columns = [
-        Column(
-            name,
-            "" if name == "bar" else name,
-            "",
-            rank,
-            text=name in (names[0], "bar"),
-        )
-        for name, rank in zip(names, spare, strict=False)
-    ]
-    frame = pd.DataFrame(
-        [{name: line.get(name, "") for name in names} for line in lines],
-        columns=list(names),
-    )
+    if not spare:
+        spare = [0, 0, *range(2, len(names))]
+    columns = []
+    for name, rank in zip(names, spare, strict=True):
+        head = "" if name == "bar" else name
+        is_text = name in (names[0], "bar")
+        columns.append(Column(name, head, spare=rank, text=is_text))
+    frame = pd.DataFrame(lines, columns=list(names))
     return Table(title, frame, columns, legend)
 
 
-def _lines_of_text(rows: pd.DataFrame) -> list[Row]:
+def _text_table(run: pd.Series, rows: pd.DataFrame) -> Table:
     """Return the loss by context, a line per length."""
-    by_point = {(row["curve"], row["length"]): row for row in rows.to_dict("records")}
-    losses = rows.loc[
-        (rows["curve"] == "fixed_target") & (rows["status"] == "ok"), "nll"
-    ]
-    span, lines = max(FLAT, losses.max() - losses.min()), []
-    for length, ratio in sorted(
-        set(zip(rows["length"], rows["length_ratio"], strict=True))
-    ):
-        target, *others = (by_point.get((name, length), {}) for name in SERIES)
-        line = {"context": f"{length} ({multiple(ratio)})", "loss": _loss(target)}
-        line |= {name: _loss(row) for name, row in zip(SERIES[1:], others, strict=True)}
+    by_point = {}
+    for row in rows.to_dict("records"):
+        by_point[row["curve"], row["length"]] = row
+
+    losses = rows.loc[_is_target(rows), "nll"]
+    lowest = losses.min()
+    span = max(FLAT, losses.max() - lowest)
+
+    lines = []
+    points = rows[["length", "length_ratio"]].drop_duplicates().sort_values("length")
+    for length, ratio in points.itertuples(index=False):
+        target = by_point.get(("fixed_target", length), {})
+        line = {"context": f"{length} ({multiple(ratio)})", "loss": _loss_text(target)}
+        for curve in ("windowed", "nonoverlap"):
+            line[curve] = _loss_text(by_point.get((curve, length), {}))
         if target.get("status") == "ok":
-            share = (target["nll"] - losses.min()) / span
-            line["bar"] = "▇" * (1 + round(BAR * share))
-            line["95 %"], line["perplexity"] = (
-                "{ci_low:.2f}..{ci_high:.2f} {perplexity:.2f}".format(**target).split()
-            )
-            line["bits/byte"] = (
-                ""
-                if pd.isna(target["bits_per_byte"])
-                else f"{target['bits_per_byte']:.3f}"
-            )
+            line["bar"] = "▇" * (1 + round(BAR * (target["nll"] - lowest) / span))
+            line["95 %"] = f"{target['ci_low']:.2f}..{target['ci_high']:.2f}"
+            line["perplexity"] = f"{target['perplexity']:.2f}"
+            if not pd.isna(target["bits_per_byte"]):
+                line["bits/byte"] = f"{target['bits_per_byte']:.3f}"
         lines.append(line)
-    return lines
+
+    title = _title(run, f"trained at {run['train_length']} tokens")
+    legend = _LEGEND if lines else ""
+    return _lines_table(title, lines, _TEXT_COLUMNS, legend)
 
 
-def _lines_of_task(rows: pd.DataFrame) -> list[Row]:
+def _is_target(rows: pd.DataFrame) -> pd.Series:
+    """Return which rows have a number of the main protocol."""
+    return (rows["curve"] == "fixed_target") & (rows["status"] == "ok")
+
+
+def _task_table(run: pd.Series, rows: pd.DataFrame) -> Table:
     """Return the share of right answers, a line per length of the problems."""
-    names = ("tokens right", "trivial reader", "chance", "whole answers")
-    columns = ("accuracy", "trivial", "chance", "exact_match")
-    return [
-        {
-            "length": f"{row['problem_length']} ({row['length_ratio']:.3g}x)",
-            "loss of answers": _loss(row),
-        }
-        | {
-            name: _share(row, column)
-            for name, column in zip(names, columns, strict=True)
-        }
-        | {"bar": "▇" * round(BAR * row["accuracy"]) if row["status"] == "ok" else ""}
-        for row in rows.sort_values("length_ratio").to_dict("records")
-    ]
+    lines = []
+    for row in rows.sort_values("length_ratio").to_dict("records"):
+        line = {"length": f"{row['problem_length']} ({row['length_ratio']:.3g}x)"}
+        for name, column in _SHARES.items():
+            line[name] = _share_text(row, column)
+        if row["status"] == "ok":
+            line["bar"] = "▇" * round(BAR * row["accuracy"])
+        line["loss of answers"] = _loss_text(row)
+        lines.append(line)
+    title = _title(run, f"task {run['trained_task']}")
+    return _lines_table(title, lines, _TASK_COLUMNS, "")
 
 
-def _other_table(rows: pd.DataFrame, length: str) -> Table:
+def _others_table(rows: pd.DataFrame, length: str) -> Table:
     """Return a table of extensions, probes, shifted positions and other protocols: a
     line each, a column per length.
     """
+    rows = _joined_offsets(rows, length)
+    lines: dict[str, Row] = {}
+    for row in rows.to_dict("records"):
+        name = re.sub("^(fixed_target|problems|task)_", "", row["curve"])
+        column = str(row[length])
+        line = lines.setdefault(name, {"measured": name})
+        if pd.isna(row["accuracy"]):
+            line[column] = _loss_text(row)
+            continue
+        line[column] = _share_text(row, "accuracy")
+        line["chance"] = _share_text(row, "chance")
+        line["trivial"] = _share_text(row, "trivial")
+        if row["protocol"] == "task":
+            line[column] += f" ({_interval_text(row)})"
+            name += ", greedy"
+            greedy = lines.setdefault(name, {"measured": name})
+            greedy[column] = _share_text(row, "exact_match")
+
+    lengths = [str(value) for value in sorted(rows[length].dropna().unique())]
+    names = ["measured", *lengths, "chance", "trivial"]
+    n_lengths = len(lengths)
+    # the first and the longest stay
+    spare = [0, 1, *range(n_lengths, 1, -1), n_lengths + 1, n_lengths + 2]
+    note = _measured_note(rows)
+    return _lines_table("", [*lines.values()], names, note, spare[: len(names)])
+
+
+def _measured_note(rows: pd.DataFrame) -> str:
+    """Return what the numbers of the table are."""
+    notes = []
+    has_answers = rows["accuracy"].notna()
+    if (rows["nll"].notna() & ~has_answers).any():
+        notes.append("a number: loss, nats per token")
+    if has_answers.any():
+        notes.append("%: share of right answers")
+    if (has_answers & (rows["protocol"] == "task")).any():
+        notes.append("in brackets its 95 % interval (Clopper & Pearson)")
+    return "; ".join(notes)
+
+
+def _joined_offsets(rows: pd.DataFrame, length: str) -> pd.DataFrame:
+    """Return the rows with those of one shifted passage as one curve, over the position
+    where the passage ends.
+    """
+    is_shifted = rows["task"] == OFFSET
+    joined = rows["curve"].str.replace(r"_from_\d+", "", regex=True)
+    ends = rows[length] + rows["offset"].fillna(0)
+    curves = rows["curve"].mask(is_shifted, joined)
+    lengths = rows[length].mask(is_shifted, ends)
+    return rows.assign(curve=curves, **{length: lengths})
+
+
+def _interval_text(row: Row) -> str:
+    """Return the 95 % interval of a probe's share of right answers, in percent.
+
+    Its problems are independent trials.
+    """
     from scipy import stats
 
-    by_curve: dict[str, Row] = {}
-    shifted = rows["task"] == OFFSET  # a curve over the position where the passage ends
-    curves = (
-        rows["curve"]
-        .str.replace(r"_from_\d+", "", regex=True)
-        .where(shifted, rows["curve"])
-    )
-    ends = rows[length] + rows["offset"].fillna(0).where(shifted, 0)
-    rows = rows.assign(curve=curves, **{length: ends})
-    for row in rows.to_dict("records"):
-        name, column = (
-            re.sub("^(fixed_target|problems|task)_", "", row["curve"]),
-            str(row[length]),
+    right = round(row["accuracy"] * row["n_blocks"])
+    interval = stats.binomtest(right, int(row["n_blocks"])).proportion_ci()
+    return f"{100 * interval.low:.0f}..{100 * interval.high:.0f}"
+
+
+def _task_remark(numbers: Headline) -> str:
+    gate = f"{frames.GATE:.0%} of the tokens right"
+    if numbers["learned"] == "no":
+        return f"Not learned: less than {gate} at some trained length."
+    if numbers["learned"] is None:
+        return (
+            "Not known to have learned: no result at the longest trained length, and"
+            f" {gate} are needed at each."
         )
-        line = by_curve.setdefault(name, {"measured": name})
-        if pd.isna(row["accuracy"]):
-            line[column] = _loss(row)
-            continue
-        line |= {
-            column: _share(row, "accuracy"),
-            "chance": _share(row, "chance"),
-            "trivial": _share(row, "trivial"),
-        }
-        if row["protocol"] == "task":  # a probe: its problems are independent trials
-            interval = stats.binomtest(
-                round(row["accuracy"] * row["n_blocks"]), int(row["n_blocks"])
-            ).proportion_ci()
-            line[column] += f" ({100 * interval.low:.0f}..{100 * interval.high:.0f})"
-            greedy = by_curve.setdefault(
-                f"{name}, greedy", {"measured": f"{name}, greedy"}
-            )
-            greedy[column] = _share(row, "exact_match")
-    lengths = [str(value) for value in sorted(rows[length].dropna().unique())]
-    note = (
-        "loss by length; for problems the share of right answers, for probes with 95 %"
-        " interval (Clopper & Pearson)"
-    )
-    # the first and the longest stay
-    spare = [0, 1, *range(len(lengths), 1, -1), len(lengths) + 1, len(lengths) + 2]
-    return _table(
-        "",
-        list(by_curve.values()),
-        ["measured", *lengths, "chance", "trivial"],
-        note,
-        spare,
-    )
-
-
-def _about_task(numbers: Headline) -> Iterator[str]:
+    remark = f"Learned: at least {gate} at every trained length"
     step = numbers["steps_to_gate"]
-    when = "" if step is None else f", in validation first after step {step:,}"
-    words = {"yes": f"Learned{when}", "no": "Not learned"}
-    learned = words.get(str(numbers["learned"]), "Not known to have learned")
-    yield (
-        f"{learned}: this takes {frames.GATE:.0%} of the tokens right at every trained"
-        " length."
-    )
+    if step is not None:
+        remark += f", in validation first after step {step:,}"
+    return f"{remark}."
 
 
-def _about_curve(rows: pd.DataFrame, numbers: Headline) -> Iterator[str]:
-    target = rows[(rows["curve"] == "fixed_target") & (rows["status"] == "ok")]
-    trained = target[target["length_ratio"] == 1].to_dict("records")
-    gate = {"no": "Not learned", "not resolved": "Learned: not resolved"}.get(
-        str(numbers["learned"])
-    )
-    if gate is not None:
+def _text_remarks(rows: pd.DataFrame, numbers: Headline) -> Iterator[str]:
+    target = rows[_is_target(rows)]
+    at_one = target[target["length_ratio"] == 1]
+    if numbers["learned"] in NOT_BEATEN:
+        yield _unlearned_remark(at_one.iloc[0], numbers["learned"])
+    if numbers["uses"] is not None:
         yield (
-            f"{gate}: loss {trained[0]['nll']:.3f} at 1x, an n-gram model of order"
-            f" {trained[0]['ngram_order']} has {trained[0]['ngram_nll']:.3f} on the"
-            " same targets. So the curve shows only whether more context harms, not"
-            " whether it helps."
-        )
-    if (used := numbers["uses"]) is not None:
-        yield (
-            f"Uses {used:g} of its {trained[0]['length']} tokens: fewer cost more than"
-            f" {USES_LIMIT:g} nats per token."
+            f"Uses {numbers['uses']:g} of its {at_one['length'].iloc[0]} tokens: fewer"
+            f" cost more than {USES_LIMIT:g} nats per token."
         )
     if (rows["documents"] == "concat").any():
         yield (
             "Windows run across documents: these are too short to be scored whole, or"
             " documents=concat was asked for."
         )
-    for number in target["n_documents"].dropna()[:1]:
-        if number < FEW_DOCUMENTS:
-            yield (
-                f"95 %: over segments of the text, which has few documents ({number}),"
-                " and for this text alone."
-            )
-        else:
-            yield (
-                f"95 %: over {number} documents, for this checkpoint on other text like"
-                " this."
-            )
+    n_documents = target["n_documents"].dropna()
+    if len(n_documents):
+        yield _interval_remark(n_documents.iloc[0])
 
 
-def _about_run(frame: pd.DataFrame, rows: pd.DataFrame) -> Iterator[str]:
-    if frame["run_status"].iloc[0] != "done" and len(rows):
-        yield (
-            "The run is not finished: these rows are of step"
-            f" {rows['checkpoint_step'].iloc[0]}."
+def _unlearned_remark(trained: pd.Series, learned: str) -> str:
+    """Return the losses of the model and of its reader, and what that leaves open."""
+    verdict = "Not learned"
+    difference = ""
+    if learned == NOT_RESOLVED:
+        verdict = "Not shown to have learned"
+        documents = plural(trained["n_documents"], "document")
+        difference = f", a difference that may be chance over {documents}"
+    return (
+        f"{verdict}: loss {trained['nll']:.3f} at 1x, an n-gram model of order"
+        f" {trained['ngram_order']} has {trained['ngram_nll']:.3f} on the same"
+        f" targets{difference}. So the curve shows only whether more context harms, not"
+        " whether it helps."
+    )
+
+
+def _interval_remark(n_documents: int) -> str:
+    """Return over what the 95 % intervals are."""
+    if n_documents < FEW_DOCUMENTS:
+        return (
+            "95 %: over segments of the text, which has few documents"
+            f" ({n_documents}), and for this text alone."
         )
-    if len(precisions := rows["dtype"].dropna().unique()) > 1:
+    return (
+        f"95 %: over {n_documents} documents, for this checkpoint on other text like"
+        " this."
+    )
+
+
+def _guessing_remarks(settings: dict[str, Any], numbers: Headline) -> Iterator[str]:
+    """Yield a line on a model whose training text is unknown, if it is no better than a
+    guess.
+    """
+    vocabulary = settings.get("data.vocab_size")
+    loss = numbers["nll_1x"]
+    if numbers["learned"] is None and vocabulary and loss is not None:
+        guess = math.log(vocabulary)
+        if loss >= guess:
+            yield (
+                f"Not learned: loss {loss:.3f} at 1x, a guess among {vocabulary:,}"
+                f" tokens has {guess:.3f}. Are these its trained weights?"
+            )
+
+
+def _run_remarks(frame: pd.DataFrame, rows: pd.DataFrame) -> Iterator[str]:
+    if frame["run_status"].iloc[0] != "done" and len(rows):
+        step = rows["checkpoint_step"].iloc[0]
+        yield f"The run is not finished: these rows are of step {step}."
+    precisions = rows["dtype"].dropna().unique()
+    if len(precisions) > 1:
         yield (
             f"Rows in {' and '.join(precisions)}: only those in one precision are"
             " comparable."
         )
-    counts = (
-        frame[~frame["main"] & frame["protocol"].notna()]
-        .groupby(["split", "checkpoint_step"])
-        .size()
-    )
-    if len(counts):
-        parts = [
-            f"{number} on {split} text at step {step}"
-            for (split, step), number in counts.items()
-        ]
+
+    hidden = frame[~frame["main"] & frame["protocol"].notna()]
+    parts = []
+    for (split, step), group in hidden.groupby(["split", "checkpoint_step"]):
+        parts.append(f"{len(group)} on {split} text at step {step}")
+    if parts:
         yield (
             "Rows that are not shown, on another text or on other targets than the"
             f" curve: {', '.join(parts)}."
         )
         yield (
-            "Lengths of one evaluation share their targets, but for nonoverlap only"
-            " those that divide the longest."
+            "One 'posbench evaluate' scores the same tokens at all of its lengths;"
+            " nonoverlap does so at those that divide the longest."
         )
 
 
-def _about_offset(rows: pd.DataFrame) -> Iterator[str]:
+def _offset_remarks(rows: pd.DataFrame) -> Iterator[str]:
     """Yield how the loss of a passage changes with the position that it ends at."""
-    rows = (
-        rows[rows["nll"].notna()]
-        .fillna({"offset": 0, "extension_options": ""})
-        .sort_values("offset")
-    )
-    for (variant, _), group in rows.groupby(["variant", "targets_sha256"]):
-        changes, ends = (
-            (group["nll"] - group["nll"].iloc[0]).abs(),
-            group["length"] + group["offset"],
-        )
-        finding = (
-            f"the same passage's loss changes by {changes.max():.4f} nats at most up to"
-            f" position {ends.max():,}"
-        )
-        if group["extension_options"].nunique() > 1:
-            finding = (
-                "not compared: the factor differs between positions unless it is given"
-            )
-        elif changes.max() > USES_LIMIT:
-            first = ends[changes > USES_LIMIT].min()
-            finding = (
-                f"the same passage's loss changes by more than {USES_LIMIT:g} nats from"
-                f" position {first:,} on"
-            )
-        yield f"Offset{'' if variant == PLAIN else f' with {variant}'}: {finding}."
+    measured = rows[rows["nll"].notna()]
+    measured = measured.fillna({"offset": 0, "extension_options": ""})
+    measured = measured.sort_values("offset")
+    for (variant, _), group in measured.groupby(["variant", "targets_sha256"]):
+        place = "Offset" if variant == PLAIN else f"Offset with {variant}"
+        yield f"{place}: {_offset_finding(group)}."
 
 
-def _loss(row: Row) -> str:
-    """Return the loss, or why there is none."""
+def _offset_finding(group: pd.DataFrame) -> str:
+    if group["extension_options"].nunique() > 1:
+        return "not compared: the factor differs between positions unless it is given"
+    changes = (group["nll"] - group["nll"].iloc[0]).abs()
+    ends = group["length"] + group["offset"]
+    if changes.max() > USES_LIMIT:
+        first = ends[changes > USES_LIMIT].min()
+        return (
+            f"the same passage's loss changes by more than {USES_LIMIT:g} nats from"
+            f" position {first:,} on"
+        )
     return (
-        f"{row['nll']:.3f}" if row.get("status") == "ok" else str(row.get("status", ""))
+        f"the same passage's loss changes by {changes.max():.4f} nats at most up to"
+        f" position {ends.max():,}"
     )
 
 
-def _share(row: Row, column: str) -> str:
+def _loss_text(row: Row) -> str:
+    """Return the loss, or why there is none."""
+    if row.get("status") == "ok":
+        return f"{row['nll']:.3f}"
+    return str(row.get("status", ""))
+
+
+def _share_text(row: Row, column: str) -> str:
+    """Return a share in percent; without one, why there is none in the main column."""
     if row["status"] != "ok":
         return str(row["status"]) if column == "accuracy" else ""
-    return "" if pd.isna(row[column]) else f"{row[column]:.1%}"
+    if pd.isna(row[column]):
+        return ""
+    return f"{row[column]:.1%}"

@@ -1,6 +1,7 @@
 """One definition of a table, four outputs: terminal, HTML, LaTeX, CSV."""
 
 import dataclasses
+import re
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from html import escape
@@ -33,6 +34,8 @@ _LATEX = str.maketrans(
         "≥": r"$\geq$",
     }
 )
+_MINUS = re.compile(r"(?<!\w)-(?=\d)")
+_TIMES = re.compile(r"(?<=\d)x\b")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,20 +54,27 @@ class Column:
     best: bool = False  # the lowest value is bold
     note: str = ""  # what it means, for the legend
 
-    def shown(self, row: Row) -> str:
+    @property
+    def source(self) -> str:
+        """The frame's column."""
+        return self.of or self.name
+
+    def cell_text(self, row: Row) -> str:
         """Return the column's text for a row."""
-        name = self.of or self.name
-        return (
-            number(row, name, self.cell)
-            if isinstance(self.cell, str)
-            else self.cell(row, name)
-        )
+        if isinstance(self.cell, str):
+            return number_text(row, self.source, self.cell)
+        return self.cell(row, self.source)
 
 
-def number(row: Row, name: str, form: str = ".3f") -> str:
+def number_text(row: Row, name: str, form: str = ".3f") -> str:
     """Return a value as text; empty where there is none."""
     value = row.get(name)
-    return "" if value is None or pd.isna(value) else format(value, form)
+    if value is None or pd.isna(value):
+        return ""
+    text = format(value, form)
+    if re.fullmatch(r"[-+][0.]+", text):
+        return text[1:]  # a number that is rounded to zero has no sign
+    return text
 
 
 class Table:
@@ -80,146 +90,147 @@ class Table:
         legend: str = "",
         marks: Mapping[str, str] | None = None,
     ) -> None:
+        self.title = title
+        self.frame = frame
+        self.legend = legend
+        self.marks = marks or {}
+        self.columns: list[Column] = []
+
         records = frame.to_dict("records")
-        texts = {column: [column.shown(row) for row in records] for column in columns}
-        self.title, self.frame, self.legend, self.marks = (
-            title,
-            frame,
-            legend,
-            marks or {},
-        )
-        self.columns = [
-            column for column in columns if column is columns[0] or any(texts[column])
-        ]
-        # the text of each, by row
-        self.cells = [*zip(*(texts[column] for column in self.columns), strict=True)]
+        by_column = []
+        for column in columns:
+            texts = [column.cell_text(row) for row in records]
+            if column is columns[0] or any(texts):
+                self.columns.append(column)
+                by_column.append(texts)
+        self.cells = [*zip(*by_column, strict=True)]  # the text of each, by row
 
     @property
     def notes(self) -> str:
         """The notes of the columns, the marks that occur, and the legend, in one
         sentence.
         """
+        notes = [column.note for column in self.columns]
         texts = " ".join(text for row in self.cells for text in row[1:])
-        marks = [
-            f"{mark}: {meaning}"
-            for mark, meaning in self.marks.items()
-            if mark in texts
-        ]
-        joined = "; ".join(
-            note
-            for note in [*(c.note for c in self.columns), *marks, self.legend]
-            if note
-        )
+        for mark, meaning in self.marks.items():
+            if mark in texts:
+                notes.append(f"{mark}: {meaning}")
+        notes.append(self.legend)
+
+        joined = "; ".join(filter(None, notes))
         return f"{joined}." if joined else ""
 
     def rows(self, write: Callable[[str, bool], Any]) -> list[list[Any]]:
         """Return the cells; `write` makes each from its text and whether it is to stand
         out as its column's lowest.
         """
-        best = [
-            int(self.frame[c.of or c.name].argmin()) if c.best else None
-            for c in self.columns
-        ]
-        pairs = [zip(row, best, strict=True) for row in self.cells]
-        return [
-            [write(text, i == lowest) for text, lowest in row]
-            for i, row in enumerate(pairs)
-        ]
+        lowest = [self._lowest(column) for column in self.columns]
+        rows = []
+        for place, texts in enumerate(self.cells):
+            row = []
+            for text, best in zip(texts, lowest, strict=True):
+                row.append(write(text, place == best))
+            rows.append(row)
+        return rows
+
+    def _lowest(self, column: Column) -> int | None:
+        """Return the place of the column's lowest value; None: none stands out."""
+        if not column.best:
+            return None
+        return int(self.frame[column.source].argmin())
 
     def print(self, console: Console, most_rows: int | None = None) -> None:
         """Print as many columns as fit and the first rows, and the lines that explain
         what is there.
         """
-        columns = self.columns
-        cells = zip(
-            (column.head for column in columns), *self.cells[:most_rows], strict=True
-        )
-        widths = [max(len(Text(cell)) for cell in column) for column in cells]
-        spare = sorted(
-            (i for i, c in enumerate(columns) if c.spare),
-            key=lambda i: -columns[i].spare,
-        )
-        fits = terminal.fitting_columns(widths, spare, console.width)
-        hidden = ", ".join(
-            c.head for i, c in enumerate(columns) if c.head and i not in fits
-        )
-        fitted = Table(
+        places = self._fitting_places(console.width, most_rows)
+        shown = Table(
             self.title,
             self.frame.iloc[:most_rows],
-            [columns[i] for i in fits],
+            [self.columns[place] for place in places],
             self.legend,
             self.marks,
         )
-        table, left_out = terminal.table(), len(self.frame) - len(fitted.frame)
-        for column in fitted.columns:
-            table.add_column(
-                Text(column.head),
-                justify="left" if column.text else "right",
-                no_wrap=True,
-            )
-        for row in fitted.rows(lambda words, best: Text(words, "bold" if best else "")):
+        table = terminal.table()
+        for column in shown.columns:
+            side: Any = "left" if column.text else "right"
+            table.add_column(Text(column.head), justify=side, no_wrap=True)
+        for row in shown.rows(_terminal_cell):
             table.add_row(*row)
-        remark = (
-            f"{left_out} more are in the page and in table.csv. " if left_out else ""
-        )
-        remark += f"Left out at this width: {hidden}." if hidden else ""
-        # lines end between notes
-        unbroken = fitted.notes.replace(" ", "\xa0").replace(";\xa0", "; ")
-        notes = "\n".join(
-            textwrap.wrap(unbroken, console.width, break_long_words=False)
-        ).replace("\xa0", " ")
-        for part, style in (
-            (Text(self.title), "bold"),
-            (table, ""),
-            (Text(remark), "dim"),
-            (Text(notes), "dim"),
-        ):
-            if part:
-                console.print(part, style=style)
+
+        if self.title:
+            console.print(Text(self.title), style="bold")
+        console.print(table)
+        n_hidden_rows = len(self.frame) - len(shown.frame)
+        remark = self._hidden_text(n_hidden_rows, places)
+        if remark:
+            console.print(Text(remark), style="dim")
+        notes = _wrapped_notes(shown.notes, console.width)
+        if notes:
+            console.print(Text(notes), style="dim")
+
+    def _fitting_places(self, width: int, most_rows: int | None) -> list[int]:
+        """Return the places of the columns that fit, with the first rows."""
+        heads = [column.head for column in self.columns]
+        by_column = zip(heads, *self.cells[:most_rows], strict=True)
+        widths = [max(len(Text(text)) for text in texts) for texts in by_column]
+
+        spare = [place for place, column in enumerate(self.columns) if column.spare]
+        spare.sort(key=lambda place: -self.columns[place].spare)
+        return terminal.fitting_columns(widths, spare, width)
+
+    def _hidden_text(self, n_rows: int, places: Sequence[int]) -> str:
+        """Return what is not shown: so many rows, and the columns at other places."""
+        remarks = []
+        if n_rows:
+            remarks.append(f"{n_rows} more are in the page and in table.csv.")
+        heads = []
+        for place, column in enumerate(self.columns):
+            if column.head and place not in places:
+                heads.append(column.head)
+        if heads:
+            remarks.append(f"Left out at this width: {', '.join(heads)}.")
+        return " ".join(remarks)
 
     def html(self) -> str:
         """Return the table as HTML, in a box that scrolls."""
-        sides = [
-            " class=t" if column.text and i else ""
-            for i, column in enumerate(self.columns)
-        ]
-        cells = self.rows(
-            lambda text, best: f"<b>{escape(text)}</b>" if best else escape(text)
-        )
-        rows = [
-            [f"<td{side}>{cell}" for side, cell in zip(sides, row, strict=True)]
-            for row in cells
-        ]
-        heads = "".join(
-            f"<th{side}>{escape(c.head)}"
-            for side, c in zip(sides, self.columns, strict=True)
-        )
-        body = "\n".join(f"<tr>{''.join(row)}" for row in rows)
-        note = f'<p class="note">{escape(self.notes)}</p>' if self.notes else ""
+        sides = [" class=t" if column.text else "" for column in self.columns]
+        sides[0] = ""  # the first column is always on the left
+
+        heads = ""
+        for side, column in zip(sides, self.columns, strict=True):
+            heads += f"<th{side}>{escape(column.head)}"
+        lines = []
+        for row in self.rows(_html_cell):
+            line = "<tr>"
+            for side, cell in zip(sides, row, strict=True):
+                line += f"<td{side}>{cell}"
+            lines.append(line)
+
+        body = "\n".join(lines)
         table = f"<table><thead><tr>{heads}<tbody>\n{body}\n</table>"
+        note = f'<p class="note">{escape(self.notes)}</p>' if self.notes else ""
         return f'<div class="scroll">{table}</div>{note}'
 
     def latex(self, label: str) -> str:
         """Return the table as LaTeX that needs booktabs."""
         sides = "".join("l" if column.text else "r" for column in self.columns)
-        rows = self.rows(
-            lambda text, best: rf"\textbf{{{_latex(text)}}}" if best else _latex(text)
-        )
+        heads = [_latex_text(column.head) for column in self.columns]
+        caption = ": ".join(filter(None, [self.title, self.notes]))
         lines = [
             r"% \usepackage{booktabs}",
             r"\begin{table}",
             r"\centering",
-            rf"\caption{{{_latex(': '.join(filter(None, [self.title, self.notes])))}}}",
+            rf"\caption{{{_latex_text(caption)}}}",
             rf"\label{{tab:{label}}}",
             rf"\begin{{tabular}}{{{sides}}}",
             r"\toprule",
-            rf"{' & '.join(_latex(c.head) for c in self.columns)} \\",
+            rf"{' & '.join(heads)} \\",
             r"\midrule",
-            *(rf"{' & '.join(row)} \\" for row in rows),
-            r"\bottomrule",
-            r"\end{tabular}",
-            r"\end{table}",
         ]
+        for row in self.rows(_latex_cell):
+            lines.append(rf"{' & '.join(row)} \\")
+        lines += [r"\bottomrule", r"\end{tabular}", r"\end{table}"]
         return "\n".join(lines) + "\n"
 
 
@@ -228,5 +239,26 @@ def csv_text(frame: pd.DataFrame) -> str:
     return str(frame.to_csv(index=False, float_format="%.6g", lineterminator="\n"))
 
 
-def _latex(text: str) -> str:
-    return " ".join(text.split()).translate(_LATEX)
+def _wrapped_notes(notes: str, width: int) -> str:
+    """Return notes as lines of a width that end between two notes where they can."""
+    unbroken = notes.replace(" ", "\xa0").replace(";\xa0", "; ")
+    lines = textwrap.wrap(unbroken, width, break_long_words=False)
+    return "\n".join(lines).replace("\xa0", " ")
+
+
+def _terminal_cell(text: str, best: bool) -> Text:
+    return Text(text, "bold" if best else "")
+
+
+def _html_cell(text: str, best: bool) -> str:
+    return f"<b>{escape(text)}</b>" if best else escape(text)
+
+
+def _latex_cell(text: str, best: bool) -> str:
+    return rf"\textbf{{{_latex_text(text)}}}" if best else _latex_text(text)
+
+
+def _latex_text(text: str) -> str:
+    text = " ".join(text.split()).translate(_LATEX)
+    text = _MINUS.sub("$-$", text)
+    return _TIMES.sub(r"$\\times$", text)

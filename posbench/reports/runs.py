@@ -5,15 +5,18 @@ what room they take.
 import textwrap
 from pathlib import Path
 
+import pandas as pd
+
 from posbench import files
-from posbench.reports.render import Column, Table
+from posbench.reports.render import Column, Row, Table
 from posbench.results.frame import read
 from posbench.results.settings import differing_settings
 from posbench.results.tasks import as_trained
 from posbench.terminal import console as terminal
 
-# characters: at least for the settings, and for all columns beside id and settings
-LEAST, OTHERS = 16, 40
+LEAST_ROOM = 16  # characters for the settings
+OTHER_COLUMNS = 40  # characters for all columns beside id and settings
+PIPE_WIDTH = 1000  # characters
 
 
 def main(paths: list[Path]) -> None:
@@ -21,43 +24,49 @@ def main(paths: list[Path]) -> None:
     a pipe gets whole lines.
     """
     frame = read(paths)
-    headline = as_trained(frame) | (frame["curve"] == "fixed_target")
-    losses = frame[
-        frame["newest"] & headline & (frame["length_ratio"] == 1)
-    ].drop_duplicates("folder")
-    runs = (
-        frame.drop(columns="status")
-        .drop_duplicates("folder")
-        .rename(columns={"run_status": "status"})
-    )
-    runs["loss"] = runs["folder"].map(losses.set_index("folder")["nll"])
+    runs = frame.drop_duplicates("folder").drop(columns="status")
+    runs = runs.rename(columns={"run_status": "status"})
+    runs["loss"] = runs["folder"].map(_losses(frame))
     runs["study"] = [Path(folder).parent.name for folder in runs["folder"]]
     runs["mb"] = [files.size(Path(folder)) / 1e6 for folder in runs["folder"]]
-    settings = {
-        study: differing_settings(group) for study, group in runs.groupby("study")
-    }
-    for run in runs.itertuples():
-        differing = settings[run.study].get(run.setting, {})
-        words = [
-            run.options,
-            *(f"{key.rpartition('.')[2]}={value}" for key, value in differing.items()),
-        ]
-        runs.loc[run.Index, "apart"] = " ".join(words).strip()
+    runs["apart"] = ""
+    for _, study in runs.groupby("study"):
+        runs.loc[study.index, "apart"] = _words_apart(study)
+
     console = terminal.stdout()
     if not console.is_terminal:
-        console.width = 1000
-    room = max(LEAST, console.width - int(runs["run"].str.len().max()) - OTHERS)
+        console.width = PIPE_WIDTH
+    longest_name = int(runs["run"].str.len().max())
+    room = max(LEAST_ROOM, console.width - longest_name - OTHER_COLUMNS)
+
+    def settings_cell(row: Row, name: str) -> str:
+        return textwrap.shorten(row[name], room, placeholder=" ...")
+
     columns = [
         Column("run", "run", text=True),
         Column("study", "study", spare=2, text=True),
-        Column(
-            "apart",
-            "settings",
-            lambda row, name: textwrap.shorten(row[name], room, placeholder=" ..."),
-            text=True,
-        ),
+        Column("apart", "settings", settings_cell, text=True),
         Column("status", "status", text=True),
         Column("loss", "loss at 1x", ".3f"),
         Column("mb", "MB", ",.1f", spare=1),
     ]
     Table("", runs, columns).print(console)
+
+
+def _losses(frame: pd.DataFrame) -> pd.Series:
+    """Return the newest loss at the training length, by folder."""
+    is_main = as_trained(frame) | (frame["curve"] == "fixed_target")
+    at_one = frame[frame["newest"] & is_main & (frame["length_ratio"] == 1)]
+    return at_one.drop_duplicates("folder").set_index("folder")["nll"]
+
+
+def _words_apart(study: pd.DataFrame) -> list[str]:
+    """Return what sets each run of a study apart from the others: `base=500 seed=1`."""
+    differing = differing_settings(study)
+    texts = []
+    for run in study.to_dict("records"):
+        words = [run["options"]]
+        for key, value in differing.get(run["setting"], {}).items():
+            words.append(f"{key.rpartition('.')[2]}={value}")
+        texts.append(" ".join(words).strip())
+    return texts

@@ -12,13 +12,17 @@ def record(runs: list[Path], words: list[str], config_dir: Path | None) -> None:
     """Note what the sweep was typed with that these run folders belong to."""
     if config_dir:
         words = [*words, f"--config-dir={config_dir}"]
-    for study in {run.parent for run in runs}:
-        names = [run.name for run in runs if run.parent == study]
-        known = words_by_run(study) | dict.fromkeys(names, words)
+    by_study: dict[Path, dict[str, list[str]]] = {}
+    for run in runs:
+        by_study.setdefault(run.parent, {})[run.name] = words
+    for study, names in by_study.items():
+        known = words_by_run(study) | names
         files.write(study / SWEEP, json.dumps(known, indent=2).encode())
 
 
 def words_by_run(study: Path) -> dict[str, list[str]]:
     """Return the words of each run's newest sweep, by the run's name."""
     path = study / SWEEP
-    return dict(json.loads(path.read_bytes())) if path.is_file() else {}
+    if not path.is_file():
+        return {}
+    return dict(json.loads(path.read_bytes()))

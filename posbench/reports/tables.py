@@ -1,11 +1,10 @@
 """The columns of a report's tables, and the lines that explain them."""
 
-import math
 from collections.abc import Callable, Sequence
 
 import pandas as pd
 
-from posbench.reports.render import Column, Row, Table, number
+from posbench.reports.render import Column, Row, Table, number_text
 from posbench.results import compare
 from posbench.results.compare import (
     ENDPOINT_RATIO,
@@ -14,6 +13,7 @@ from posbench.results.compare import (
     USES_LIMIT,
 )
 from posbench.results.frame import GATE
+from posbench.run.rows import PLAIN
 from posbench.terminal.exits import plural
 
 LONGEST_LABEL = 40  # characters in a terminal
@@ -25,7 +25,7 @@ MARKS = {
 }
 
 
-def cut(text: str, longest: int = LONGEST_LABEL) -> str:
+def short_label(text: str, longest: int = LONGEST_LABEL) -> str:
     """Return a label, without its middle if it is very long: options often differ at
     the end.
     """
@@ -35,25 +35,27 @@ def cut(text: str, longest: int = LONGEST_LABEL) -> str:
     return f"{text[: longest - n_end - 3]}...{text[-n_end:]}"
 
 
-def compact(row: Row, name: str) -> str:
+def compact_text(value: float) -> str:
     """Return a large number in few characters: 1.05M."""
-    text = number(row, name, "")
-    if not text:
-        return ""
-    value = float(text)
     for size, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
         if value >= size:
             return f"{value / size:.3g}{unit}"
     return f"{value:.3g}"
 
 
-def or_status(cell: Callable[[Row, str], str]) -> Callable[[Row, str], str]:
+def compact_cell(row: Row, name: str) -> str:
+    """Return a large number in few characters; empty where there is none."""
+    text = number_text(row, name, "")
+    return compact_text(float(text)) if text else ""
+
+
+def cell_or_status(cell: Callable[[Row, str], str]) -> Callable[[Row, str], str]:
     """Return a function for a column's cells that gives the status where the number is
     unknown, else `cell`.
     """
 
     def shown(row: Row, name: str) -> str:
-        status = number(row, f"{name}_status", "")
+        status = number_text(row, f"{name}_status", "")
         if status == "missing":
             return ""
         if status in ("", "ok"):
@@ -63,16 +65,18 @@ def or_status(cell: Callable[[Row, str], str]) -> Callable[[Row, str], str]:
     return shown
 
 
-def plus_minus(row: Row, name: str) -> str:
+def plus_minus_cell(row: Row, name: str) -> str:
     """Return a number with half of its 95 % interval, and a mark where its seeds fall
     into two groups.
     """
-    text = number(row, name, "+.3f")
+    text = number_text(row, name, "+.3f")
     if not text:
         return ""
     half = (row[f"{name}_high"] - row[f"{name}_low"]) / 2
-    if not math.isnan(half):
+    if half >= 0.0005:
         text += f" ±{half:.3f}"
+    elif half >= 0:
+        text += " ±<0.001"
     if row[f"{name}_groups"] is True:
         text += GROUPED
     return text
@@ -86,8 +90,8 @@ def interval_cell(
     """
 
     def cell(row: Row, name: str) -> str:
-        start = number(row, f"{name}_{low}", form)
-        end = number(row, f"{name}_{high}", form)
+        start = number_text(row, f"{name}_{low}", form)
+        end = number_text(row, f"{name}_{high}", form)
         is_range = low == "min"
         if not start or not end or (is_range and row["seeds"] == 1):
             return ""
@@ -96,44 +100,48 @@ def interval_cell(
     return cell
 
 
-def word(row: Row, name: str) -> str:
+def word_cell(row: Row, name: str) -> str:
     """Return the word for a difference, as `UNRESOLVED` if it is not resolved, or empty
     where nothing may be said.
     """
-    text = number(row, name, "").removeprefix("rises ").removeprefix("learned by ")
+    text = number_text(row, name, "").removeprefix("rises ").removeprefix("learned by ")
     if text == NOT_RESOLVED:
         return UNRESOLVED
     return text
 
 
-def share(row: Row, name: str) -> str:
+def share_cell(row: Row, name: str) -> str:
     """Return the median over seeds of a share, with the lowest and highest where they
     differ.
     """
-    text = number(row, name, ".2f")
+    text = number_text(row, name, ".2f")
     if row[f"{name}_min"] != row[f"{name}_max"]:
         text += f" {interval_cell(form='.2f')(row, name)}"
     return text.rstrip()
 
 
-def runs(row: Row, name: str) -> str:
-    """Return how many seeds a scheme has, and what became of others: `3, 2
+def runs_cell(row: Row, name: str) -> str:
+    """Return how many seeds a scheme has, and what became of others: `3 done, 2
     diverged`.
     """
-    text = str(row[name])
+    parts = [f"{row[name]} done"]
     if row["not_done"]:
-        text += f", {row['not_done']}"
+        parts.append(row["not_done"])
     if row["left_out"]:
-        text += f", {row['left_out']} not comparable"
-    return text
+        parts.append(f"{row['left_out']} not comparable")
+    return ", ".join(parts)
 
 
 ENCODING = Column(
-    "encoding", "encoding", lambda row, name: cut(row[name]), text=True, of="label"
+    "encoding",
+    "encoding",
+    lambda row, name: short_label(row[name]),
+    text=True,
+    of="label",
 )
-RUNS = Column("runs", "runs", runs, spare=8, text=True, of="seeds")
+RUNS = Column("runs", "runs", runs_cell, spare=8, text=True, of="seeds")
 LEARNED = Column(
-    "learned", "learned", word, text=True, note="learned: below the n-gram model"
+    "learned", "learned", word_cell, text=True, note="learned: below the n-gram model"
 )
 ADJUSTED = interval_cell("adjusted_low", "adjusted_high")
 
@@ -151,15 +159,15 @@ def main_table(table: pd.DataFrame) -> Table:
     columns.append(Column("loss", "loss", ".3f", of="nll", best=has_losses, note=note))
     if not set(table.get("learned", [])) <= {"yes", None}:
         columns.append(LEARNED)
-    columns += _above(table)
-    columns += _rises(table.attrs["ratios"])
-    columns.append(_holds(length, table.attrs["schemes"]))
+    columns += _above_columns(table)
+    columns += _rise_columns(table.attrs["ratios"])
+    columns.append(_holds_column(length, table.attrs["schemes"]))
     note = f"uses: tokens within {USES_LIMIT:g} of all"
     columns.append(Column("uses", "uses", ".0f", 6, note=note))
-    return Table("", table, columns, _readers(table), MARKS)
+    return Table("", table, columns, _readers_text(table), MARKS)
 
 
-def _above(table: pd.DataFrame) -> list[Column]:
+def _above_columns(table: pd.DataFrame) -> list[Column]:
     """Return the columns of the differences from the reference."""
     reference = None
     if "nll_difference" in table:
@@ -169,7 +177,7 @@ def _above(table: pd.DataFrame) -> list[Column]:
     def above(row: Row, name: str) -> str:
         if row["label"] == reference:
             return "reference"
-        return number(row, name, "+.3f")
+        return number_text(row, name, "+.3f")
 
     head = f"above {reference}"
     note = (
@@ -179,11 +187,11 @@ def _above(table: pd.DataFrame) -> list[Column]:
     return [
         Column("above", head, above, 3, of="nll_difference", note=note),
         Column("adjusted", "adjusted", ADJUSTED, 7, of="nll_difference"),
-        Column("word", "", word, 5, text=True, of="nll_word"),
+        Column("word", "", word_cell, 5, text=True, of="nll_word"),
     ]
 
 
-def _rises(ratios: Sequence[float]) -> list[Column]:
+def _rise_columns(ratios: Sequence[float]) -> list[Column]:
     """Return a column for what each longer context adds to the loss."""
     main_ratio = max(ratios, default=0)
     if ENDPOINT_RATIO in ratios:
@@ -197,16 +205,16 @@ def _rises(ratios: Sequence[float]) -> list[Column]:
             note = f"at {ratio:g}x: what that context adds"
             spare = 2
         head = f"at {ratio:g}x"
-        cell = or_status(plus_minus)
+        cell = cell_or_status(plus_minus_cell)
         columns.append(Column(f"rise_{ratio:g}x", head, cell, spare, note=note))
         if ratio == ENDPOINT_RATIO:
-            columns.append(Column("rise_word", "", word, 4, text=True))
+            columns.append(Column("rise_word", "", word_cell, 4, text=True))
     return columns
 
 
-def _holds(train_length: int, n_schemes: int) -> Column:
+def _holds_column(train_length: int, n_schemes: int) -> Column:
     def holds(row: Row, name: str) -> str:
-        if not number(row, name):
+        if not number_text(row, name):
             return ""
         text = f"{row[name] / train_length:g}x"
         if row.get("holds_further") is True:
@@ -219,7 +227,7 @@ def _holds(train_length: int, n_schemes: int) -> Column:
     )
 
 
-def _readers(table: pd.DataFrame) -> str:
+def _readers_text(table: pd.DataFrame) -> str:
     """Return the losses of simple readers, for the legend."""
     texts = []
     for reader, name in compare.READERS.items():
@@ -234,7 +242,7 @@ def facts_table(table: pd.DataFrame) -> Table:
     for measure, head in (("nll", "above"), ("rise", f"at {ENDPOINT_RATIO}x above")):
         name = f"{measure}_difference"
         columns += [
-            Column(name, f"{head} {table.attrs['reference']}", plus_minus),
+            Column(name, f"{head} {table.attrs['reference']}", plus_minus_cell),
             Column(f"{name}_adjusted", "adjusted", ADJUSTED, of=name),
             Column(f"{name}_seeds", "seeds", interval_cell(), of=name),
             Column(f"{measure}_word", "", text=True),
@@ -247,12 +255,12 @@ def facts_table(table: pd.DataFrame) -> Table:
         Column("bits_per_byte", "bits/byte", ".3f"),
         Column("ngram", "n-gram", ".3f"),
         LEARNED,
-        Column("above_windowed", "above windowed", plus_minus),
-        Column("parameters", "parameters", compact),
-        Column("encoding_parameters", "of the encoding", compact),
-        Column("trained_tokens", "tokens", compact),
+        Column("above_windowed", "above windowed", plus_minus_cell),
+        Column("parameters", "parameters", compact_cell),
+        Column("encoding_parameters", "of the encoding", compact_cell),
+        Column("trained_tokens", "tokens", compact_cell),
         Column("learning_rate", "learning rate", "g"),
-        Column("tokens_per_second", "tokens/s", compact),
+        Column("tokens_per_second", "tokens/s", compact_cell),
     ]
     note = (
         "Differences are paired by seed and document; below 0 is better. ±: half of a"
@@ -269,72 +277,116 @@ def training_tables(frame: pd.DataFrame) -> list[Table]:
     """Return a table of the main numbers by tokens trained; none where only one
     checkpoint was evaluated.
     """
-    budgets, stages = (
-        sorted(frame.loc[frame["main"] & frame["tokens"].notna(), "tokens"].unique()),
-        [],
-    )
-    for tokens in budgets if len(budgets) > 1 else ():
-        table = compare.compare(
-            frame.assign(
-                newest=frame["main"] & (frame["tokens"] == tokens).fillna(False)
-            )
-        )
+    main = frame[frame["main"]]
+    budgets = sorted(main["tokens"].dropna().unique())
+    if len(budgets) < 2:
+        return []
+    stages = []
+    for tokens in budgets:
+        is_then = frame["main"] & (frame["tokens"] == tokens).fillna(False)
+        table = compare.compare(frame.assign(newest=is_then))
         if table.attrs["schemes"]:
             stages.append(table[table["nll"].notna()].assign(after=int(tokens)))
     if not stages:
         return []
-    rows = pd.concat(stages, ignore_index=True).sort_values(
-        ["label", "after"], ignore_index=True
-    )
-    rises = [name.removesuffix("_status") for name in rows if name.endswith("_status")]
+    rows = pd.concat(stages, ignore_index=True)
+    rows = rows.sort_values(["label", "after"], ignore_index=True)
+
     columns = [
         ENCODING,
-        Column("after", "tokens", compact),
+        Column("after", "tokens", compact_cell),
         Column("seeds", "seeds"),
         Column("nll", "loss", ".3f"),
-    ]
-    columns += [
         LEARNED,
-        *(Column(name, f"at {name[5:]}", or_status(plus_minus)) for name in rises),
     ]
-    return [Table("Over training", rows, [*columns, Column("uses", "uses", ".0f")])]
+    cell = cell_or_status(plus_minus_cell)
+    for status in rows.filter(like="_status"):
+        name = status.removesuffix("_status")
+        columns.append(Column(name, f"at {name.removeprefix('rise_')}", cell))
+    columns.append(Column("uses", "uses", ".0f"))
+    return [Table("Over training", rows, columns)]
 
 
-def by_length(frame: pd.DataFrame) -> list[Table]:
+def loss_table(frame: pd.DataFrame, table: pd.DataFrame) -> Table:
+    """Return a table of the loss by length on the same targets; `table`: what
+    `results.compare.compare` returns for rows `frame`.
+    """
+    losses = compare.Losses(compare.main_rows(frame))
+    lines = []
+    for label in table.loc[table["nll"].notna(), "label"]:
+        line: dict[str, str | float] = {"label": label}
+        for length in losses.lengths(label):
+            status = losses.statuses[label, PLAIN, length]
+            line[f"{length}_status"] = status
+            if status == "ok":
+                sums = losses.level(label, length)
+                line[str(length)] = losses.estimate(sums).mean
+        lines.append(line)
+
+    columns = [ENCODING]
+    cell = cell_or_status(number_text)
+    for length in losses.lengths():
+        columns.append(Column(str(length), f"{length:,}", cell))
+    note = (
+        "nats per token by tokens of context, on the same target tokens, mean of seeds;"
+        f" trained at {losses.train_length} tokens; perplexity is exp(loss)"
+    )
+    return Table("Loss by length", pd.DataFrame(lines), columns, note)
+
+
+def length_tables(frame: pd.DataFrame) -> list[Table]:
     """Return a table of means over seeds, or a status, for all curves but
     `fixed_target`; no table without any.
     """
-    rows = frame[~frame["repeated"] & (frame["run_status"] == "done") & frame["newest"]]
-    rows = rows.assign(
-        length=rows["problem_length"].fillna(rows["length"]),
-        of=rows["targets_sha256"] + rows["dtype"],
-    )
-    rows["curve"] = (
-        rows["curve"].str.removeprefix("task_").str.replace("_from_", " from position ")
-    )
-    most_common = rows.groupby(["curve", "length"])["of"].transform(
-        lambda targets: targets.mode().max()
-    )
-    rows = rows[rows["of"].isna() | (rows["of"] == most_common)]
+    rows = _rows_by_length(frame)
     lengths = sorted(rows["length"].unique())
     rows = rows[rows["curve"] != "fixed_target"]
-    if not len(rows):
+    if rows.empty:
         return []
 
     lines: dict[tuple[str, str], dict[str, str]] = {}
     for (label, curve, length), group in rows.groupby(["label", "curve", "length"]):
         line = lines.setdefault((label, curve), {"label": label, "curve": curve})
-        failures = group.loc[group["status"] != "ok", "status"]
-        if len(failures):
-            line[str(length)] = failures.iloc[0]
-        else:
-            values = group["accuracy"].fillna(group["nll"])
-            line[str(length)] = f"{values.astype('float64').mean():.3f}"
+        line[str(length)] = _mean_or_status(group)
 
     columns = [ENCODING, Column("curve", "curve", text=True)]
-    columns += [Column(str(length), f"{length:,}") for length in lengths]
+    for length in lengths:
+        columns.append(Column(str(length), f"{length:,}"))
     note = "Loss; of probes and problems the share of right answers"
-    return [Table("By length", pd.DataFrame(list(lines.values())), columns, note)]
+    return [
+        Table(
+            "Other curves by length", pd.DataFrame(list(lines.values())), columns, note
+        )
+    ]
+
+
+def _rows_by_length(frame: pd.DataFrame) -> pd.DataFrame:
+    """Return the newest rows of runs that are done, with `curve` in words and the
+    `length` of text or problems.
+
+    At each length of a curve they are on the targets and in the precision of most.
+    """
+    is_done = (frame["run_status"] == "done") & ~frame["repeated"]
+    rows = frame[is_done & frame["newest"]]
+    curves = rows["curve"].str.removeprefix("task_")
+    rows = rows.assign(
+        curve=curves.str.replace("_from_", " from position "),
+        length=rows["problem_length"].fillna(rows["length"]),
+        measured_on=rows["targets_sha256"] + rows["dtype"],
+    )
+    places = rows.groupby(["curve", "length"])
+    most_common = places["measured_on"].transform(lambda each: each.mode().max())
+    is_alike = rows["measured_on"] == most_common
+    return rows[is_alike | rows["measured_on"].isna()]
+
+
+def _mean_or_status(group: pd.DataFrame) -> str:
+    """Return the mean of the accuracy, else of the loss; or why a seed has none."""
+    failures = group.loc[group["status"] != "ok", "status"]
+    if len(failures):
+        return str(failures.iloc[0])
+    values = group["accuracy"].fillna(group["nll"])
+    return f"{values.astype('float64').mean():.3f}"
 
 
 def task_table(table: pd.DataFrame) -> Table:
@@ -347,7 +399,7 @@ def task_table(table: pd.DataFrame) -> Table:
     )
     main_ratio = 2 if 2 in ratios else ratios[0]
 
-    columns = [ENCODING, *_learned_by_seeds()]
+    columns = [ENCODING, *_learned_columns()]
     for ratio in ratios:
         name = f"accuracy_{ratio:g}x"
         spare = {1.0: 3, 2.0: 0, 4.0: 1}.get(ratio, 9)
@@ -363,9 +415,11 @@ def task_table(table: pd.DataFrame) -> Table:
                 f" {table.attrs['tests']}"
             )
         head = f"at {ratio:g}x"
-        columns.append(Column(name, head, or_status(share), spare, note=shares))
         columns.append(
-            Column(f"{name}_word", "", word, spare + 1, text=True, note=against)
+            Column(name, head, cell_or_status(share_cell), spare, note=shares)
+        )
+        columns.append(
+            Column(f"{name}_word", "", word_cell, spare + 1, text=True, note=against)
         )
 
     readers = []
@@ -377,14 +431,14 @@ def task_table(table: pd.DataFrame) -> Table:
     return Table("", table, columns, legend, MARKS)
 
 
-def _learned_by_seeds() -> list[Column]:
+def _learned_columns() -> list[Column]:
     """Return the columns of which seeds learned a task, and when."""
 
     def learned(row: Row, name: str) -> str:
         return f"{row[name]} of {row['seeds']}"
 
     def steps(row: Row, name: str) -> str:
-        return number(row, name, ".0f").replace("inf", "never")
+        return number_text(row, name, ".0f").replace("inf", "never")
 
     note = (
         f"learned: seeds with {GATE:.0%} of the answers' tokens right at every trained"
@@ -395,6 +449,6 @@ def _learned_by_seeds() -> list[Column]:
     return [
         Column("learned", "learned", learned, note=note),
         Column("interval", "95 %", interval, 5, of="learned"),
-        Column("learned_word", "", word, 4, text=True),
+        Column("learned_word", "", word_cell, 4, text=True),
         Column("steps", "steps", steps, 6, of="steps_to_gate", note=until),
     ]

@@ -7,14 +7,18 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from posbench.errors import UserError
 from posbench.run import ROWS
 
 PLAIN = "plain"
 WINDOWED = "windowed"
-PAIRED = ("fixed_target", "nonoverlap")  # they score the same targets at every length
+# protocols that score the same targets at every length
+PAIRED: tuple[Literal["fixed_target", "nonoverlap"], ...] = (
+    "fixed_target",
+    "nonoverlap",
+)
 
 # How much targets are preferred, by their digest.
 Counts = Mapping[Any, float]

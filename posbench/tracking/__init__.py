@@ -2,7 +2,7 @@
 
 A session therefore first gets the rows that it lacks. Curves of different encodings
 overlay, because training rows have `tokens` as their axis and evaluation rows
-`eval/context`. Another tracker is another class with the methods of `Session`.
+`eval/context`. Another tracker is another class in `sessions/`.
 """
 
 import contextlib
@@ -11,6 +11,7 @@ import os
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from posbench import registry
 from posbench.config.schema import Config
 from posbench.results.frame import read
 from posbench.results.headline import headline
@@ -33,13 +34,9 @@ _VALUES = {
 
 def _open(config: Config, run: Run) -> Session:
     """Open a run's session with its tracker."""
-    if config.tracking.backend == "tensorboard":
-        from posbench.tracking.tensorboard import EventFiles
-
-        return EventFiles(run)
-    from posbench.tracking.wandb import WandbSession
-
-    return WandbSession(config, run)
+    cls = registry.load(registry.TRACKERS, config.tracking.backend)
+    session: Session = cls(config, run)
+    return session
 
 
 class Tracker:
@@ -105,7 +102,7 @@ def mirror(config: Config, run: Run) -> None:
     backend = config.tracking.backend
     if backend == "wandb" and os.environ.get("WANDB_MODE") == "disabled":
         return
-    if backend in ("wandb", "tensorboard"):
+    if backend != "none":
         run.tracker = Tracker(config, run)
 
 
@@ -115,10 +112,12 @@ def row_values(
     """Return a row's numbers by name. Rows on a curve's first targets, which `targets`
     keeps, have its plain name.
     """
-    if "protocol" not in line:
-        return {
-            name: value for name, value in line.items() if number(value) is not None
-        }
+    if "protocol" not in line:  # a row of the training
+        of_training = {}
+        for name, value in line.items():
+            if number(value) is not None:
+                of_training[name] = value
+        return of_training
     row = EvaluationRow.from_json(line)
     curve = _curve(row, config, targets)
     values: dict[str, Any] = {CONTEXT: row.length}

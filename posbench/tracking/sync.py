@@ -9,7 +9,7 @@ from posbench.errors import PosbenchError, UserError
 from posbench.run import CONFIG
 from posbench.run.run import Run
 from posbench.tracking import Tracker
-from posbench.tracking.wandb import is_online
+from posbench.tracking.sessions.wandb import is_online
 
 
 def sync(folders: list[Path]) -> None:

@@ -3,7 +3,6 @@ its time and memory.
 """
 
 import contextlib
-import inspect
 import math
 import os
 import shutil
@@ -15,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from posbench import machine
+from posbench import machine, registry
 from posbench.config.schema import Config, TrainingConfig
 from posbench.data.batches import Batch
 from posbench.encodings.base import Encoding
@@ -50,21 +49,9 @@ def learning_rate(step: int, total: int, training: TrainingConfig) -> float:
     return training.learning_rate * (final + (1 - final) * share)
 
 
-class _AdamW(torch.optim.AdamW):
-    """Torch's AdamW without decorators that load its compiler only to exclude it: a
-    third of a start's CPU time.
-    """
-
-    add_param_group = inspect.unwrap(torch.optim.AdamW.add_param_group)
-    zero_grad = inspect.unwrap(torch.optim.AdamW.zero_grad)
-    state_dict = inspect.unwrap(torch.optim.AdamW.state_dict)
-    load_state_dict = inspect.unwrap(torch.optim.AdamW.load_state_dict)
-    step = torch.no_grad()(inspect.unwrap(torch.optim.AdamW.step))
-
-
-def optimizer_for(model: nn.Module, training: TrainingConfig) -> torch.optim.AdamW:
-    """Return AdamW with weight decay on the model's matrices only: never on norms, nor
-    on an encoding's parameters.
+def optimizer_for(model: nn.Module, training: TrainingConfig) -> torch.optim.Optimizer:
+    """Return the optimizer with weight decay on the model's matrices only: never on
+    norms, nor on an encoding's parameters.
 
     Parameters with a learning rate of their own (`Encoding.rates`) have their own
     groups, whose `times` is the factor.
@@ -89,7 +76,9 @@ def optimizer_for(model: nn.Module, training: TrainingConfig) -> torch.optim.Ada
         parameters = [parameter for parameter in times if times[parameter] == factor]
         groups.append({"params": parameters, "weight_decay": 0.0, "times": factor})
     groups = [group for group in groups if group["params"]]
-    return _AdamW(groups, lr=training.learning_rate, betas=training.betas, fused=True)
+    cls = registry.load(registry.OPTIMIZERS, training.optimizer)
+    optimizer: torch.optim.Optimizer = cls(groups, training)
+    return optimizer
 
 
 class Trainer:
@@ -110,7 +99,7 @@ class Trainer:
         self.world = world or World()  # the processes that share each batch
         if isinstance(model, GPT):
             model.compiles = is_compiled(config, device, self.world)
-        self.optimizer: torch.optim.Optimizer = optimizer_for(model, config.training)
+        self.optimizer = optimizer_for(model, config.training)
         # 1 after an update that was not finite; later ones are left out
         self.failed = torch.zeros((), device=device)
 

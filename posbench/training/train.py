@@ -20,8 +20,9 @@ from posbench import machine, tracking
 from posbench.config.schema import Config, EvaluationConfig, to_container
 from posbench.data.batches import ProblemBatches, TrainingBatches
 from posbench.data.tokens import TaskData, Tokens, data_of
-from posbench.errors import Stopped, UserError
-from posbench.evaluation.job import evaluate_into, subject_of
+from posbench.errors import RowsFailed, Stopped, UserError
+from posbench.evaluation.job import evaluate_into
+from posbench.evaluation.trial import refuse_broken
 from posbench.model.gpt import GPT, build, parameter_counts
 from posbench.processes import World
 from posbench.run import TOKENIZER, checkpoint
@@ -68,6 +69,8 @@ def train(
     world = world or World()
     device, dtype, resources = _set_up_machine(config, world)
     tokens, batches = _data(config, world)
+    if restart or checkpoint.at(folder, config.training.steps) is None:
+        _try_encoding(config, tokens, device)
 
     opened: contextlib.AbstractContextManager[Run | None] = contextlib.nullcontext()
     if world.rank == 0:
@@ -87,13 +90,15 @@ def train(
             return evaluate_into(run, model, tokens, with_settings, step, device, world)
 
         with machine.out_of_memory_as_failure(_MORE_ROOM):
-            # else refused before time is spent
-            causal_model = subject_of(model, config, device, dtype).model
-            trainer = Trainer(causal_model, config, device, dtype, world)
+            trainer = Trainer(model, config, device, dtype, world)
             n_updates = fit(trainer, batches, tokens, config, run, evaluate)
-        n_rows = evaluate(config.training.steps, config.evaluation)
+        try:
+            n_rows = evaluate(config.training.steps, config.evaluation)
+        except RowsFailed:
+            end(run, config)  # the others have their numbers
+            raise
+        end(run, config)
         if run:
-            end(run, config)
             if run.tracker and tracking.in_sweep():
                 # the agent waits for this run, even if it was finished before
                 run.tracker.send()
@@ -142,6 +147,14 @@ def _data(config: Config, world: World) -> tuple[Tokens | TaskData, Batches]:
     return tokens, batches
 
 
+def _try_encoding(
+    config: Config, tokens: Tokens | TaskData, device: torch.device
+) -> None:
+    """Refuse a user's class that cannot be trained and evaluated, as `_data` does."""
+    with signals_as_errors(), machine.out_of_memory_as_failure(_MORE_ROOM):
+        refuse_broken(config, tokens, device)
+
+
 def begin(
     run: Run, config: Config, tokens: Tokens | TaskData, resources: dict[str, Any]
 ) -> None:
@@ -163,8 +176,10 @@ def begin(
     run.update(tokenizer_sha256=tokens.tokenizer.sha256)
 
 
-def end(run: Run, config: Config) -> None:
-    """Record that a run is done."""
+def end(run: Run | None, config: Config) -> None:
+    """Record that a run is done, in the process that has its folder."""
+    if run is None:
+        return
     if run.record["status"] != "done":
         run.write_config(dataclasses.replace(run.config, evaluation=config.evaluation))
     run.record["evaluated"] = to_container(config)["evaluation"]

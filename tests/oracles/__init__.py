@@ -12,6 +12,8 @@ and never instantiated; a module with the scheme's name will do, too. It holds:
     def reference(
         parameters, shape, options, q, k, v, x, positions, layer, causal
     ) -> dict[str, Tensor]
+                          called by name: it may list those that it reads, and take
+                          the others as **others
 
 `parameters` are the scheme's own by name, randomised; `options` are complete; q, k, v
 are raw, (B, H, T, Dh); x is the layer's normalised input (B, T, D), whose first
@@ -67,8 +69,9 @@ def of(name: str) -> type | types.ModuleType | None:
     """Return the oracle of a scheme; None if there is none."""
     for each in pkgutil.iter_modules(__path__):
         module = importlib.import_module(f"oracles.{each.name}")
-        if isinstance(cls := vars(module).get(name), type):
-            return cls
+        scheme = vars(module).get(name)
+        if isinstance(scheme, type):
+            return scheme
         if each.name == name and hasattr(module, "reference"):
             return module
     return None
@@ -94,9 +97,8 @@ def third_party_file(package: str, path: str) -> types.ModuleType:
         _missing(package)
         raise ImportError(package)
     file = pathlib.Path(package_spec.origin).parent / path
-    spec = importlib.util.spec_from_file_location(
-        f"oracle_{package}_{file.parent.name}", file
-    )
+    name = f"oracle_{package}_{file.parent.name}"
+    spec = importlib.util.spec_from_file_location(name, file)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)

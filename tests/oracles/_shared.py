@@ -22,31 +22,39 @@ class Ordered:
 
 def masked(logits, causal):
     """Return logits (..., T, T); if causal, those of keys after the query are -inf."""
+    if not causal:
+        return logits
     hidden = torch.ones(logits.shape[-2:], dtype=torch.bool).triu(1)
-    return logits.masked_fill(hidden, -torch.inf) if causal else logits
+    return logits.masked_fill(hidden, -torch.inf)
 
 
 def softmax(logits, causal):
     return masked(logits, causal).softmax(-1)
 
 
-def output_of(of_layer, q, k, v, causal, window=None, chunk=None):
-    """Return the output (B, H, T, Dh) from an oracle's "q", "k" and "bias"; raw q, raw
-    k, no bias if it has none.
+def logits_of(of_layer, q, k):
+    """Return logits from an oracle's "q", "k" and "bias"; raw q, raw k, no bias if it
+    has none.
     """
+    scale = q.shape[-1] ** -0.5
+    q = of_layer.get("q", q)
+    k = of_layer.get("k", k)
+    return q @ k.mT * scale + of_layer.get("bias", 0)
+
+
+def output_of(of_layer, q, k, v, causal, window=None, chunk=None):
+    """Return the output (B, H, T, Dh) of a layer from what its oracle returns."""
     if "output" in of_layer and window is None and chunk is None:
         return of_layer["output"]
-    logits = of_layer.get("q", q) @ of_layer.get("k", k).mT * v.shape[
-        -1
-    ] ** -0.5 + of_layer.get("bias", 0)
-    index = torch.arange(v.shape[2])
+    logits = logits_of(of_layer, q, k)
+    keys = torch.arange(v.shape[2])
+    queries = keys[:, None]
     if causal and window:
-        logits = logits.masked_fill(index[:, None] - index >= window, -torch.inf)
+        logits = logits.masked_fill(queries - keys >= window, -torch.inf)
     if chunk:  # transformers' mask of Llama 4
-        overlay = third_party("transformers.masking_utils").chunked_overlay(
-            chunk, torch.zeros(1, dtype=torch.long)
-        )
-        logits = logits.masked_fill(~overlay(0, 0, index[:, None], index), -torch.inf)
+        masks = third_party("transformers.masking_utils")
+        overlay = masks.chunked_overlay(chunk, torch.zeros(1, dtype=torch.long))
+        logits = logits.masked_fill(~overlay(0, 0, queries, keys), -torch.inf)
     return softmax(logits, causal) @ v
 
 
@@ -64,12 +72,11 @@ def fla(path, name):
     function = getattr(third_party_file("fla", f"ops/{path}/naive.py"), name)
 
     def call(*tensors, **options):
-        out = function(*(tensor.transpose(1, 2) for tensor in tensors), **options)
-        return (
-            tuple(each.transpose(1, 2) for each in out)
-            if isinstance(out, tuple)
-            else out.transpose(1, 2)
-        )
+        given = [tensor.transpose(1, 2) for tensor in tensors]
+        made = function(*given, **options)
+        if isinstance(made, tuple):
+            return [each.transpose(1, 2) for each in made]
+        return made.transpose(1, 2)
 
     return call
 
@@ -92,20 +99,17 @@ def frequencies(kind, shape, base, train_length=None, length=None, **parameters)
     transformers.
     """
     train_length = train_length or shape.train_length
-    parameters |= {
-        "rope_type": kind,
-        "rope_theta": base,
-        "original_max_position_embeddings": train_length,
-    }
+    parameters["rope_type"] = kind
+    parameters["rope_theta"] = base
+    parameters["original_max_position_embeddings"] = train_length
     config = third_party("transformers").LlamaConfig(
         hidden_size=shape.d_model,
         num_attention_heads=shape.n_heads,
         max_position_embeddings=train_length,
         rope_parameters=parameters,
     )
-    return third_party("transformers.modeling_rope_utils").ROPE_INIT_FUNCTIONS[kind](
-        config, None, seq_len=length
-    )
+    laws = third_party("transformers.modeling_rope_utils").ROPE_INIT_FUNCTIONS
+    return laws[kind](config, None, seq_len=length)
 
 
 def rotated(q, k, positions, layout, inv_freq, attention_factor=1.0):
@@ -115,43 +119,45 @@ def rotated(q, k, positions, layout, inv_freq, attention_factor=1.0):
     cos = (angles.cos() * attention_factor).float()
     if layout == "half":
         llama = third_party("transformers.models.llama.modeling_llama")
-        q, k = llama.apply_rotary_pos_emb(
-            q, k, torch.cat((cos, cos), -1), torch.cat((sin, sin), -1)
-        )
+        twice = torch.cat((cos, cos), -1), torch.cat((sin, sin), -1)
+        q, k = llama.apply_rotary_pos_emb(q, k, *twice)
         return {"q": q, "k": k}
-    gptj = third_party("transformers.models.gptj.modeling_gptj")
-    q, k = (
-        gptj.apply_rotary_pos_emb(a.transpose(1, 2), sin, cos).transpose(1, 2)
-        for a in (q, k)
-    )
-    return {"q": q, "k": k}
+    turn = third_party("transformers.models.gptj.modeling_gptj").apply_rotary_pos_emb
+    turned_q = turn(q.transpose(1, 2), sin, cos)
+    turned_k = turn(k.transpose(1, 2), sin, cos)
+    return {"q": turned_q.transpose(1, 2), "k": turned_k.transpose(1, 2)}
+
+
+def pairs_of(a, layout):
+    """Return the first and the second channel of each pair, (..., Dh/2) each."""
+    if layout == "interleaved":
+        return a.unflatten(-1, (-1, 2)).unbind(-1)
+    return a.chunk(2, dim=-1)
 
 
 def turned(q, k, cos, sin, layout):
     """Return q and k with pairs of channels turned by the equation; cos and sin: (...,
     Dh/2).
     """
-    out = []
-    for a in (q, k):
-        one, two = (
-            (a[..., 0::2], a[..., 1::2])
-            if layout == "interleaved"
-            else a.chunk(2, dim=-1)
-        )
-        pairs = one * cos - two * sin, two * cos + one * sin
-        out.append(
-            torch.stack(pairs, -1).flatten(-2)
-            if layout == "interleaved"
-            else torch.cat(pairs, -1)
-        )
-    return dict(zip("qk", out, strict=True))
+    return {
+        "q": turned_pairs(q, cos, sin, layout),
+        "k": turned_pairs(k, cos, sin, layout),
+    }
+
+
+def turned_pairs(a, cos, sin, layout):
+    one, two = pairs_of(a, layout)
+    first = one * cos - two * sin
+    second = two * cos + one * sin
+    if layout == "interleaved":
+        return torch.stack((first, second), -1).flatten(-2)
+    return torch.cat((first, second), -1)
 
 
 def powers(base, width):
     """Return base^(-2p/width) for p = 0 .. width/2-1, in fp64."""
-    return torch.tensor(
-        [base ** (-2 * p / width) for p in range(width // 2)], dtype=torch.float64
-    )
+    law = [base ** (-2 * p / width) for p in range(width // 2)]
+    return torch.tensor(law, dtype=torch.float64)
 
 
 _ROPE = {"base": 10000.0, "layout": "interleaved"}
@@ -167,34 +173,33 @@ _DEFAULTS = {
 }
 
 
+def inner_options(options):
+    return _DEFAULTS.get(options["inner"], {}) | options["inner_options"]
+
+
 def inner_count(shape, options):
     count = getattr(oracles.of(options["inner"]), "parameter_count", None)
-    return (
-        count(shape, _DEFAULTS.get(options["inner"], {}) | options["inner_options"])
-        if count
-        else 0
-    )
+    if count is None:
+        return 0
+    return count(shape, inner_options(options))
 
 
-def inner(parameters, shape, options, q, k, v, x, positions, layer, causal, at=0):
+def inner(parameters, options, at=0, **others):
     """Return what the oracle of inner encoding number `at` returns for that encoding's
     own parameters.
     """
     prefix = f"inners.{at}."
-    of_inner = {
-        key.removeprefix(prefix): value
-        for key, value in parameters.items()
-        if key.startswith(prefix)
-    }
-    options_inside = _DEFAULTS.get(options["inner"], {}) | options["inner_options"]
-    return oracles.of(options["inner"]).reference(
-        of_inner, shape, options_inside, q, k, v, x, positions, layer, causal
-    )
+    own = {}
+    for key, value in parameters.items():
+        if key.startswith(prefix):
+            own[key.removeprefix(prefix)] = value
+    oracle = oracles.of(options["inner"])
+    return oracle.reference(parameters=own, options=inner_options(options), **others)
 
 
-def inner_output(parameters, shape, options, q, k, v, x, positions, layer, causal):
-    of_layer = inner(parameters, shape, options, q, k, v, x, positions, layer, causal)
-    return {"output": output_of(of_layer, q, k, v, causal)}
+def inner_output(q, k, v, causal, **others):
+    of_layer = inner(q=q, k=k, v=v, causal=causal, **others)
+    return output_of(of_layer, q, k, v, causal)
 
 
 class Around:

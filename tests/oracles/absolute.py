@@ -14,7 +14,7 @@ class none(Ordered):
 
     CASES = [{}]
 
-    def reference(parameters, shape, options, q, k, v, x, positions, layer, causal):
+    def reference(q, k, v, causal, **others):
         return {"output": F.scaled_dot_product_attention(q, k, v, is_causal=causal)}
 
 
@@ -22,16 +22,23 @@ def coded(x, positions, shape, options, code):
     """Return x with `code(position)`, numbers or a tensor, added to it or in the place
     of its last channels.
     """
-    scale = shape.token_rms if options["scale"] == "token" else options["scale"]
-    rows = []
-    for b in range(len(x)):
-        for token, place in zip(x[b], positions[b % len(positions)], strict=True):
+    scale = options["scale"]
+    if scale == "token":
+        scale = shape.token_rms
+
+    sequences = []
+    for b, sequence in enumerate(x):
+        places = positions[b % len(positions)]
+        tokens = []
+        for token, place in zip(sequence, places, strict=True):
             numbers = scale * torch.as_tensor(code(place), dtype=x.dtype)
+            left = shape.d_model - len(numbers)
             if options["combine"] == "concat":
-                rows.append(torch.cat([token[: shape.d_model - len(numbers)], numbers]))
+                tokens.append(torch.cat([token[:left], numbers]))
             else:
-                rows.append(token + F.pad(numbers, (0, shape.d_model - len(numbers))))
-    return {"embedded": torch.stack(rows).view(*x.shape[:2], shape.d_model)}
+                tokens.append(token + F.pad(numbers, (0, left)))
+        sequences.append(torch.stack(tokens))
+    return {"embedded": torch.stack(sequences)}
 
 
 class sinusoidal:
@@ -46,32 +53,31 @@ class sinusoidal:
         {"base": 100.0},
     ]
 
-    def reference(parameters, shape, options, q, k, v, x, positions, layer, causal):
-        width = shape.d_model // 4 if options["combine"] == "concat" else shape.d_model
+    def reference(shape, options, x, positions, **others):
+        width = shape.d_model
+        if options["combine"] == "concat":
+            width = width // 4
         table = waves(shape.train_length, width, options)
         return coded(x, positions, shape, options, lambda place: table[place])
 
 
 def waves(length, width, options):
     """Return the table of sinusoids (length, width)."""
+    table = torch.zeros(length, width)
     if options["base"] != 10000:
-        angles = [
-            [i / options["base"] ** (2 * p / width) for p in range(width // 2)]
-            for i in range(length)
-        ]
-        return torch.tensor(
-            [[wave(a) for a in row for wave in (math.sin, math.cos)] for row in angles]
-        )
-    if options["layout"] == "halves":
+        for place in range(length):
+            for pair in range(width // 2):
+                angle = place / options["base"] ** (2 * pair / width)
+                table[place, 2 * pair] = math.sin(angle)
+                table[place, 2 * pair + 1] = math.cos(angle)
+    elif options["layout"] == "halves":
         marian = third_party("transformers.models.marian.modeling_marian")
-        return torch.as_tensor(
-            marian.MarianSinusoidalPositionalEmbedding(length, width).create_weight()
-        ).float()
-    distilbert = third_party("transformers.models.distilbert.modeling_distilbert")
-    table = torch.nn.Embedding(length, width).weight
-    table.requires_grad = False
-    distilbert.create_sinusoidal_embeddings(n_pos=length, dim=width, out=table)
-    return table.detach()
+        embedding = marian.MarianSinusoidalPositionalEmbedding(length, width)
+        table = torch.as_tensor(embedding.create_weight()).float()
+    else:
+        distilbert = third_party("transformers.models.distilbert.modeling_distilbert")
+        distilbert.create_sinusoidal_embeddings(n_pos=length, dim=width, out=table)
+    return table
 
 
 class learned:
@@ -85,22 +91,22 @@ class learned:
     def parameter_count(shape, options):
         return shape.train_length * shape.d_model
 
-    def reference(parameters, shape, options, q, k, v, x, positions, layer, causal):
+    def reference(parameters, shape, x, positions, **others):
         transformers = third_party("transformers")
-        sizes = {
-            "n_positions": shape.train_length,
-            "n_embd": shape.d_model,
-            "n_head": shape.n_heads,
-        }
-        gpt2 = transformers.GPT2Model(
-            transformers.GPT2Config(vocab_size=8, n_layer=0, embd_pdrop=0.0, **sizes)
+        config = transformers.GPT2Config(
+            n_positions=shape.train_length,
+            n_embd=shape.d_model,
+            n_head=shape.n_heads,
+            n_layer=0,
+            vocab_size=8,
+            embd_pdrop=0.0,
         )
+        gpt2 = transformers.GPT2Model(config)
         gpt2.ln_f = torch.nn.Identity()
+        weights = {"wpe.weight": parameters["table"]}
         given = {"inputs_embeds": x, "position_ids": positions.expand(len(x), -1)}
-        embedded = torch.func.functional_call(
-            gpt2, {"wpe.weight": parameters["table"]}, kwargs=given
-        )
-        return {"embedded": embedded.last_hidden_state}
+        made = torch.func.functional_call(gpt2, weights, kwargs=given)
+        return {"embedded": made.last_hidden_state}
 
 
 class index:
@@ -116,21 +122,18 @@ class index:
     ]
 
     def parameter_count(shape, options):
-        return shape.d_model if options["direction"] == "learned" else 0
+        if options["direction"] == "learned":
+            return shape.d_model
+        return 0
 
-    def reference(parameters, shape, options, q, k, v, x, positions, layer, causal):
-        along = {
+    def reference(parameters, shape, options, x, positions, **others):
+        directions = {
             "learned": parameters.get("u"),
             "ones": torch.ones(shape.d_model),
             "first": torch.ones(1),
         }
-        return coded(
-            x,
-            positions,
-            shape,
-            options,
-            lambda number: number * along[options["direction"]],
-        )
+        direction = directions[options["direction"]]
+        return coded(x, positions, shape, options, lambda place: place * direction)
 
 
 class minmax(index):
@@ -143,18 +146,18 @@ class minmax(index):
         {"combine": "concat"},
     ]
 
-    def reference(parameters, shape, options, q, k, v, x, positions, layer, causal):
-        rows = []
-        for row in positions.tolist():
-            low, high = (
-                (min(row), max(row))
-                if options["norm"] == "batch"
-                else (0, shape.train_length - 1)
-            )
-            rows.append([(i - low) / (high - low) if high > low else 0.0 for i in row])
-        return index.reference(
-            parameters, shape, options, q, k, v, x, torch.tensor(rows), layer, causal
-        )
+    def reference(parameters, shape, options, x, positions, **others):
+        shares = torch.zeros(positions.shape)
+        for b, row in enumerate(positions.tolist()):
+            low = 0
+            high = shape.train_length - 1
+            if options["norm"] == "batch":
+                low = min(row)
+                high = max(row)
+            for t, place in enumerate(row):
+                if high > low:
+                    shares[b, t] = (place - low) / (high - low)
+        return index.reference(parameters, shape, options, x, shares)
 
 
 class binary:
@@ -166,14 +169,12 @@ class binary:
         "looks at the positions' values, to refuse those that it has no digits for"
     )
 
-    def reference(parameters, shape, options, q, k, v, x, positions, layer, causal):
-        digits = options["digits"] or 6  # 64 positions
+    def reference(shape, options, x, positions, **others):
+        count = options["digits"] or 6  # 64 positions
 
         def code(place):
-            return [
-                float(digit)
-                for digit in format(place.item(), "b")[::-1].ljust(digits, "0")
-            ]
+            digits = format(place.item(), "b")[::-1].ljust(count, "0")
+            return [float(digit) for digit in digits]
 
         return coded(x, positions, shape, options, code)
 
@@ -183,13 +184,13 @@ class sine:
 
     CASES = [{}, {"base": 500.0, "scale": 1.0}, {"combine": "concat", "scale": 2.0}]
 
-    def reference(parameters, shape, options, q, k, v, x, positions, layer, causal):
-        width = shape.d_model if options["combine"] == "add" else shape.d_model // 4
+    def reference(shape, options, x, positions, **others):
+        width = shape.d_model
+        if options["combine"] == "concat":
+            width = width // 4
 
         def code(place):
-            return [
-                math.sin(place.item() / options["base"] ** (j / width))
-                for j in range(width)
-            ]
+            speeds = [options["base"] ** (-j / width) for j in range(width)]
+            return [math.sin(place.item() * speed) for speed in speeds]
 
         return coded(x, positions, shape, options, code)

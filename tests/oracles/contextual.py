@@ -13,6 +13,11 @@ from oracles import third_party
 from oracles._shared import Ordered, fla, masked
 
 
+def gates_of(weight, constant, x):
+    """Return what a linear map of x gives to each head, (B, H, T)."""
+    return torch.einsum("btd,hd->bht", x, weight) + constant[:, None]
+
+
 class fox(Ordered):
     """fla-core's naive forgetting attention for the causal output, x-transformers'
     DataDependentAlibi for the bias.
@@ -23,22 +28,22 @@ class fox(Ordered):
     def parameter_count(shape, options):
         return shape.n_layers * shape.n_heads * (shape.d_model + 1)
 
-    def reference(parameters, shape, options, q, k, v, x, positions, layer, causal):
+    def reference(parameters, shape, q, k, v, x, layer, causal, **others):
         weight = parameters["weight"][layer]
-        bias = parameters["gate_bias"][layer]
-        module = third_party("x_transformers.x_transformers").DataDependentAlibi
-        module = module(shape.d_model, shape.n_heads, causal=True)
-        named = {
-            name: weight if name.endswith("weight") else bias
-            for name, _ in module.named_parameters()
-        }
+        constant = parameters["gate_bias"][layer]
+        x_transformers = third_party("x_transformers.x_transformers")
+        module = x_transformers.DataDependentAlibi(
+            shape.d_model, shape.n_heads, causal=True
+        )
+        named = dict(module.named_parameters())
         assert len(named) == 2, named
+        for name in named:
+            named[name] = weight if name.endswith("weight") else constant
         out = {"bias": torch.func.functional_call(module, named, (x,))}
         if causal:
-            gates = F.logsigmoid(torch.einsum("btd,hd->bht", x, weight) + bias[:, None])
-            out["output"] = fla("forgetting_attn", "naive_forgetting_attn")(
-                q, k, v, gates
-            )
+            gates = F.logsigmoid(gates_of(weight, constant, x))
+            naive = fla("forgetting_attn", "naive_forgetting_attn")
+            out["output"] = naive(q, k, v, gates)
         return out
 
 
@@ -49,27 +54,25 @@ class cable(fox):
 
     CASES = [{}, {"gate_bias": -2.0}]
 
-    def reference(parameters, shape, options, q, k, v, x, positions, layer, causal):
+    def reference(parameters, x, layer, **others):
         weight = parameters["weight"][layer]
-        offset = parameters["gate_bias"][layer]
-        lengths = torch.log(
-            1 + torch.exp(torch.einsum("btd,hd->bht", x, weight) + offset[:, None])
-        )
+        constant = parameters["gate_bias"][layer]
+        lengths = torch.log(1 + torch.exp(gates_of(weight, constant, x)))
         rows = []
         for i in range(x.shape[1]):
-            # Keys after the query, visible only without a mask, are brought nearer by
-            # what lies between.
-            row = [
-                lengths[..., i + 1 : j + 1].sum(-1)
-                - lengths[..., j + 1 : i + 1].sum(-1)
-                for j in range(x.shape[1])
-            ]
+            row = []
+            for j in range(x.shape[1]):
+                # Keys after the query, visible only without a mask, are brought nearer
+                # by what lies between.
+                after = lengths[..., i + 1 : j + 1].sum(-1)
+                before = lengths[..., j + 1 : i + 1].sum(-1)
+                row.append(after - before)
             rows.append(torch.stack(row, dim=-1))
+
         turned = {name: -value for name, value in parameters.items()}
-        of_fox = fox.reference(
-            turned, shape, options, q, k, v, x, positions, layer, causal
-        )
-        return of_fox | {"bias": torch.stack(rows, 2)}
+        of_fox = fox.reference(turned, x=x, layer=layer, **others)
+        of_fox["bias"] = torch.stack(rows, 2)
+        return of_fox
 
 
 _NONE = {
@@ -93,36 +96,33 @@ class fox_pro(Ordered):
     CAUSAL = (True,)
 
     def parameter_count(shape, options):
-        heads = shape.n_heads
-        kv_heads = shape.n_kv_heads
         width = shape.head_dim
-        model = shape.d_model
-        gates = heads * (model + 1) + options["output_gate"] * heads * width * model
-        norms = (
-            options["qk_norm"] * (heads + kv_heads) * width
-            + options["output_norm"] * heads * width
-        )
-        return shape.n_layers * (
-            gates + norms + options["kv_shift"] * 2 * kv_heads * model
-        )
+        per_layer = shape.n_heads * (shape.d_model + 1)
+        if options["output_gate"]:
+            per_layer += shape.n_heads * width * shape.d_model
+        if options["qk_norm"]:
+            per_layer += (shape.n_heads + shape.n_kv_heads) * width
+        if options["output_norm"]:
+            per_layer += shape.n_heads * width
+        if options["kv_shift"]:
+            per_layer += 2 * shape.n_kv_heads * shape.d_model
+        return shape.n_layers * per_layer
 
-    def reference(parameters, shape, options, q, k, v, x, positions, layer, causal):
+    def reference(parameters, shape, options, q, k, v, x, layer, **others):
         def shifted(name, a):
+            weight = parameters[f"shifts.{name}"][layer]
             rows = []
+            before = torch.zeros_like(a[:, :, 0])
             for t in range(a.shape[2]):
-                share = torch.sigmoid(x[:, t] @ parameters[f"shifts.{name}"][layer].T)[
-                    ..., None
-                ]
-                before = a[:, :, t - 1] if t else torch.zeros_like(a[:, :, 0])
-                rows.append(share * before + (1 - share) * a[:, :, t])
+                share = torch.sigmoid(x[:, t] @ weight.T)[..., None]
+                now = a[:, :, t]
+                rows.append(share * before + (1 - share) * now)
+                before = now
             return torch.stack(rows, 2)
 
         def normed(name, a, epsilon):
-            return (
-                a
-                / (a.pow(2).mean(-1, keepdim=True) + epsilon).sqrt()
-                * parameters[f"norms.{name}"][layer]
-            )
+            size = (a.pow(2).mean(-1, keepdim=True) + epsilon).sqrt()
+            return a / size * parameters[f"norms.{name}"][layer]
 
         if options["kv_shift"]:
             k = shifted("k", k)
@@ -130,19 +130,19 @@ class fox_pro(Ordered):
         if options["qk_norm"]:
             q = normed("q", q, 1e-5)
             k = normed("k", k, 1e-5)
-        gates = (
-            torch.einsum("btd,hd->bht", x, parameters["weight"][layer])
-            + parameters["gate_bias"][layer][:, None]
-        )
-        out = fla("forgetting_attn", "naive_forgetting_attn")(
-            q, k, v, F.logsigmoid(gates)
-        )
+        gates = gates_of(parameters["weight"][layer], parameters["gate_bias"][layer], x)
+        naive = fla("forgetting_attn", "naive_forgetting_attn")
+        out = naive(q, k, v, F.logsigmoid(gates))
         if options["output_norm"]:
             out = normed("output", out, 1e-6)
         if options["output_gate"]:
             opened = torch.sigmoid(x @ parameters["output_gate"][layer].T)
             out = out * torch.stack(opened.split(shape.head_dim, dim=-1), 1)
         return {"output": out}
+
+
+def cumulative_sum(g, scale, cu_seqlens=None):
+    return g.cumsum(1) * scale
 
 
 class wall(Ordered):
@@ -156,33 +156,29 @@ class wall(Ordered):
     def parameter_count(shape, options):
         return shape.n_layers * shape.n_heads * shape.head_dim * (shape.d_model + 1)
 
-    def reference(parameters, shape, options, q, k, v, x, positions, layer, causal):
-        names = (
-            "fla",
-            "fla.ops",
-            "fla.ops.utils",
-            "fla.ops.utils.constant",
-            "fla.ops.utils.cumsum",
-        )
-        stand_ins = {name: types.ModuleType(name) for name in names}
-        # where the file is looked for
-        stand_ins["fla"].__spec__ = importlib.util.find_spec("fla")
-        stand_ins["fla.ops.utils.constant"].RCP_LN2 = 1 / math.log(2)
-        stand_ins["fla.ops.utils.cumsum"].chunk_global_cumsum = (
-            lambda g, scale, cu_seqlens=None: g.cumsum(1) * scale
-        )
-        with mock.patch.dict(sys.modules, stand_ins):
-            naive = fla("wall_attn", "naive_wall_attn")
-        gates = (
-            torch.einsum("btd,ed->bte", x, parameters["weight"][layer])
-            + parameters["gate_bias"][layer]
-        )
-        gates = (
-            F.logsigmoid(gates)
-            .unflatten(2, (shape.n_heads, shape.head_dim))
-            .transpose(1, 2)
-        )
+    def reference(parameters, shape, q, k, v, x, layer, **others):
+        weight = parameters["weight"][layer]
+        channels = gates_of(weight, parameters["gate_bias"][layer], x)
+        gates = F.logsigmoid(channels).unflatten(1, (shape.n_heads, shape.head_dim)).mT
+        naive = wall.naive()
         return {"output": naive(q, k, v, gates, scale=shape.head_dim**-0.5)}
+
+    def naive():
+        package = types.ModuleType("fla")
+        package.__spec__ = importlib.util.find_spec("fla")  # where the file is
+        constant = types.ModuleType("fla.ops.utils.constant")
+        constant.RCP_LN2 = 1 / math.log(2)
+        cumsum = types.ModuleType("fla.ops.utils.cumsum")
+        cumsum.chunk_global_cumsum = cumulative_sum
+        stand_ins = {
+            "fla": package,
+            "fla.ops": types.ModuleType("fla.ops"),
+            "fla.ops.utils": types.ModuleType("fla.ops.utils"),
+            "fla.ops.utils.constant": constant,
+            "fla.ops.utils.cumsum": cumsum,
+        }
+        with mock.patch.dict(sys.modules, stand_ins):
+            return fla("wall_attn", "naive_wall_attn")
 
 
 class cope(Ordered):
@@ -194,16 +190,14 @@ class cope(Ordered):
     def parameter_count(shape, options):
         return shape.n_layers * options["max_position"] * shape.head_dim
 
-    def reference(parameters, shape, options, q, k, v, x, positions, layer, causal):
-        logits = masked(q @ k.mT * shape.head_dim**-0.5, causal).clamp(
-            min=-torch.finfo(q.dtype).max
-        )
+    def reference(parameters, shape, options, q, k, layer, causal, **others):
+        logits = masked(q @ k.mT * shape.head_dim**-0.5, causal)
+        logits = logits.clamp(min=-torch.finfo(q.dtype).max)
         module = third_party("x_transformers.x_transformers").CoPE(
             shape.head_dim, shape.n_heads, options["max_position"]
         )
-        bias = torch.func.functional_call(
-            module, {"pos_emb": parameters["table"][layer]}, (q, logits)
-        )
+        named = {"pos_emb": parameters["table"][layer]}
+        bias = torch.func.functional_call(module, named, (q, logits))
         return {"probabilities": (logits + bias).softmax(-1)}
 
 
@@ -217,12 +211,12 @@ class stick_breaking(Ordered):
         {"attend_current": True, "remainder": False},
     ]
 
-    def reference(parameters, shape, options, q, k, v, x, positions, layer, causal):
+    def reference(options, q, k, v, **others):
         naive = fla("stickbreaking_attn", "naive_stickbreaking_attn")
         output, rest = naive(q, k, v, attend_current=options["attend_current"])
-        return {
-            "output": output + rest[..., None] * v if options["remainder"] else output
-        }
+        if options["remainder"]:
+            output = output + rest[..., None] * v
+        return {"output": output}
 
 
 class path(Ordered):
@@ -234,48 +228,32 @@ class path(Ordered):
     def parameter_count(shape, options):
         low_rank = 2 * options["rank"] * shape.d_model
         convolution = 3 * shape.d_model
-        return shape.n_layers * (
-            low_rank + convolution + shape.n_heads * (shape.d_model + 1)
-        )
+        beta = shape.n_heads * (shape.d_model + 1)
+        return shape.n_layers * (low_rank + convolution + beta)
 
-    def reference(
-        parameters, shape, options, q, k, v, x, positions, layer, causal, gates=None
-    ):
-        low = (
-            x
-            @ parameters[f"down.{layer}.weight"].T
-            @ parameters[f"up.{layer}.weight"].T
-        )
+    def reference(parameters, shape, options, q, k, v, x, layer, gates=None, **others):
+        low = x @ parameters[f"down.{layer}.weight"].T
+        low = low @ parameters[f"up.{layer}.weight"].T
         # (D, 3), the last for the token itself
         taps = parameters[f"convolution.{layer}.weight"][:, 0]
-        w = []
+        reflections = []
         for t in range(x.shape[1]):
-            mixed = sum(
-                low[:, t - back] * taps[:, 2 - back] for back in range(3) if t >= back
-            )
-            mixed = mixed * torch.sigmoid(mixed) if options["silu"] else mixed
+            mixed = 0
+            for back in range(min(3, t + 1)):
+                mixed = mixed + low[:, t - back] * taps[:, 2 - back]
+            if options["silu"]:
+                mixed = mixed * torch.sigmoid(mixed)
             heads = mixed.view(-1, shape.n_heads, shape.head_dim)
-            w.append(heads / heads.norm(dim=-1, keepdim=True))
-        beta = (
-            2
-            * torch.sigmoid(
-                x @ parameters[f"beta.{layer}.weight"].T
-                + parameters[f"beta.{layer}.bias"]
-            ).mT
-        )
-        given = (
-            q,
-            k,
-            v,
-            torch.stack(w, dim=2),
-            beta,
-            torch.zeros_like(beta) if gates is None else gates,
-        )
-        return {
-            "output": fla("path_attn", "naive_path_attn")(
-                *given, scale=shape.head_dim**-0.5
-            )
-        }
+            reflections.append(heads / heads.norm(dim=-1, keepdim=True))
+        w = torch.stack(reflections, dim=2)  # (B, H, T, Dh)
+
+        weight = parameters[f"beta.{layer}.weight"]
+        beta = 2 * torch.sigmoid(gates_of(weight, parameters[f"beta.{layer}.bias"], x))
+        if gates is None:
+            gates = torch.zeros_like(beta)
+        naive = fla("path_attn", "naive_path_attn")
+        output = naive(q, k, v, w, beta, gates, scale=shape.head_dim**-0.5)
+        return {"output": output}
 
 
 class path_fox(path):
@@ -284,14 +262,10 @@ class path_fox(path):
     CASES = [{}, {"rank": 4, "silu": False, "gate_bias": 2.0}]
 
     def parameter_count(shape, options):
-        return path.parameter_count(shape, options) + fox.parameter_count(
-            shape, options
-        )
+        of_fox = fox.parameter_count(shape, options)
+        return path.parameter_count(shape, options) + of_fox
 
-    def reference(parameters, shape, options, q, k, v, x, positions, layer, causal):
-        gates = (
-            torch.einsum("btd,hd->bht", x, parameters["gate"][layer])
-            + parameters["gate_bias"][layer][:, None]
-        )
-        given = (q, k, v, x, positions, layer, causal, F.logsigmoid(gates))
-        return path.reference(parameters, shape, options, *given)
+    def reference(parameters, x, layer, **others):
+        gates = gates_of(parameters["gate"][layer], parameters["gate_bias"][layer], x)
+        gates = F.logsigmoid(gates)
+        return path.reference(parameters, x=x, layer=layer, gates=gates, **others)

@@ -21,12 +21,9 @@ def slopes_of(heads):
     """ALiBi's slopes by the authors' rule."""
     regular = 2 ** math.floor(math.log2(heads))
     slopes = [2 ** (-8 * (h + 1) / regular) for h in range(regular)]
-    return (
-        slopes
-        + [2 ** (-8 * (h + 1) / (2 * regular)) for h in range(0, 2 * regular, 2)][
-            : heads - regular
-        ]
-    )
+    for h in range(heads - regular):
+        slopes.append(2 ** (-8 * (2 * h + 1) / (2 * regular)))
+    return slopes
 
 
 class alibi:
@@ -39,18 +36,17 @@ class alibi:
         {"slopes": lambda shape: [1.5 - 0.25 * h for h in range(shape.n_heads)]},
     ]
 
-    def reference(parameters, shape, options, q, k, v, x, positions, layer, causal):
+    def reference(shape, options, q, positions, causal, **others):
         slopes = options["slopes"]
-        if slopes is None and causal and bool((positions.diff() == 1).all()):
+        consecutive = bool((positions.diff() == 1).all())
+        if slopes is None and causal and consecutive:
             bloom = third_party("transformers.models.bloom.modeling_bloom")
-            bias = bloom.build_alibi_tensor(
-                torch.ones(1, q.shape[2]), shape.n_heads, torch.float32
-            )
+            mask = torch.ones(1, q.shape[2])
+            bias = bloom.build_alibi_tensor(mask, shape.n_heads, torch.float32)
             return {"bias": bias[None]}  # (1, H, 1, T)
-        bias = third_party("x_transformers.x_transformers").AlibiPositionalBias(
-            shape.n_heads, slopes=slopes
-        )
-        return {"bias": bias.forward_custom_pos(positions.expand(len(q), -1))}
+        x_transformers = third_party("x_transformers.x_transformers")
+        module = x_transformers.AlibiPositionalBias(shape.n_heads, slopes=slopes)
+        return {"bias": module.forward_custom_pos(positions.expand(len(q), -1))}
 
 
 class bam:
@@ -63,35 +59,28 @@ class bam:
     POSITIONS = EVERYWHERE
 
     def parameter_count(shape, options):
-        return (
-            shape.n_layers
-            * shape.n_heads
-            * (2 + options["location"] + options["ssmax"])
-        )
+        per_head = 2 + options["location"] + options["ssmax"]
+        return shape.n_layers * shape.n_heads * per_head
 
-    def reference(parameters, shape, options, q, k, v, x, positions, layer, causal):
+    def reference(
+        parameters, shape, options, q, k, v, positions, layer, causal, **others
+    ):
         heads = []
         for h in range(shape.n_heads):
             alpha = parameters["scale"][layer][h].exp()
             beta = parameters["exponent"][layer][h]
-            loc = (
-                parameters["location"][layer][h]
-                if options["location"]
-                else torch.zeros(())
-            )
-            prior = (
-                -(
-                    ((-distances(positions) - (loc.exp() - (-loc).exp())).abs() + 1e-5)
-                    ** beta
-                )
-                * alpha
-            )
+            place = 0
+            if options["location"]:
+                learned = parameters["location"][layer][h]
+                place = learned.exp() - (-learned).exp()
+            away = (-distances(positions) - place).abs()  # (1|B, T, T)
+            prior = -((away + 1e-5) ** beta) * alpha
+
             logits = q[:, h] @ k[:, h].mT / math.sqrt(shape.head_dim) + prior
             if options["ssmax"]:
                 count = torch.arange(1, q.shape[2] + 1, dtype=torch.float64)
-                logits = (
-                    logits * parameters["sharpness"][layer][h] * count.log()[:, None]
-                )
+                sharpness = parameters["sharpness"][layer][h]
+                logits = logits * sharpness * count.log()[:, None]
             heads.append(logits)
         return {"output": softmax(torch.stack(heads, 1), causal) @ v}
 
@@ -107,45 +96,33 @@ class kerple_log:
     def parameter_count(shape, options):
         return 2 * shape.n_heads  # shared by all layers
 
-    def reference(parameters, shape, options, q, k, v, x, positions, layer, causal):
-        rows = zip(
-            held(parameters["r1"], math.inf),
-            held(parameters["r2"], math.inf),
-            strict=True,
-        )
-        return {
-            "bias": torch.stack(
-                [
-                    -r1 * torch.log(1 + r2 * distances(positions).abs())
-                    for r1, r2 in rows
-                ],
-                1,
-            )
-        }
+    def reference(parameters, positions, **others):
+        far = distances(positions).abs()
+        heads = []
+        for r1, r2 in zip(parameters["r1"], parameters["r2"], strict=True):
+            growth = torch.log(1 + held(r2) * far)
+            heads.append(-held(r1) * growth)
+        return {"bias": torch.stack(heads, 1)}
 
 
-def held(numbers, most):
-    """Each number as the nearest one in 0.01 .. most, which the gradient does not
-    see.
-    """
-    return torch.stack(
-        [r - r.detach() + min(max(r.item(), 0.01), most) for r in numbers]
-    )
+def held(number, most=math.inf):
+    """The nearest number in 0.01 .. most, which the gradient does not see."""
+    value = number.item()
+    nearest = min(max(value, 0.01), most)
+    return number - value + nearest
 
 
 class kerple_power(kerple_log):
     """The paper's equation, as there."""
 
-    def reference(parameters, shape, options, q, k, v, x, positions, layer, causal):
+    def reference(parameters, positions, **others):
         far = distances(positions).abs().double()
-        rows = zip(
-            held(parameters["r1"], math.inf), held(parameters["r2"], 2.0), strict=True
-        )
-        grown = [
-            -r1 * torch.where(far > 0, torch.exp(r2 * far.clamp(min=1).log()), 0)
-            for r1, r2 in rows
-        ]
-        return {"bias": torch.stack(grown, 1)}
+        heads = []
+        for r1, r2 in zip(parameters["r1"], parameters["r2"], strict=True):
+            # the logarithm of distance 0 would make gradients that are no numbers
+            power = torch.exp(held(r2, 2.0) * far.clamp(min=1).log())
+            heads.append(-held(r1) * torch.where(far > 0, power, 0))
+        return {"bias": torch.stack(heads, 1)}
 
 
 class t5:
@@ -162,16 +139,15 @@ class t5:
     def parameter_count(shape, options):
         return options["num_buckets"] * shape.n_heads
 
-    def reference(parameters, shape, options, q, k, v, x, positions, layer, causal):
+    def reference(parameters, options, positions, **others):
         attention = third_party("transformers.models.t5.modeling_t5").T5Attention
-        sizes = {
-            "num_buckets": options["num_buckets"],
-            "max_distance": options["max_distance"],
-        }
-        bucket = attention._relative_position_bucket(
-            -distances(positions), bidirectional=False, **sizes
+        buckets = attention._relative_position_bucket(
+            -distances(positions),
+            bidirectional=False,
+            num_buckets=options["num_buckets"],
+            max_distance=options["max_distance"],
         )
-        return {"bias": parameters["table"][bucket].permute(0, 3, 1, 2)}
+        return {"bias": parameters["table"][buckets].permute(0, 3, 1, 2)}
 
 
 class sandwich:
@@ -181,22 +157,16 @@ class sandwich:
 
     CASES = [{}, {"width": 8}]
     TOLERANCE = {"atol": 2e-5, "rtol": 1e-5}  # inner products of 128 numbers, in fp32
+    WAVES = {"base": 10000, "layout": "interleaved"}
 
-    def reference(parameters, shape, options, q, k, v, x, positions, layer, causal):
-        code = waves(
-            shape.train_length,
-            options["width"],
-            {"base": 10000, "layout": "interleaved"},
-        )[positions]
-        return {
-            "bias": torch.stack(
-                [
-                    code @ code.mT / (8 / shape.n_heads * h)
-                    for h in range(1, shape.n_heads + 1)
-                ],
-                1,
-            )
-        }
+    def reference(shape, options, positions, **others):
+        table = waves(shape.train_length, options["width"], sandwich.WAVES)
+        code = table[positions]  # (1|B, T, width)
+        heads = []
+        for h in range(1, shape.n_heads + 1):
+            strength = 8 / shape.n_heads * h
+            heads.append(code @ code.mT / strength)
+        return {"bias": torch.stack(heads, 1)}
 
 
 class dynamic_bias:
@@ -209,42 +179,37 @@ class dynamic_bias:
 
     def parameter_count(shape, options):
         width = options["width"] or shape.d_model // 4
-        depth = options["depth"]
-        return (
-            2 * width + (depth - 1) * (width + 1) * width + (width + 1) * shape.n_heads
-        )
+        first = 2 * width
+        middle = (options["depth"] - 1) * (width + 1) * width
+        last = (width + 1) * shape.n_heads
+        return first + middle + last
 
-    def reference(parameters, shape, options, q, k, v, x, positions, layer, causal):
-        depth = options["depth"]
+    def reference(parameters, shape, options, q, positions, **others):
         if len(positions) == 1:
             module = third_party("x_transformers.x_transformers").DynamicPositionBias(
                 options["width"] or shape.d_model // 4,
                 heads=shape.n_heads,
-                depth=depth,
+                depth=options["depth"],
                 log_distance=options["log"],
             )
-            named = {
-                key.replace("network", "mlp"): value
-                for key, value in parameters.items()
-            }
-            return {
-                "bias": torch.func.functional_call(
-                    module, named, (q.shape[2], q.shape[2])
-                )[None]
-            }
+            weights = {}
+            for name, value in parameters.items():
+                weights[name.replace("network", "mlp")] = value
+            lengths = (q.shape[2], q.shape[2])
+            bias = torch.func.functional_call(module, weights, lengths)
+            return {"bias": bias[None]}
+
         far = distances(positions).float()
-        hidden = (far.sign() * torch.log(1 + far.abs()) if options["log"] else far)[
-            ..., None
-        ]
-        for n in range(depth):
-            hidden = F.silu(
-                hidden @ parameters[f"network.{n}.0.weight"].T
-                + parameters[f"network.{n}.0.bias"]
-            )
-        bias = (
-            hidden @ parameters[f"network.{depth}.weight"].T
-            + parameters[f"network.{depth}.bias"]
-        )
+        if options["log"]:
+            far = far.sign() * torch.log(1 + far.abs())
+        hidden = far[..., None]  # (B, T, T, 1)
+        for n in range(options["depth"]):
+            weight = parameters[f"network.{n}.0.weight"]
+            constant = parameters[f"network.{n}.0.bias"]
+            hidden = F.silu(hidden @ weight.T + constant)
+        weight = parameters[f"network.{options['depth']}.weight"]
+        constant = parameters[f"network.{options['depth']}.bias"]
+        bias = hidden @ weight.T + constant  # (B, T, T, H)
         return {"bias": bias.movedim(-1, 1)}
 
 
@@ -259,27 +224,28 @@ class fire:
         network = 32 + 32 + 32 * shape.n_heads + shape.n_heads
         return shape.n_layers * (network + 2)  # and c, and the threshold's multiplier
 
-    def reference(parameters, shape, options, q, k, v, x, positions, layer, causal):
+    def reference(parameters, shape, options, positions, layer, causal, **others):
+        start = options["threshold"]
+        if start == "quarter":
+            start = shape.train_length / 4
+        elif start is None:
+            start = shape.train_length
+
         c = parameters["c"][layer]
-        multiplier = parameters["multiplier"][layer]
-        names = ("0.weight", "0.bias", "2.weight", "2.bias")
-        first, first_bias, last, last_bias = (
-            parameters[f"networks.{layer}.{name}"] for name in names
-        )
-        start = {"quarter": shape.train_length / 4, None: shape.train_length}.get(
-            options["threshold"], options["threshold"]
-        )
-        furthest = torch.maximum(positions[:, :, None], (multiplier * start).abs())
-        far = distances(positions).clamp(min=0) if causal else distances(positions)
-        share = torch.log(abs(c * far) + 1) / (torch.log(abs(c * furthest) + 1) + 1e-6)
-        return {
-            "bias": (
-                (
-                    torch.relu(share[..., None] @ first.T + first_bias) @ last.T
-                    + last_bias
-                ).movedim(-1, 1)
-            )
-        }
+        threshold = (parameters["multiplier"][layer] * start).abs()
+        furthest = torch.maximum(positions[:, :, None], threshold)  # (1|B, T, 1)
+        far = distances(positions)
+        if causal:
+            far = far.clamp(min=0)
+        grown = torch.log(abs(c * far) + 1)
+        share = grown / (torch.log(abs(c * furthest) + 1) + 1e-6)  # (1|B, T, T)
+
+        network = f"networks.{layer}"
+        first = share[..., None] @ parameters[f"{network}.0.weight"].T
+        hidden = torch.relu(first + parameters[f"{network}.0.bias"])
+        last = hidden @ parameters[f"{network}.2.weight"].T
+        bias = last + parameters[f"{network}.2.bias"]  # (1|B, T, T, H)
+        return {"bias": bias.movedim(-1, 1)}
 
 
 class grape_a:
@@ -294,23 +260,20 @@ class grape_a:
         gates = 2 if options["gate"] == "both" else 1
         return shape.n_layers * shape.n_heads * (1 + gates * shape.head_dim)
 
-    def reference(parameters, shape, options, q, k, v, x, positions, layer, causal):
-        strengths = torch.log(1 + torch.exp(parameters["strength"][layer]))
-
+    def reference(parameters, shape, q, k, positions, layer, **others):
         def gate(side, head, vectors):  # (B, T)
             if side not in parameters:
                 return torch.zeros(vectors.shape[:2])
             along = parameters[side][layer, head]
-            return torch.log(
-                1
-                + torch.exp(vectors @ along / along.norm() / math.sqrt(shape.head_dim))
-            )
+            length = along.norm() * math.sqrt(shape.head_dim)
+            return torch.log(1 + torch.exp(vectors @ along / length))
 
+        far = distances(positions).abs()
         heads = []
         for h, slope in enumerate(slopes_of(shape.n_heads)):
-            gates = (
-                gate("query", h, q[:, h])[:, :, None]
-                + gate("key", h, k[:, h])[:, None, :]
-            )
-            heads.append(-slope * strengths[h] * distances(positions).abs() * gates)
+            strength = torch.log(1 + torch.exp(parameters["strength"][layer][h]))
+            of_queries = gate("query", h, q[:, h])
+            of_keys = gate("key", h, k[:, h])
+            gates = of_queries[:, :, None] + of_keys[:, None, :]  # (B, T, T)
+            heads.append(-slope * strength * far * gates)
         return {"bias": torch.stack(heads, 1)}

@@ -7,6 +7,14 @@ from oracles._shared import Take, flat, masked, softmax
 from oracles.distance import distances, t5
 
 
+def are_consecutive(positions):
+    return bool((positions.diff() == 1).all())
+
+
+def mask_of(length, causal):
+    return masked(torch.zeros(1, 1, length, length), causal)
+
+
 class shaw:
     """Keys: transformers Wav2Vec2-BERT's relative_key attention. Values: the paper's
     equation 3, pair by pair.
@@ -17,27 +25,27 @@ class shaw:
 
     def parameter_count(shape, options):
         tables = 2 if options["values"] else 1
-        return (
-            shape.n_layers * tables * (2 * options["max_distance"] + 1) * shape.head_dim
-        )
+        rows = 2 * options["max_distance"] + 1
+        return shape.n_layers * tables * rows * shape.head_dim
 
-    def reference(parameters, shape, options, q, k, v, x, positions, layer, causal):
+    def reference(parameters, shape, options, q, k, v, positions, layer, causal, **_):
         furthest = options["max_distance"]
         # clip(j - i), from 0: (1|B, T, T)
         rows = (-distances(positions)).clamp(-furthest, furthest) + furthest
-        if bool((positions.diff() == 1).all()):
-            weights = wav2vec2_bert(
-                parameters["keys"][layer], shape, furthest, q, k, causal
-            )
+        rows = rows.expand(len(q), -1, -1)
+
+        keys = parameters["keys"][layer]
+        if are_consecutive(positions):
+            weights = wav2vec2_bert(keys, shape, furthest, q, k, causal)
         else:
-            # (B, T, T, d)
-            vectors = parameters["keys"][layer][rows].expand(len(q), -1, -1, -1)
-            logits = q @ k.mT + torch.einsum("bhid,bijd->bhij", q, vectors)
+            of_pairs = torch.einsum("bhid,bijd->bhij", q, keys[rows])
+            logits = q @ k.mT + of_pairs
             weights = softmax(logits / shape.head_dim**0.5, causal)
+
         output = weights @ v
         if options["values"]:
-            vectors = parameters["values"][layer][rows].expand(len(q), -1, -1, -1)
-            output = output + torch.einsum("bhij,bijd->bhid", weights, vectors)
+            values = parameters["values"][layer][rows]  # (B, T, T, Dh)
+            output = output + torch.einsum("bhij,bijd->bhid", weights, values)
         return {"probabilities": weights, "output": output}
 
 
@@ -56,18 +64,18 @@ def wav2vec2_bert(table, shape, furthest, q, k, causal):
     attention = module.Wav2Vec2BertSelfAttention(config).eval()
     # Its projections read one input: here queries and keys side by side, which they
     # take apart.
+    attention.linear_q = Take(0, shape.d_model)
     attention.linear_k = Take(shape.d_model, 2 * shape.d_model)
-    attention.linear_q = attention.linear_v = Take(0, shape.d_model)
+    attention.linear_v = Take(0, shape.d_model)
     attention.linear_out = torch.nn.Identity()
-    mask = masked(torch.zeros(1, 1, q.shape[2], q.shape[2]), causal)
+
+    named = {"distance_embedding.weight": table}
     given = {
         "hidden_states": flat(q, k),
-        "attention_mask": mask,
+        "attention_mask": mask_of(q.shape[2], causal),
         "output_attentions": True,
     }
-    return torch.func.functional_call(
-        attention, {"distance_embedding.weight": table}, kwargs=given
-    )[1]
+    return torch.func.functional_call(attention, named, kwargs=given)[1]
 
 
 class transformer_xl:
@@ -78,63 +86,70 @@ class transformer_xl:
     CASES = [{}, {"base": 300.0}]
 
     def parameter_count(shape, options):
-        return shape.n_layers * (shape.d_model * shape.d_model + 2 * shape.d_model)
+        projection = shape.d_model * shape.d_model
+        return shape.n_layers * (projection + 2 * shape.d_model)
 
-    def reference(parameters, shape, options, q, k, v, x, positions, layer, causal):
-        u, position, project = (
-            parameters[key][layer] for key in ("content", "position", "projection")
-        )
+    def reference(parameters, shape, options, q, k, positions, layer, causal, **others):
+        content = parameters["content"][layer]  # (H, Dh)
+        position = parameters["position"][layer]
+        projection = parameters["projection"][layer]  # (H, Dh, D)
 
-        def sinusoid(r):
-            angles = r / options["base"] ** (
-                torch.arange(0, shape.d_model, 2, dtype=torch.float64) / shape.d_model
-            )
+        even = torch.arange(0, shape.d_model, 2, dtype=torch.float64)
+        speeds = options["base"] ** (even / shape.d_model)
+
+        def sinusoid(distance):
+            angles = distance / speeds
             return torch.cat([angles.sin(), angles.cos()]).float()
 
-        length = q.shape[2]
-        if not bool((positions.diff() == 1).all()):
-            rows = [
-                torch.stack(
-                    [torch.stack([project @ sinusoid(i - j) for j in row]) for i in row]
-                )
-                for row in positions.tolist()
-            ]  # B of (T, T, H, d)
-            of_distance = torch.einsum(
-                "bhid,bijhd->bhij", q + position[:, None], torch.stack(rows)
-            )
+        if are_consecutive(positions):
+            length = q.shape[2]
+            waves = torch.stack([sinusoid(r) for r in range(length, -length, -1)])
+            vectors = torch.einsum("rm,hdm->rhd", waves, projection)
             return {
-                "probabilities": softmax(
-                    ((q + u[:, None]) @ k.mT + of_distance) / shape.head_dim**0.5,
-                    causal,
-                )
+                "probabilities": xlnet(content, position, vectors, shape, q, k, causal)
             }
-        config = third_party("transformers").XLNetConfig(
-            d_model=shape.d_model,
-            n_head=shape.n_heads,
-            d_inner=8,
-            n_layer=1,
-            dropout=0.0,
-            vocab_size=8,
-        )
-        waves = torch.stack([sinusoid(r) for r in range(length, -length, -1)])
-        heads = torch.einsum("rm,hdm->rhd", waves, project)[:, None]
-        hidden = (
-            masked(torch.zeros(length, length), causal)
-            .isinf()
-            .float()[:, :, None, None]
-        )
-        attention = third_party(
-            "transformers.models.xlnet.modeling_xlnet"
-        ).XLNetRelativeAttention(config)
-        # behind its projections of one input
-        attention.forward = attention.rel_attn_core
-        named = {"r_w_bias": u, "r_r_bias": position}
-        content = (tensor.permute(2, 0, 1, 3) for tensor in (q, k, v))
-        given = {"attn_mask": hidden, "output_attentions": True}
-        _, weights = torch.func.functional_call(
-            attention, named, (*content, heads), given
-        )
-        return {"probabilities": weights.permute(2, 3, 0, 1)}
+
+        vectors = []
+        for row in positions.tolist():
+            rows = []
+            for i in row:
+                of_query = [projection @ sinusoid(i - j) for j in row]
+                rows.append(torch.stack(of_query))
+            vectors.append(torch.stack(rows))
+        vectors = torch.stack(vectors)  # (1|B, T, T, H, Dh)
+        asking = q + position[:, None]
+        of_distance = torch.einsum("bhid,bijhd->bhij", asking, vectors)
+        of_content = (q + content[:, None]) @ k.mT
+        logits = (of_content + of_distance) / shape.head_dim**0.5
+        return {"probabilities": softmax(logits, causal)}
+
+
+def xlnet(content, position, vectors, shape, q, k, causal):
+    """Attention weights by its layer, behind its projections of one input."""
+    config = third_party("transformers").XLNetConfig(
+        d_model=shape.d_model,
+        n_head=shape.n_heads,
+        d_inner=8,
+        n_layer=1,
+        dropout=0.0,
+        vocab_size=8,
+    )
+    xlnet = third_party("transformers.models.xlnet.modeling_xlnet")
+    attention = xlnet.XLNetRelativeAttention(config)
+    attention.forward = attention.rel_attn_core
+
+    named = {"r_w_bias": content, "r_r_bias": position}
+    hidden = mask_of(q.shape[2], causal).isinf().float()
+    given = {
+        "q_head": q.permute(2, 0, 1, 3),
+        "k_head_h": k.permute(2, 0, 1, 3),
+        "v_head_h": k.permute(2, 0, 1, 3),
+        "k_head_r": vectors[:, None],
+        "attn_mask": hidden.permute(2, 3, 0, 1),
+        "output_attentions": True,
+    }
+    _, weights = torch.func.functional_call(attention, named, kwargs=given)
+    return weights.permute(2, 3, 0, 1)
 
 
 class deberta:
@@ -149,12 +164,13 @@ class deberta:
         span = options["num_buckets"] or options["max_distance"] or shape.train_length
         return 2 * span * shape.d_model + 2 * shape.n_layers * shape.d_model**2
 
-    def reference(parameters, shape, options, q, k, v, x, positions, layer, causal):
+    def reference(
+        parameters, shape, options, q, k, v, positions, layer, causal, **others
+    ):
         module = third_party("transformers.models.deberta_v2.modeling_deberta_v2")
         furthest = options["max_distance"] or shape.train_length
         buckets = options["num_buckets"] or -1
         width = shape.d_model
-        length = q.shape[2]
         config = third_party("transformers").DebertaV2Config(
             hidden_size=width,
             num_attention_heads=shape.n_heads,
@@ -167,17 +183,18 @@ class deberta:
             hidden_dropout_prob=0.0,
         )
         attention = module.DisentangledSelfAttention(config).eval()
-        attention.query_proj, attention.key_proj, attention.value_proj = (
-            Take(n * width, (n + 1) * width) for n in range(3)
-        )
-        # The bias of pos_key_proj moves whole rows; the paper has none, and neither
-        # here.
+        attention.query_proj = Take(0, width)
+        attention.key_proj = Take(width, 2 * width)
+        attention.value_proj = Take(2 * width, 3 * width)
         named = {
-            f"pos_{name}_proj.bias": torch.zeros(width) for name in ("key", "query")
+            "pos_key_proj.weight": parameters["keys"][layer].flatten(0, 1),
+            "pos_query_proj.weight": parameters["queries"][layer].flatten(0, 1),
+            # it moves whole rows; the paper has none, and neither here
+            "pos_key_proj.bias": torch.zeros(width),
+            "pos_query_proj.bias": torch.zeros(width),
         }
-        named["pos_key_proj.weight"] = parameters["keys"][layer].flatten(0, 1)
-        named["pos_query_proj.weight"] = parameters["queries"][layer].flatten(0, 1)
-        visible = ~masked(torch.zeros(1, 1, length, length), causal).isinf()
+
+        visible = ~mask_of(q.shape[2], causal).isinf()
         weights = []
         for b, sequence in enumerate(flat(q, k, v)):
             distance = distances(positions)[b % len(positions)]
@@ -190,9 +207,8 @@ class deberta:
                 "rel_embeddings": parameters["table"],
                 "output_attentions": True,
             }
-            weights.append(
-                torch.func.functional_call(attention, named, kwargs=given)[1]
-            )
+            made = torch.func.functional_call(attention, named, kwargs=given)
+            weights.append(made[1])
         return {"probabilities": torch.cat(weights)}
 
 
@@ -205,32 +221,30 @@ class tupe:
 
     def parameter_count(shape, options):
         width = shape.d_model
-        shared = shape.train_length * width + 2 * width + 2 * (width + 1) * width
-        return shared + (
-            t5.parameter_count(shape, tupe.T5) if options["relative"] else 0
-        )
+        table = shape.train_length * width
+        norm = 2 * width
+        projection = 2 * (width + 1) * width
+        shared = table + norm + projection
+        if options["relative"]:
+            return shared + t5.parameter_count(shape, tupe.T5)
+        return shared
 
-    def reference(parameters, shape, options, q, k, v, x, positions, layer, causal):
+    def reference(parameters, shape, options, q, k, positions, causal, **others):
         vectors = parameters["table"][positions]  # (1|B, T, D)
         centred = vectors - vectors.mean(-1, keepdim=True)
-        scaled = centred / (centred.pow(2).mean(-1, keepdim=True) + 1e-5).sqrt()
+        deviation = (centred.pow(2).mean(-1, keepdim=True) + 1e-5).sqrt()
+        scaled = centred / deviation
         places = scaled * parameters["norm.weight"] + parameters["norm.bias"]
-        both = (
-            places @ parameters["projection.weight"].T + parameters["projection.bias"]
-        )
-        asking, asked = (
-            part.unflatten(-1, (shape.n_heads, -1)).transpose(1, 2)
-            for part in both.chunk(2, dim=-1)
-        )
-        logits = (q @ k.mT + asking @ asked.mT) / (2 * shape.head_dim) ** 0.5
+
+        both = places @ parameters["projection.weight"].T
+        both = both + parameters["projection.bias"]  # (1|B, T, 2D)
+        heads = both.unflatten(-1, (2, shape.n_heads, -1))
+        asking, asked = heads.permute(2, 0, 3, 1, 4)  # (1|B, H, T, Dh)
+        logits = q @ k.mT + asking @ asked.mT
+        logits = logits / (2 * shape.head_dim) ** 0.5
         if options["relative"]:
             table = {"table": parameters["relative.table"]}
-            logits = (
-                logits
-                + t5.reference(
-                    table, shape, tupe.T5, q, k, v, x, positions, layer, causal
-                )["bias"]
-            )
+            logits = logits + t5.reference(table, tupe.T5, positions)["bias"]
         return {"probabilities": softmax(logits, causal)}
 
 
@@ -243,36 +257,30 @@ class projected_bias:
 
     def parameter_count(shape, options):
         extent = options["extent"] or shape.train_length
-        return (
-            shape.n_layers
-            * options["curves"]
-            * (shape.n_heads * shape.d_model + extent)
-        )
+        per_curve = shape.n_heads * shape.d_model + extent
+        return shape.n_layers * options["curves"] * per_curve
 
-    def reference(parameters, shape, options, q, k, v, x, positions, layer, causal):
+    def reference(parameters, x, positions, layer, **others):
         weight = parameters["weight"][layer]
         curves = parameters["curves"][layer]
-        count, extent = curves.shape
         mixtures = torch.einsum("btd,hcd->bthc", x, weight)
-        if len(positions) > 1:
-            zero = torch.zeros(shape.n_heads)
-            rows = [
-                torch.stack(
-                    [
-                        mixed @ curves[:, i - j] if 0 <= i - j < extent else zero
-                        for j in row
-                    ]
-                )
-                for of_sequence, row in zip(mixtures, positions.tolist(), strict=True)
-                for i, mixed in zip(row, of_sequence, strict=True)
-            ]
-            return {
-                "bias": torch.stack(rows).unflatten(0, (len(x), -1)).permute(0, 3, 1, 2)
-            }
-        module = third_party(
-            "transformers.models.inkling.modeling_inkling"
-        ).InklingRelativeLogits(count, extent)
-        bias = torch.func.functional_call(
-            module, {"proj": curves}, (mixtures, positions[0], positions[0])
-        )
-        return {"bias": bias}
+        if len(positions) == 1:
+            inkling = third_party("transformers.models.inkling.modeling_inkling")
+            module = inkling.InklingRelativeLogits(*curves.shape)
+            given = (mixtures, positions[0], positions[0])
+            bias = torch.func.functional_call(module, {"proj": curves}, given)
+            return {"bias": bias}
+
+        extent = curves.shape[1]
+        zero = torch.zeros(weight.shape[0])
+        biases = []
+        for mixed, row in zip(mixtures, positions.tolist(), strict=True):
+            for t, i in enumerate(row):
+                for distance in [i - j for j in row]:
+                    if 0 <= distance < extent:
+                        biases.append(mixed[t] @ curves[:, distance])
+                    else:
+                        biases.append(zero)
+        sizes = (*positions.shape, positions.shape[1])
+        bias = torch.stack(biases).unflatten(0, sizes)  # (B, T, T, H)
+        return {"bias": bias.permute(0, 3, 1, 2)}

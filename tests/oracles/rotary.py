@@ -11,12 +11,27 @@ from oracles._shared import (
     Ordered,
     flat,
     masked,
+    pairs_of,
     powers,
     softmax,
     turned,
 )
+from oracles.distance import EVERYWHERE, distances
 
 LOOKS = "looks at the positions' values, to know how many binary digits they have"
+
+
+def mapped(maps, q, k):
+    """Return q and k times the matrices of their places, (1|B, H, T, Dh, Dh)."""
+    return {
+        "q": (maps @ q[..., None])[..., 0],
+        "k": (maps @ k[..., None])[..., 0],
+    }
+
+
+def interleaved(a):
+    """Return channels in halves as pairs side by side."""
+    return torch.stack(a.chunk(2, dim=-1), -1).flatten(-2)
 
 
 class xpos:
@@ -28,16 +43,17 @@ class xpos:
     CAUSAL = (True,)  # the decay would be a growth towards keys after the query
     TOLERANCE = ROPE_TOLERANCE
 
-    def reference(parameters, shape, options, q, k, v, x, positions, layer, causal):
+    def reference(shape, options, q, k, positions, causal, **others):
         x_transformers = third_party("x_transformers.x_transformers")
-        scale_base = options["scale_base"] or shape.train_length / 2
         embedding = x_transformers.RotaryEmbedding(
-            shape.head_dim, use_xpos=True, scale_base=scale_base, base=options["base"]
+            shape.head_dim,
+            use_xpos=True,
+            scale_base=options["scale_base"] or shape.train_length / 2,
+            base=options["base"],
         )
         if options["layout"] == "half":
-            q, k = (
-                a.unflatten(-1, (2, -1)).transpose(-1, -2).flatten(-2) for a in (q, k)
-            )
+            q = interleaved(q)
+            k = interleaved(k)
         freqs, scale = embedding(positions)
         q = x_transformers.apply_rotary_pos_emb(q, freqs, scale)
         k = x_transformers.apply_rotary_pos_emb(k, freqs, scale**-1)
@@ -58,23 +74,20 @@ class pope:
     def parameter_count(shape, options):
         return shape.n_layers * shape.n_heads * shape.head_dim
 
-    def reference(parameters, shape, options, q, k, v, x, positions, layer, causal):
+    def reference(parameters, shape, options, q, k, positions, layer, **others):
         x_transformers = third_party("x_transformers.x_transformers")
         polar = x_transformers.PolarEmbedding(
             shape.head_dim, shape.n_heads, base=options["base"]
         )
         phase = {"learned_bias": parameters["phase"][layer][:, None]}
-        apply = x_transformers.apply_polar_pos_emb
-        sequences = []
-        for b, place in enumerate(positions.expand(len(q), -1)):
-            angles, bias = torch.func.functional_call(polar, phase, (place,))
-            sequences.append(
-                (apply(q[b : b + 1], angles), apply(k[b : b + 1], angles + bias))
-            )
-        return {
-            name: torch.cat(parts)
-            for name, parts in zip("qk", zip(*sequences, strict=True), strict=True)
-        }
+        turn = x_transformers.apply_polar_pos_emb
+        queries = []
+        keys = []
+        for b, places in enumerate(positions.expand(len(q), -1)):
+            angles, bias = torch.func.functional_call(polar, phase, (places,))
+            queries.append(turn(q[b : b + 1], angles))
+            keys.append(turn(k[b : b + 1], angles + bias))
+        return {"q": torch.cat(queries), "k": torch.cat(keys)}
 
 
 class rope_pp:
@@ -83,30 +96,21 @@ class rope_pp:
     CASES = [{}, {"layout": "half", "base": 500.0}]
     DTYPE = torch.float64
 
-    def reference(parameters, shape, options, q, k, v, x, positions, layer, causal):
+    def reference(shape, options, q, k, v, positions, causal, **others):
         law = powers(options["base"], shape.head_dim)
-        # (1|B, T, T, P)
-        turns = torch.exp(
-            1j * (positions[:, :, None] - positions[:, None, :])[..., None] * law
-        )
+        angles = distances(positions)[..., None] * law  # (1|B, T, T, P)
+        turns = torch.exp(1j * angles).expand(len(q), -1, -1, -1)
 
-        def as_complex(a):
-            interleaved = options["layout"] == "interleaved"
-            return torch.complex(
-                *((a[..., 0::2], a[..., 1::2]) if interleaved else a.chunk(2, dim=-1))
-            )
-
-        out = []
+        heads = []
         for head in range(shape.n_heads):
             shared = head - head % 2
-            query = as_complex(q[:, shared])
-            key = as_complex(k[:, shared])
-            logits = torch.einsum(
-                "bip,bjp,bijp->bij", query, key.conj(), turns.expand(len(q), -1, -1, -1)
-            )
-            logits = (logits.imag if head % 2 else logits.real) * shape.head_dim**-0.5
-            out.append(softmax(logits, causal) @ v[:, shared])
-        return {"output": torch.stack(out, dim=1)}
+            query = torch.complex(*pairs_of(q[:, shared], options["layout"]))
+            key = torch.complex(*pairs_of(k[:, shared], options["layout"]))
+            products = torch.einsum("bip,bjp,bijp->bij", query, key.conj(), turns)
+            logits = products.imag if head % 2 else products.real
+            weights = softmax(logits * shape.head_dim**-0.5, causal)
+            heads.append(weights @ v[:, shared])
+        return {"output": torch.stack(heads, dim=1)}
 
 
 class fope:
@@ -126,36 +130,29 @@ class fope:
         return law[law * shape.train_length >= 2 * math.pi]
 
     def parameter_count(shape, options):
+        if not options["learnable"]:
+            return 0
         count = len(fope.frequencies_within(shape, options))
-        return (
-            options["learnable"]
-            * shape.n_layers
-            * 2
-            * shape.n_heads
-            * count
-            * min(count, shape.head_dim // 4)
-        )
+        turning = min(count, shape.head_dim // 4)
+        return 2 * shape.n_layers * shape.n_heads * count * turning
 
-    def reference(parameters, shape, options, q, k, v, x, positions, layer, causal):
+    def reference(parameters, shape, options, q, k, positions, layer, **others):
         kept = fope.frequencies_within(shape, options)
-        pairs = shape.head_dim // 2
         turning = min(len(kept), shape.head_dim // 4)
-        step = math.ceil(len(kept) / turning)
+        if options["learnable"]:
+            of_cosines, of_sines = parameters["coefficients"][:, layer]
+        else:
+            step = math.ceil(len(kept) / turning)
+            of_cosines = torch.zeros(len(kept), turning, dtype=torch.float64)
+            for pair in range(turning):
+                of_cosines[step * pair, pair] = 1
+            of_sines = of_cosines
+
         angles = positions[:, None, :, None] * kept  # (1|B, 1, T, kept)
-        parts = []
-        for part, waves, still in (
-            (0, angles.cos(), 1.0),
-            (1, angles.sin(), options["still_sine"]),
-        ):
-            weights = torch.zeros(len(kept), turning, dtype=torch.float64)
-            weights[step * torch.arange(turning), torch.arange(turning)] = 1
-            weights = (
-                parameters["coefficients"][part, layer]
-                if options["learnable"]
-                else weights
-            )
-            parts.append(F.pad(waves @ weights, (0, pairs - turning), value=still))
-        return turned(q, k, *parts, options["layout"])
+        still = (0, shape.head_dim // 2 - turning)
+        cos = F.pad(angles.cos() @ of_cosines, still, value=1.0)
+        sin = F.pad(angles.sin() @ of_sines, still, value=options["still_sine"])
+        return turned(q, k, cos, sin, options["layout"])
 
 
 class decoupled_rope:
@@ -170,27 +167,24 @@ class decoupled_rope:
     ]
 
     def parameter_count(shape, options):
+        if options["placement"] == "trailing":
+            return 0
         turning = options["turning"] or shape.head_dim // 2
-        beside = options["placement"] != "trailing"
-        return beside * shape.n_layers * (shape.n_heads + 1) * turning * shape.d_model
+        return shape.n_layers * (shape.n_heads + 1) * turning * shape.d_model
 
-    def reference(parameters, shape, options, q, k, v, x, positions, layer, causal):
+    def reference(shape, options, q, causal, **others):
+        reading = deepseek_v3
+        if options["placement"] == "trailing":
+            reading = deepseek_v4
         turning = options["turning"] or shape.head_dim // 2
         mask = masked(torch.zeros(1, 1, q.shape[2], q.shape[2]), causal)
-        if options["placement"] == "trailing":
-            return {
-                "output": deepseek_v4(shape, options, turning, q, k, v, positions, mask)
-            }
-        query = parameters[f"query.{layer}.weight"]
-        key = parameters[f"key.{layer}.weight"]
-        return {
-            "output": deepseek_v3(
-                query, key, shape, options, turning, q, k, v, x, positions, mask
-            )
-        }
+        output = reading(shape, options, turning, mask, q=q, **others)
+        return {"output": output}
 
 
-def deepseek_v3(query, key, shape, options, turning, q, k, v, x, positions, mask):
+def deepseek_v3(
+    shape, options, turning, mask, parameters, q, k, v, x, positions, layer
+):
     """Its projections pick q, k, v out of one wide input, x beside them; its norm of
     the latents is left out.
     """
@@ -212,41 +206,43 @@ def deepseek_v3(query, key, shape, options, turning, q, k, v, x, positions, mask
         attn_implementation="eager",
     )
     attention = module.DeepseekV3Attention(config, 0)
-    attention.kv_a_layernorm = attention.o_proj = torch.nn.Identity()
+    attention.kv_a_layernorm = torch.nn.Identity()
+    attention.o_proj = torch.nn.Identity()
+
     pick = torch.eye(3 * content, 3 * content + shape.d_model)
     pick_q = pick[:content].unflatten(0, (heads, width))
     pick_kv = pick[content:]
-    from_x = F.pad(query, (3 * content, 0)).unflatten(0, (heads, turning))
+    after_qkv = (3 * content, 0)
+    query = F.pad(parameters[f"query.{layer}.weight"], after_qkv)
+    query = query.unflatten(0, (heads, turning))
+    key = F.pad(parameters[f"key.{layer}.weight"], after_qkv)
+    k_and_v = torch.eye(2 * content).view(2, heads, width, -1)
     weights = {
-        "q_proj.weight": torch.cat((pick_q, from_x), dim=1).flatten(0, 1),
-        "kv_a_proj_with_mqa.weight": torch.cat((pick_kv, F.pad(key, (3 * content, 0)))),
-        "kv_b_proj.weight": (
-            torch.eye(2 * content)
-            .view(2, heads, width, -1)
-            .transpose(0, 1)
-            .flatten(0, 2)
-        ),
+        "q_proj.weight": torch.cat((pick_q, query), dim=1).flatten(0, 1),
+        "kv_a_proj_with_mqa.weight": torch.cat((pick_kv, key)),
+        "kv_b_proj.weight": k_and_v.transpose(0, 1).flatten(0, 2),
     }
+
+    wide = torch.cat((flat(q, k, v), x), -1)
     embedded = module.DeepseekV3RotaryEmbedding(config)(x, positions)
-    output, _ = torch.func.functional_call(
-        attention, weights, (torch.cat((flat(q, k, v), x), -1), embedded, mask)
-    )
+    given = (wide, embedded, mask)
+    output, _ = torch.func.functional_call(attention, weights, given)
     return output.unflatten(-1, (heads, width)).transpose(1, 2)
 
 
-def deepseek_v4(shape, options, turning, q, k, v, positions, mask):
+def deepseek_v4(shape, options, turning, mask, q, k, v, positions, **others):
     module = third_party("transformers.models.deepseek_v4.modeling_deepseek_v4")
+    turn = module.apply_rotary_pos_emb
     angles = positions[..., None] * powers(options["base"], turning)
     cos = angles.cos().float()
     sin = angles.sin().float()
-    q, k = (module.apply_rotary_pos_emb(a, cos, sin) for a in (q, k))
+    q = turn(q, cos, sin)
+    k = turn(k, cos, sin)
     weights = (q @ k.mT * shape.head_dim**-0.5 + mask).softmax(-1)
     if not options["turn_values"]:
         return weights @ v
-    out = weights @ module.apply_rotary_pos_emb(v, cos, sin)
-    return module.apply_rotary_pos_emb(
-        out.transpose(1, 2), cos, -sin, unsqueeze_dim=2
-    ).transpose(1, 2)
+    out = weights @ turn(v, cos, sin)
+    return turn(out.transpose(1, 2), cos, -sin, unsqueeze_dim=2).transpose(1, 2)
 
 
 # -- by what the tokens say
@@ -262,19 +258,17 @@ class carope(Ordered):
     def parameter_count(shape, options):
         return shape.n_layers * shape.n_heads * shape.d_model
 
-    def reference(parameters, shape, options, q, k, v, x, positions, layer, causal):
-        # 1/f - 1 where xW is 0
-        start = (
-            torch.tensor(options["base"], dtype=torch.float64) ** (2 / shape.head_dim)
-            - 1
-        )
+    def reference(parameters, shape, options, q, k, x, layer, **others):
+        base = torch.tensor(options["base"], dtype=torch.float64)
+        start = base ** (2 / shape.head_dim) - 1  # 1/f - 1 where xW is 0
+        pairs = torch.arange(shape.head_dim // 2)
         angles = []
         angle = 0
         for t in range(x.shape[1]):
-            asked = x[:, t] @ parameters["step"][layer].T + (start.exp() - 1).log()
-            f = 1 / (F.softplus(asked) + 1)
-            # (B, H, P)
-            angle = angle + f[..., None] ** torch.arange(shape.head_dim // 2)
+            asked = x[:, t] @ parameters["step"][layer].T
+            softplus = F.softplus(asked + (start.exp() - 1).log())
+            f = 1 / (softplus + 1)  # (B, H)
+            angle = angle + f[..., None] ** pairs  # (B, H, P)
             angles.append(angle)
         angles = torch.stack(angles, 2)
         return turned(q, k, angles.cos(), angles.sin(), options["layout"])
@@ -292,40 +286,36 @@ class selective_rope(Ordered):
     def parameter_count(shape, options):
         pairs = shape.n_heads * shape.head_dim // 2
         low_rank = options["rank"] * (shape.d_model + pairs)
-        gate = options["gate"] * shape.n_heads * (shape.d_model + 1)
-        return shape.n_layers * (low_rank + 4 * pairs + options["bias"] * pairs + gate)
+        convolution = 4 * pairs
+        per_layer = low_rank + convolution
+        if options["bias"]:
+            per_layer += pairs
+        if options["gate"]:
+            per_layer += shape.n_heads * (shape.d_model + 1)
+        return shape.n_layers * per_layer
 
-    def reference(parameters, shape, options, q, k, v, x, positions, layer, causal):
-        parts = x.split(shape.d_model // shape.n_heads, dim=-1)
-        x = torch.cat(
-            [
-                part / (part.pow(2).sum(-1, keepdim=True) + 1e-6).sqrt()
-                for part in parts
-            ],
-            dim=-1,
-        )
-        low = (
-            x
-            @ parameters[f"down.{layer}.weight"].T
-            @ parameters[f"up.{layer}.weight"].T
-        )
+    def reference(parameters, shape, options, q, k, x, layer, **others):
+        parts = x.unflatten(-1, (shape.n_heads, -1))
+        size = (parts.pow(2).sum(-1, keepdim=True) + 1e-6).sqrt()
+        x = (parts / size).flatten(-2)
+        low = x @ parameters[f"down.{layer}.weight"].T
+        low = low @ parameters[f"up.{layer}.weight"].T
         # (H P, 4), the last for the token itself
         taps = parameters[f"convolution.{layer}.weight"][:, 0]
+
         totals = []
         total = 0
         for t in range(x.shape[1]):
-            phi = sum(
-                low[:, t - back] * taps[:, 3 - back] for back in range(4) if t >= back
-            )
+            phi = 0
+            for back in range(min(4, t + 1)):
+                phi = phi + low[:, t - back] * taps[:, 3 - back]
             if options["bias"]:
                 phi = phi + parameters["constant"][layer].exp()
             phi = phi.view(len(x), shape.n_heads, -1)
             if options["gate"]:
-                opened = (
-                    x[:, t] @ parameters[f"gate.{layer}.weight"].T
-                    + parameters[f"gate.{layer}.bias"]
-                )
-                phi = phi * torch.sigmoid(opened)[..., None]
+                opened = x[:, t] @ parameters[f"gate.{layer}.weight"].T
+                opened = torch.sigmoid(opened + parameters[f"gate.{layer}.bias"])
+                phi = phi * opened[..., None]
             total = total + phi
             totals.append(total)
         angles = torch.stack(totals, 2) * powers(options["base"], shape.head_dim)
@@ -339,14 +329,12 @@ class repo:
 
     CASES = [{}, {"first": 0, "layout": "half", "base": 500.0}]
     DTYPE = torch.float64
-    POSITIONS = ("consecutive", "offset", "gaps", "far", "fractional")
+    POSITIONS = EVERYWHERE
 
     def first_of(shape, options):
-        return (
-            round(5 * shape.n_layers / 16)
-            if options["first"] is None
-            else options["first"]
-        )
+        if options["first"] is None:
+            return round(5 * shape.n_layers / 16)
+        return options["first"]
 
     def reads_positions(options):
         return options["first"] != 0  # layers below the first one have RoPE
@@ -355,14 +343,13 @@ class repo:
         layers = shape.n_layers - repo.first_of(shape, options)
         return layers * (shape.d_model // 8) * (2 * shape.d_model + shape.n_heads)
 
-    def reference(parameters, shape, options, q, k, v, x, positions, layer, causal):
+    def reference(parameters, shape, options, q, k, x, positions, layer, **others):
         at = layer - repo.first_of(shape, options)
         places = positions[:, None]
         if at >= 0:
             gate = x @ parameters[f"gate.{at}.weight"].T
-            gated = (
-                gate / (1 + (-gate).exp()) * (x @ parameters[f"content.{at}.weight"].T)
-            )
+            swish = gate / (1 + (-gate).exp())
+            gated = swish * (x @ parameters[f"content.{at}.weight"].T)
             places = (gated @ parameters[f"position.{at}.weight"].T).mT  # (B, H, T)
         angles = places[..., None].double() * powers(options["base"], shape.head_dim)
         return turned(q, k, angles.cos(), angles.sin(), options["layout"])
@@ -392,31 +379,21 @@ class liere:
 
     def parameter_count(shape, options):
         heads = shape.n_heads if options.get("per_head", True) else 1
-        return (
-            shape.n_layers
-            * heads
-            * shape.head_dim
-            * ((options["block"] or shape.head_dim) - 1)
-            // 2
-        )
+        block = options["block"] or shape.head_dim
+        per_head = shape.head_dim * (block - 1) // 2
+        return shape.n_layers * heads * per_head
 
-    def reference(parameters, shape, options, q, k, v, x, positions, layer, causal):
+    def reference(parameters, shape, q, k, positions, layer, **others):
         # of each block, row by row
         above = parameters["above"][layer].expand(shape.n_heads, -1, -1)
         width = shape.head_dim // above.shape[1]
-        heads = [
-            torch.block_diag(*(generator(entries, width) for entries in blocks))
-            for blocks in above
-        ]
+        heads = []
+        for blocks in above:
+            generators = [generator(entries, width) for entries in blocks]
+            heads.append(torch.block_diag(*generators))
         step = torch.stack(heads) / shape.train_length  # (H, Dh, Dh)
-        # (1|B, H, T, Dh, Dh)
-        rotation = torch.linalg.matrix_exp(
-            positions[:, None, :, None, None] * step[:, None]
-        )
-        return {
-            "q": (rotation @ q[..., None])[..., 0],
-            "k": (rotation @ k[..., None])[..., 0],
-        }
+        turns = positions[:, None, :, None, None] * step[:, None]
+        return mapped(torch.linalg.matrix_exp(turns), q, k)
 
 
 class comrope(liere):
@@ -437,32 +414,19 @@ class algebraic:
     def parameter_count(shape, options):
         return shape.n_heads * shape.head_dim * (shape.head_dim - 1) // 2
 
-    def reference(parameters, shape, options, q, k, v, x, positions, layer, causal):
-        width = shape.head_dim
-        step = [
-            torch.linalg.matrix_exp(generator(entries, width))
-            for entries in parameters["above"][0, :, 0]
-        ]
-        maps = torch.stack(
-            [
-                torch.stack(
-                    [
-                        torch.stack([torch.linalg.matrix_power(w, int(n)) for n in row])
-                        for w in step
-                    ]
-                )
-                for row in positions
-            ]
-        )  # (1|B, H, T, Dh, Dh)
-        rotated = {
-            "q": (maps @ q[..., None])[..., 0],
-            "k": (maps @ k[..., None])[..., 0],
-        }
-        distance = (positions[:, None, :, None] - positions[:, None, None, :]).abs()
-        logits = (
-            rotated["q"] @ rotated["k"].mT / width**0.5 * options["decay"] ** distance
-        )
-        return {**rotated, "output": softmax(logits, causal) @ v}
+    def reference(parameters, shape, options, q, k, v, positions, causal, **others):
+        heads = []
+        for entries in parameters["above"][0, :, 0]:
+            step = torch.linalg.matrix_exp(generator(entries, shape.head_dim))
+            places = positions.flatten().tolist()
+            maps = [torch.linalg.matrix_power(step, place) for place in places]
+            heads.append(torch.stack(maps).unflatten(0, positions.shape))
+        rotated = mapped(torch.stack(heads, dim=1), q, k)
+
+        far = distances(positions).abs()[:, None]
+        logits = rotated["q"] @ rotated["k"].mT / shape.head_dim**0.5
+        weights = softmax(logits * options["decay"] ** far, causal)
+        return {**rotated, "output": weights @ v}
 
 
 class spe:
@@ -474,34 +438,25 @@ class spe:
     DTYPE = torch.float64
 
     def parameter_count(shape, options):
-        return (
-            shape.n_layers
-            * shape.n_heads
-            * shape.head_dim
-            * (3 * options["sines"] + options["gated"])
-        )
+        per_channel = 3 * options["sines"] + options["gated"]
+        return shape.n_layers * shape.n_heads * shape.head_dim * per_channel
 
-    def reference(parameters, shape, options, q, k, v, x, positions, layer, causal):
-        gain = F.softplus(parameters["gain"][layer])
+    def reference(
+        parameters, shape, options, q, k, v, positions, layer, causal, **others
+    ):
+        gain = F.softplus(parameters["gain"][layer])  # (H, Dh, sines)
         frequency = torch.sigmoid(parameters["frequency"][layer]) / 2  # turns per token
-        gate = (
-            torch.sigmoid(parameters["gate"][layer])
-            if options["gated"]
-            else torch.zeros(gain.shape[:2])
-        )
-        distance = (positions[:, :, None] - positions[:, None, :]).double()
-        kernel = 0
+        phase = parameters["phase"][layer]
+        distance = distances(positions).double()
+        kernel = 0  # (1|B, H, T, T, Dh)
         for s in range(options["sines"]):
-            angles = (
-                2 * math.pi * torch.einsum("bij,hc->bhijc", distance, frequency[..., s])
-            )
-            waves = torch.cos(angles + parameters["phase"][layer][:, None, None, :, s])
-            kernel = kernel + gain[:, None, None, :, s] ** 2 * waves / (
-                2 * options["sines"]
-            )
-        gate = gate[:, None, None, :]
-        kernel = (1 - gate) * kernel + gate  # (1|B, H, T, T, Dh)
-        logits = torch.einsum(
-            "bhic,bhjc,bhijc->bhij", q, k, kernel.expand(len(q), -1, -1, -1, -1)
-        )
+            turns = torch.einsum("bij,hc->bhijc", distance, frequency[..., s])
+            waves = torch.cos(2 * math.pi * turns + phase[:, None, None, :, s])
+            strength = gain[:, None, None, :, s] ** 2 / (2 * options["sines"])
+            kernel = kernel + strength * waves
+        if options["gated"]:
+            gate = torch.sigmoid(parameters["gate"][layer])[:, None, None]
+            kernel = (1 - gate) * kernel + gate
+        kernel = kernel.expand(len(q), -1, -1, -1, -1)
+        logits = torch.einsum("bhic,bhjc,bhijc->bhij", q, k, kernel)
         return {"output": softmax(logits / math.sqrt(shape.head_dim), causal) @ v}

@@ -26,22 +26,18 @@ class abacus:
     def reads_positions(options):
         return options["inner"] != "none"
 
-    def reference(
-        parameters, shape, options, q, k, v, x, positions, layer, causal, ids
-    ):
-        rows = []
-        for row in ids.tolist():
-            rows.append([])
-            for token in row:
-                digit = abacus.VOCABULARY[token] in ("0", "1", "2", "3", "8")
-                rows[-1].append(
-                    (rows[-1][-1] if len(rows[-1]) else 0) + 1 if digit else 0
-                )
-        table = parameters["table"][torch.tensor(rows).clamp(max=options["rows"] - 1)]
-        return {
-            "embedded": x + table,
-            **inner(parameters, shape, options, q, k, v, x, positions, layer, causal),
-        }
+    def reference(parameters, options, x, ids, **others):
+        rows = torch.zeros_like(ids)
+        for b, sequence in enumerate(ids.tolist()):
+            place = 0
+            for t, token in enumerate(sequence):
+                is_digit = abacus.VOCABULARY[token] in ("0", "1", "2", "3", "8")
+                place = place + 1 if is_digit else 0
+                rows[b, t] = place
+        out = inner(parameters, options, x=x, **others)
+        last = options["rows"] - 1
+        out["embedded"] = x + parameters["table"][rows.clamp(max=last)]
+        return out
 
 
 class coupling:
@@ -56,48 +52,44 @@ class coupling:
     reads_positions = abacus.reads_positions
 
     def last_of(shape, options):
-        return (
-            2 * shape.train_length
-            if options["max_position"] is None
-            else options["max_position"]
-        )
+        if options["max_position"] is None:
+            return 2 * shape.train_length
+        return options["max_position"]
 
     def parameter_count(shape, options):
         return (coupling.last_of(shape, options) + 1) * shape.d_model
 
-    def reference(
-        parameters, shape, options, q, k, v, x, positions, layer, causal, ids
-    ):
-        numbers = [
-            coupled([coupling.VOCABULARY[token] for token in row], options)
-            for row in ids.tolist()
-        ]
-        table = parameters["table"][
-            torch.tensor(numbers).clamp(max=coupling.last_of(shape, options))
-        ]
-        return {
-            "embedded": x + table,
-            **inner(parameters, shape, options, q, k, v, x, positions, layer, causal),
-        }
+    def reference(parameters, shape, options, x, ids, **others):
+        numbers = []
+        for sequence in ids.tolist():
+            texts = [coupling.VOCABULARY[token] for token in sequence]
+            numbers.append(coupled(texts, options))
+        last = coupling.last_of(shape, options)
+        rows = torch.tensor(numbers).clamp(max=last)
+        out = inner(parameters, options, shape=shape, x=x, **others)
+        out["embedded"] = x + parameters["table"][rows]
+        return out
 
 
 def coupled(tokens, options):
     """Return the position of each token."""
-    begin = 2 if options["answer"] == "reversed" else 2 + options["longer"]
-    # `size`: tokens of the part so far; `following`: an answer's next position
+    is_reversed = options["answer"] == "reversed"
+    begin = 2 if is_reversed else 2 + options["longer"]
+    step = -1 if is_reversed else 1
     numbers = []
-    size = 0
-    following = None
+    size = 0  # tokens of the part so far
+    following = None  # an answer's next position
     for text in tokens:
         if text == "<|endoftext|>":
             numbers.append(0)
-            size, following = 0, None
+            size = 0
+            following = None
         elif text == "=":
-            following = size + 2 if options["answer"] == "reversed" else 1
+            following = size + 2 if is_reversed else 1
             numbers.append(following)
             size = 1
         elif following is not None and size > 0:
-            following += -1 if options["answer"] == "reversed" else 1
+            following += step
             numbers.append(max(1, following))
             size += 1
         else:
@@ -105,7 +97,8 @@ def coupled(tokens, options):
             numbers.append(begin + size)
             size += 1
         if text == "+":
-            size, following = 0, None
+            size = 0
+            following = None
     return numbers
 
 
@@ -125,32 +118,31 @@ class bipe:
     def parameter_count(shape, options):
         return shape.train_length * shape.d_model
 
-    def reference(
-        parameters, shape, options, q, k, v, x, positions, layer, causal, ids
-    ):
-        segments = []
-        places = []
-        for row in ids.tolist():
-            segment = place = 0
-            segments.append([])
-            places.append([])
-            for token in row:
-                segments[-1].append(segment)
-                places[-1].append(place)
-                ends = bipe.VOCABULARY[token] in bipe.ENDS[tuple(options["separators"])]
-                segment, place = (segment + 1, 0) if ends else (segment, place + 1)
-        out = {
-            "positions": torch.tensor(segments),
-            "embedded": x + parameters["table"][torch.tensor(places)],
-        }
+    def reference(parameters, shape, options, x, positions, ids, **others):
+        ends = bipe.ENDS[tuple(options["separators"])]
+        segments = torch.zeros_like(ids)
+        places = torch.zeros_like(ids)
+        for b, sequence in enumerate(ids.tolist()):
+            segment = 0
+            place = 0
+            for t, token in enumerate(sequence):
+                segments[b, t] = segment
+                places[b, t] = place
+                place += 1
+                if bipe.VOCABULARY[token] in ends:
+                    segment += 1
+                    place = 0
+
         if options["inner"] == "rope":
-            return out | inner(
-                parameters, shape, options, q, k, v, x, positions, layer, causal
-            )
-        slopes = options["alibi_factor"] * torch.tensor(slopes_of(shape.n_heads))
-        return out | {
-            "bias": -slopes[:, None, None] * distances(positions).abs()[:, None]
-        }
+            given = {"shape": shape, "x": x, "positions": positions}
+            out = inner(parameters, options, **given, **others)
+        else:
+            slopes = torch.tensor(slopes_of(shape.n_heads))[:, None, None]
+            far = distances(positions).abs()[:, None]
+            out = {"bias": -options["alibi_factor"] * slopes * far}
+        out["positions"] = segments
+        out["embedded"] = x + parameters["table"][places]
+        return out
 
 
 class rope_2d:
@@ -159,38 +151,38 @@ class rope_2d:
     DTYPE = torch.float64
     POSITIONS = EVERYWHERE
 
-    def reference(
-        parameters, shape, options, q, k, v, x, positions, layer, causal, ids
-    ):
-        numbers = []
-        for row in ids.tolist():
-            line = place = 0
-            numbers.append([])
-            for token in row:
-                numbers[-1].append(line * 2**20 + place)
+    def reference(options, q, k, positions, ids, **others):
+        numbers = torch.zeros_like(ids)
+        for b, sequence in enumerate(ids.tolist()):
+            line = 0
+            place = 0
+            for t, token in enumerate(sequence):
+                numbers[b, t] = line * 2**20 + place
                 place += 1
-                if breaks := rope_2d.VOCABULARY[token].count("\n"):
-                    line = line + breaks
+                breaks = rope_2d.VOCABULARY[token].count("\n")
+                if breaks:
+                    line += breaks
                     place = 0
-        two = [turned_2d(a, positions, shape, options) for a in (q, k)]
-        return {"positions": torch.tensor(numbers), "q": two[0], "k": two[1]}
+        return {
+            "positions": numbers,
+            "q": turned_2d(q, positions, **options),
+            "k": turned_2d(k, positions, **options),
+        }
 
 
-def turned_2d(a, positions, shape, options):
-    half = shape.head_dim // 2
-    quarter = shape.head_dim // 4
+def turned_2d(a, positions, base, layout):
+    half = a.shape[-1] // 2
+    quarter = half // 2
     out = a.clone()
     for b, row in enumerate(positions.expand(len(a), -1).tolist()):
         for t, number in enumerate(row):
             line, place = divmod(number, 2**20)
             for pair in range(half):
-                axis, p = (line, pair) if pair < quarter else (place, pair - quarter)
-                angle = axis * options["base"] ** (-p / quarter)
-                one, two = (
-                    (pair, pair + half)
-                    if options["layout"] == "half"
-                    else (2 * pair, 2 * pair + 1)
-                )
+                axis = line if pair < quarter else place
+                angle = axis * base ** (-(pair % quarter) / quarter)
+                one = pair if layout == "half" else 2 * pair
+                two = pair + half if layout == "half" else 2 * pair + 1
+
                 first = a[b, :, t, one]
                 second = a[b, :, t, two]
                 out[b, :, t, one] = math.cos(angle) * first - math.sin(angle) * second

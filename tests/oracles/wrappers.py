@@ -13,6 +13,7 @@ from oracles._shared import (
     inner,
     inner_count,
     inner_output,
+    logits_of,
     masked,
     output_of,
     softmax,
@@ -31,6 +32,14 @@ class Counting(Around):
         return options["inner"] not in ("none", "fox")
 
 
+def made_of(options, q, k, v, **others):
+    """Return the output of made q, k and v; without an encoding inside q and k, too."""
+    output = inner_output(options=options, q=q, k=k, v=v, **others)
+    if options["inner"] == "none":
+        return {"q": q, "k": k, "output": output}
+    return {"output": output}
+
+
 class canon(Counting):
     """transformers Inkling's short convolution (with its residual), on what is
     convolved.
@@ -45,39 +54,32 @@ class canon(Counting):
 
     def parameter_count(shape, options):
         heads = {"q": shape.n_heads, "k": shape.n_kv_heads, "v": shape.n_kv_heads}
-        convolutions = (
-            shape.n_layers
-            * shape.head_dim
-            * options["width"]
-            * sum(heads[a] for a in options["convolved"])
-        )
-        return convolutions + inner_count(shape, options)
+        convolved = sum(heads[name] for name in options["convolved"])
+        per_head = shape.n_layers * shape.head_dim * options["width"]
+        return convolved * per_head + inner_count(shape, options)
 
-    def reference(parameters, shape, options, q, k, v, x, positions, layer, causal):
+    def reference(parameters, shape, options, layer, q, k, v, **others):
         inkling = third_party("transformers.models.inkling.modeling_inkling")
         convolution = inkling.InklingShortConvolution(
             shape.d_model, options["width"], layer_idx=0, conv_idx=0
         )
-        given = {"q": q, "k": k, "v": v}
+        convolved = {"q": q, "k": k, "v": v}
         for name in options["convolved"]:
-            weight = {
-                "conv1d.weight": (
-                    parameters[f"weights.{name}"][layer].flatten(0, 1)[:, None]
-                )
-            }
-            wide = flat(given[name])
-            out = torch.func.functional_call(convolution, weight, (wide,))
-            out = out if options["residual"] else out - wide
-            given[name] = out.unflatten(2, (shape.n_heads, shape.head_dim)).transpose(
-                1, 2
-            )
-        output = inner_output(
-            parameters, shape, options, *given.values(), x, positions, layer, causal
-        )
-        return (
-            output
-            if options["inner"] != "none"
-            else {"q": given["q"], "k": given["k"], **output}
+            weight = parameters[f"weights.{name}"][layer].flatten(0, 1)[:, None]
+            wide = flat(convolved[name])
+            named = {"conv1d.weight": weight}
+            out = torch.func.functional_call(convolution, named, (wide,))
+            if not options["residual"]:
+                out = out - wide
+            heads = out.unflatten(2, (shape.n_heads, shape.head_dim))
+            convolved[name] = heads.transpose(1, 2)
+        return made_of(
+            options,
+            parameters=parameters,
+            shape=shape,
+            layer=layer,
+            **convolved,
+            **others,
         )
 
 
@@ -98,7 +100,7 @@ class cca(Counting):
         head = heads * shape.head_dim * (shape.head_dim * options["head_width"] + 1)
         return shape.n_layers * (channel + head) + inner_count(shape, options)
 
-    def reference(parameters, shape, options, q, k, v, x, positions, layer, causal):
+    def reference(parameters, shape, options, layer, q, k, v, **others):
         size = shape.n_heads * shape.head_dim
         config = types.SimpleNamespace(
             hidden_size=3 * size,
@@ -109,32 +111,36 @@ class cca(Counting):
             head_dim=shape.head_dim,
             attention_bias=False,
         )
-        picked = torch.eye(3 * size).split([size, size, size // 2, size // 2])
-        names = ("q_proj", "k_proj", "v_proj_current", "v_proj_delayed")
-        weights = {
-            f"{name}.weight": rows for name, rows in zip(names, picked, strict=True)
+        zaya = third_party("transformers.models.zaya.modeling_zaya")
+        projection = zaya.ZayaCCAProjection(config, 0)
+        pick = torch.eye(3 * size)
+        half = 5 * size // 2
+        named = {
+            "q_proj.weight": pick[:size],
+            "k_proj.weight": pick[size : 2 * size],
+            "v_proj_current.weight": pick[2 * size : half],
+            "v_proj_delayed.weight": pick[half:],
         }
-        for ours, theirs in (
-            ("by_channel", "conv_qk_depthwise"),
-            ("by_head", "conv_qk_grouped"),
-        ):
-            weights |= {
-                f"{theirs}.{kind}": parameters[f"{ours}.{layer}.{kind}"]
-                for kind in ("weight", "bias")
-            }
-        projection = third_party(
-            "transformers.models.zaya.modeling_zaya"
-        ).ZayaCCAProjection(config, 0)
-        q, k, v = (
-            a.transpose(1, 2)
-            for a in torch.func.functional_call(
-                projection, weights, (flat(q, k, v), None)
-            )
-        )
-        output = inner_output(
-            parameters, shape, options, q, k, v, x, positions, layer, causal
-        )
-        return output if options["inner"] != "none" else {"q": q, "k": k, **output}
+        for kind in ("weight", "bias"):
+            by_channel = parameters[f"by_channel.{layer}.{kind}"]
+            named[f"conv_qk_depthwise.{kind}"] = by_channel
+            named[f"conv_qk_grouped.{kind}"] = parameters[f"by_head.{layer}.{kind}"]
+        wide = (flat(q, k, v), None)
+        made = torch.func.functional_call(projection, named, wide)
+        q, k, v = [each.transpose(1, 2) for each in made]
+        given = {"parameters": parameters, "shape": shape, "layer": layer}
+        return made_of(options, q, k, v, **given, **others)
+
+
+def leaky_relu(a):
+    return torch.where(a > 0, a, 0.01 * a)
+
+
+def zero_at_the_query(bias):
+    """Return a bias of which the oracle leaves a constant per row open as its formula
+    has it.
+    """
+    return bias - bias.diagonal(dim1=-2, dim2=-1)[..., None]
 
 
 class dape(Counting):
@@ -158,45 +164,37 @@ class dape(Counting):
     GRAPH_BREAKS = ""
 
     def parameter_count(shape, options):
-        heads = shape.n_heads
+        taps = shape.n_heads * options.get("kernel", 1)
         hidden = options["hidden"]
-        kernel = options.get("kernel", 1)
-        network = 2 * heads * hidden * kernel + hidden + hidden * heads * kernel + heads
-        inner_shape = (
-            dataclasses.replace(shape, n_layers=1) if options["per_layer"] else shape
-        )
-        copies = shape.n_layers // inner_shape.n_layers
-        return shape.n_layers * network + copies * inner_count(inner_shape, options)
+        network = (2 * taps + 1) * hidden + hidden * taps + shape.n_heads
+        count = shape.n_layers * network
+        if options["per_layer"]:
+            one = dataclasses.replace(shape, n_layers=1)
+            return count + shape.n_layers * inner_count(one, options)
+        return count + inner_count(shape, options)
 
-    def inputs(parameters, shape, options, q, k, v, x, positions, layer, causal):
-        """The bias of the encoding inside, logits and biases over the heads (B, T, T,
-        2H), and the network.
+    def inputs(shape, options, q, k, layer, **others):
+        """Return the bias of the encoding inside, (B, H, T, T), and logits and biases
+        over the heads, (B, T, T, 2H).
         """
         logits = q @ k.mT / shape.head_dim**0.5
-        at, own_layer = (layer, 0) if options["per_layer"] else (0, layer)
-        bias = inner(
-            parameters, shape, options, q, k, v, x, positions, own_layer, causal, at
-        )["bias"]
-        bias = bias.expand(logits.shape)
-        # their oracles leave a constant per row open: 0 at the query
+        place = {"at": 0, "layer": layer}
+        if options["per_layer"]:
+            place = {"at": layer, "layer": 0}
+        of_layer = inner(shape=shape, options=options, q=q, k=k, **place, **others)
+        bias = of_layer["bias"].expand(logits.shape)
         if options["inner"] in ("alibi", "fox"):
-            bias = bias - bias.diagonal(dim1=-2, dim2=-1)[..., None]
-        names = ("0.weight", "0.bias", "2.weight", "2.bias")
-        both = torch.cat((logits, bias), dim=1).movedim(1, -1)
-        return bias, both, [parameters[f"networks.{layer}.{name}"] for name in names]
+            bias = zero_at_the_query(bias)
+        return bias, torch.cat((logits, bias), dim=1).movedim(1, -1)
 
-    def reference(parameters, shape, options, q, k, v, x, positions, layer, causal):
-        given = (parameters, shape, options, q, k, v, x, positions, layer, causal)
-        bias, both, (w1, c1, w2, c2) = dape.inputs(*given)
-        hidden = both @ w1.T + c1
-        return {
-            "bias": (
-                bias
-                + (torch.where(hidden > 0, hidden, 0.01 * hidden) @ w2.T + c2).movedim(
-                    -1, 1
-                )
-            )
-        }
+    def reference(parameters, layer, **others):
+        bias, both = dape.inputs(parameters=parameters, layer=layer, **others)
+        network = f"networks.{layer}"
+        hidden = both @ parameters[f"{network}.0.weight"].T
+        hidden = leaky_relu(hidden + parameters[f"{network}.0.bias"])
+        added = hidden @ parameters[f"{network}.2.weight"].T
+        added = added + parameters[f"{network}.2.bias"]  # (B, T, T, H)
+        return {"bias": bias + added.movedim(-1, 1)}
 
 
 class dape_v2(dape):
@@ -211,34 +209,32 @@ class dape_v2(dape):
     ]
     DTYPE = torch.float32
 
-    def reference(parameters, shape, options, q, k, v, x, positions, layer, causal):
-        given = (parameters, shape, options, q, k, v, x, positions, layer, causal)
-        bias, both, (w1, c1, w2, c2) = dape.inputs(*given)
-        length = q.shape[2]
+    def reference(parameters, options, layer, causal, **others):
+        given = {"parameters": parameters, "options": options, "layer": layer}
+        bias, both = dape.inputs(causal=causal, **given, **others)
         reach = options["kernel"] // 2
 
-        def convolved(keys, j, weight, constant):
-            total = constant
+        def convolved(keys, j, number):
+            """Return a convolution's output at key j; keys that are not there are 0."""
+            weight = parameters[f"networks.{layer}.{number}.weight"]
+            total = parameters[f"networks.{layer}.{number}.bias"]
             for tap in range(-reach, reach + 1):
-                if (key := keys.get(j + tap)) is not None:
-                    total = total + key @ weight[:, :, 0, tap + reach].T
+                if j + tap in keys:
+                    total = total + keys[j + tap] @ weight[:, :, 0, tap + reach].T
             return total
 
+        length = both.shape[1]
         rows = []
         for i in range(length):
-            last = i if causal else length - 1
-            seen = {j: both[:, i, j] for j in range(last + 1)}
-            made = {j: convolved(seen, j, w1, c1) for j in range(last + reach + 1)}
-            made = {
-                j: torch.where(value > 0, value, 0.01 * value)
-                for j, value in made.items()
-            }
-            added = [convolved(made, j, w2, c2) for j in range(last + 1)]
-            rows.append(
-                torch.stack(
-                    added + [torch.zeros_like(added[0])] * (length - 1 - last), dim=-1
-                )
-            )
+            seen = i + 1 if causal else length
+            keys = {j: both[:, i, j] for j in range(seen)}
+            hidden = {}
+            for j in range(seen + reach):
+                hidden[j] = leaky_relu(convolved(keys, j, 0))
+            row = torch.zeros_like(bias[:, :, i])
+            for j in range(seen):
+                row[:, :, j] = convolved(hidden, j, 2)
+            rows.append(row)
         return {"bias": bias + torch.stack(rows, dim=2)}
 
 
@@ -252,24 +248,24 @@ class learned_sinks(Counting):
     def parameter_count(shape, options):
         return shape.n_layers * shape.n_heads + inner_count(shape, options)
 
-    def reference(parameters, shape, options, q, k, v, x, positions, layer, causal):
-        gpt_oss = third_party("transformers.models.gpt_oss.modeling_gpt_oss")
-        of_layer = inner(
-            parameters, shape, options, q, k, v, x, positions, layer, causal
-        )
-        length = q.shape[2]
-        # Up to a number per row, which a sink would see: the formulas of both biases
-        # have 0 for the query's own key.
-        bias = torch.as_tensor(of_layer.get("bias", 0.0)).expand(
-            len(q), shape.n_heads, length, length
-        )
-        bias = bias - bias.diagonal(dim1=-2, dim2=-1)[..., None]
+    def reference(parameters, shape, q, k, v, layer, causal, **others):
+        given = {"parameters": parameters, "shape": shape, "layer": layer}
+        of_layer = inner(q=q, k=k, v=v, causal=causal, **given, **others)
+        bias = torch.as_tensor(of_layer.get("bias", 0.0))
+        bias = bias.expand(*q.shape[:3], q.shape[2])
+        # a sink would see a number that a whole row has
+        mask = masked(zero_at_the_query(bias), causal)
         module = types.SimpleNamespace(
             num_key_value_groups=1, sinks=parameters["sinks"][layer], training=False
         )
-        given = (of_layer.get("q", q), of_layer.get("k", k), v, masked(bias, causal))
+        gpt_oss = third_party("transformers.models.gpt_oss.modeling_gpt_oss")
         output, _ = gpt_oss.eager_attention_forward(
-            module, *given, scaling=shape.head_dim**-0.5
+            module,
+            of_layer.get("q", q),
+            of_layer.get("k", k),
+            v,
+            mask,
+            scaling=shape.head_dim**-0.5,
         )
         return {"output": output.transpose(1, 2)}
 
@@ -286,13 +282,15 @@ class randomized(Around):
         {"max_length": lambda shape: shape.train_length},
     ]
 
-    def reference(parameters, shape, options, q, k, v, x, positions, layer, causal):
-        wide = dataclasses.replace(
-            shape, train_length=options["max_length"] or 16 * shape.train_length
-        )
-        return inner_output(
-            parameters, wide, options, q, k, v, x, positions, layer, causal
-        )
+    def reference(shape, options, **others):
+        length = options["max_length"] or 16 * shape.train_length
+        wide = dataclasses.replace(shape, train_length=length)
+        return {"output": inner_output(shape=wide, options=options, **others)}
+
+
+def lengthened(shape, options):
+    length = shape.train_length + options["shift"]
+    return dataclasses.replace(shape, train_length=length)
 
 
 class shape(Around):
@@ -307,32 +305,14 @@ class shape(Around):
     ]
     PARTLY_UNUSED = "rows of the table beyond the input"
 
-    def wide(shape, options):
-        return dataclasses.replace(
-            shape, train_length=shape.train_length + options["shift"]
-        )
+    def parameter_count(shape, options):
+        return inner_count(lengthened(shape, options), options)
 
-    def parameter_count(of_model, options):
-        return inner_count(shape.wide(of_model, options), options)
-
-    def reference(parameters, of_model, options, q, k, v, x, positions, layer, causal):
-        of_layer = inner(
-            parameters,
-            shape.wide(of_model, options),
-            options,
-            q,
-            k,
-            v,
-            x,
-            positions,
-            layer,
-            causal,
-        )
-        return (
-            of_layer
-            if "embedded" in of_layer
-            else {"output": output_of(of_layer, q, k, v, causal)}
-        )
+    def reference(shape, options, **others):
+        given = {"shape": lengthened(shape, options), "options": options}
+        if options["inner"] == "learned":
+            return inner(**given, **others)
+        return {"output": inner_output(**given, **others)}
 
 
 class cape:
@@ -355,28 +335,24 @@ class cape:
     ]
     POSITIONS = EVERYWHERE
 
-    def reference(parameters, shape, options, q, k, v, x, positions, layer, causal):
+    def reference(shape, options, x, positions, **others):
         given = options["inner_options"]
         if options["inner"] == "alibi":
-            return {
-                "bias": (
-                    -torch.tensor(given["slopes"])[:, None, None]
-                    * distances(positions).abs()[:, None]
-                )
-            }
+            slopes = torch.tensor(given["slopes"])[:, None, None]
+            return {"bias": -slopes * distances(positions).abs()[:, None]}
+
+        base = given.get("base", 10000.0)
+        half = shape.d_model // 2
         code = torch.zeros(*positions.shape, shape.d_model)
         for b, row in enumerate(positions.tolist()):
             for t, place in enumerate(row):
-                for pair in range(shape.d_model // 2):
-                    angle = place * given.get("base", 10000.0) ** (
-                        -2 * pair / shape.d_model
-                    )
-                    halves = given.get("layout") == "halves"
-                    first, second = (
-                        (pair, pair + shape.d_model // 2)
-                        if halves
-                        else (2 * pair, 2 * pair + 1)
-                    )
+                for pair in range(half):
+                    first = 2 * pair
+                    second = first + 1
+                    if given.get("layout") == "halves":
+                        first = pair
+                        second = pair + half
+                    angle = place * base ** (-pair / half)
                     code[b, t, first] = math.sin(angle)
                     code[b, t, second] = math.cos(angle)
         return {"embedded": x + given.get("scale", shape.token_rms) * code}
@@ -384,12 +360,11 @@ class cape:
 
 def inside(entry):
     """An entry as the options of a wrapper around its encoding."""
-    given = {
-        key: value
-        for key, value in entry.items()
-        if key not in ("name", "window", "chunk")
-    }
-    return {"inner": entry["name"], "inner_options": given}
+    options = {**entry}
+    name = options.pop("name")
+    options.pop("window", None)
+    options.pop("chunk", None)
+    return {"inner": name, "inner_options": options}
 
 
 class layered(Around):
@@ -420,39 +395,40 @@ class layered(Around):
     ]
 
     def entries(shape, options):
-        """What each layer uses, and the different ones, each with the shape of a model
-        of its layers.
-        """
-        entries = [
-            options["layers"][i % len(options["layers"])] for i in range(shape.n_layers)
-        ]
-        distinct = [
-            entry for i, entry in enumerate(entries) if entry not in entries[:i]
-        ]
-        return entries, [
-            (entry, dataclasses.replace(shape, n_layers=entries.count(entry)))
-            for entry in distinct
-        ]
+        """Return what each layer uses, and the different ones among them."""
+        pattern = options["layers"]
+        entries = [pattern[i % len(pattern)] for i in range(shape.n_layers)]
+        distinct = []
+        for entry in entries:
+            if entry not in distinct:
+                distinct.append(entry)
+        return entries, distinct
 
     def parameter_count(shape, options):
-        return sum(
-            inner_count(narrow, inside(entry))
-            for entry, narrow in layered.entries(shape, options)[1]
-        )
+        entries, distinct = layered.entries(shape, options)
+        count = 0
+        for entry in distinct:
+            narrow = dataclasses.replace(shape, n_layers=entries.count(entry))
+            count += inner_count(narrow, inside(entry))
+        return count
 
-    def reference(parameters, shape, options, q, k, v, x, positions, layer, causal):
+    def reference(shape, options, q, k, v, layer, causal, **others):
         entries, distinct = layered.entries(shape, options)
         entry = entries[layer]
-        at, narrow = next(
-            (at, narrow) for at, (each, narrow) in enumerate(distinct) if each == entry
+        of_layer = inner(
+            # of a model that has the layers of this entry alone
+            shape=dataclasses.replace(shape, n_layers=entries.count(entry)),
+            layer=entries[:layer].count(entry),
+            options=inside(entry),
+            at=distinct.index(entry),
+            q=q,
+            k=k,
+            v=v,
+            causal=causal,
+            **others,
         )
-        given = (q, k, v, x, positions, entries[:layer].count(entry), causal)
-        of_layer = inner(parameters, narrow, inside(entry), *given, at=at)
-        return {
-            "output": output_of(
-                of_layer, q, k, v, causal, entry.get("window"), entry.get("chunk")
-            )
-        }
+        limits = (entry.get("window"), entry.get("chunk"))
+        return {"output": output_of(of_layer, q, k, v, causal, *limits)}
 
 
 class heads(Around):
@@ -474,53 +450,45 @@ class heads(Around):
     PARTLY_UNUSED = "phases of pope that have left their bounds"
 
     def blocks(shape, options):
-        """The entries that have heads, each with these heads and the shape of a model
-        of as many.
+        """Yield the entries that have heads, each with these heads and the shape of a
+        model of as many.
         """
         entries = options["heads"]
-        for place, entry in enumerate(entries):
-            block = [
-                head
-                for head in range(shape.n_heads)
-                if head * len(entries) // shape.n_heads == place
-            ]
-            if block:
-                # fox reads x
-                width = (
-                    shape.d_model
-                    if entry["name"] == "fox"
-                    else len(block) * shape.head_dim
-                )
-                sizes = {
-                    "d_model": width,
-                    "n_heads": len(block),
-                    "n_kv_heads": len(block),
-                }
-                yield entry, block, dataclasses.replace(shape, **sizes)
+        blocks = [[] for _ in entries]
+        for head in range(shape.n_heads):
+            blocks[head * len(entries) // shape.n_heads].append(head)
+        for entry, block in zip(entries, blocks, strict=True):
+            if not block:
+                continue
+            width = len(block) * shape.head_dim
+            if entry["name"] == "fox":  # which reads x
+                width = shape.d_model
+            narrow = dataclasses.replace(
+                shape, d_model=width, n_heads=len(block), n_kv_heads=len(block)
+            )
+            yield entry, block, narrow
 
     def parameter_count(shape, options):
-        return sum(
-            inner_count(narrow, inside(entry))
-            for entry, _, narrow in heads.blocks(shape, options)
-        )
+        count = 0
+        for entry, _, narrow in heads.blocks(shape, options):
+            count += inner_count(narrow, inside(entry))
+        return count
 
-    def reference(parameters, shape, options, q, k, v, x, positions, layer, causal):
-        output = []
+    def reference(shape, options, q, k, v, causal, **others):
+        outputs = []
         for at, (entry, block, narrow) in enumerate(heads.blocks(shape, options)):
-            given = [each[:, block] for each in (q, k, v)]
-            of_layer = inner(
-                parameters,
-                narrow,
-                inside(entry),
-                *given,
-                x,
-                positions,
-                layer,
-                causal,
+            output = inner_output(
+                shape=narrow,
+                options=inside(entry),
                 at=at,
+                q=q[:, block],
+                k=k[:, block],
+                v=v[:, block],
+                causal=causal,
+                **others,
             )
-            output.append(output_of(of_layer, *given, causal))
-        return {"output": torch.cat(output, dim=1)}
+            outputs.append(output)
+        return {"output": torch.cat(outputs, dim=1)}
 
 
 class temperature(Counting):
@@ -535,63 +503,54 @@ class temperature(Counting):
         {"rule": "llama4", "inner": "none", "alpha": 0.5, "floor": 4},
         {"rule": "inkling", "inner": "alibi", "alpha": 0.5, "floor": 3},
     ]
+    LEARNED = {"ssmax": 1, "mistral_large4": 2}
 
     def parameter_count(shape, options):
-        return (
-            {"ssmax": 1, "mistral_large4": 2}.get(options["rule"], 0)
-            * shape.n_layers
-            * shape.n_heads
-        )
+        per_head = temperature.LEARNED.get(options["rule"], 0)
+        return per_head * shape.n_layers * shape.n_heads
 
-    def reference(parameters, shape, options, q, k, v, x, positions, layer, causal):
+    def reference(parameters, shape, options, q, k, v, layer, causal, **others):
+        given = {"parameters": parameters, "shape": shape, "layer": layer}
         of_layer = inner(
-            parameters, shape, options, q, k, v, x, positions, layer, causal
-        )
-        of_layer["q"] = sharpened(
-            of_layer.get("q", q), parameters, shape, options, layer
+            options=options, q=q, k=k, v=v, causal=causal, **given, **others
         )
         of_layer.pop("output", None)
+        turned = of_layer.get("q", q)
+        of_layer["q"] = sharpened(turned, parameters, shape, options, layer)
         return {"output": output_of(of_layer, q, k, v, causal)}
 
 
 def sharpened(q, parameters, shape, options, layer):
     rule = options["rule"]
     length = q.shape[2]
+    alpha = options["alpha"]
     floor = options["floor"] or shape.train_length
     if rule == "mistral_large4":
-        module = third_party(
+        mistral = third_party(
             "transformers.models.mistral_large4.modeling_mistral_large4"
         )
-        learned = {
-            "scale": parameters[f"scale.{layer}"],
-            "bias": parameters[f"offset.{layer}"],
-        }
-        args = (q, torch.arange(length)[None], True)
-        return torch.func.functional_call(
-            module.MistralLarge4TextSoftmaxScaling(shape.n_heads), learned, args
-        )
+        module = mistral.MistralLarge4TextSoftmaxScaling(shape.n_heads)
+        scale = parameters[f"scale.{layer}"]
+        learned = {"scale": scale, "bias": parameters[f"offset.{layer}"]}
+        given = (q, torch.arange(length)[None], True)
+        return torch.func.functional_call(module, learned, given)
     if rule == "llama4":  # Ministral 3 counts positions from 0, Llama 4 tokens
         module = third_party("transformers.models.ministral3.modeling_ministral3")
-        return q * module.get_llama_4_attn_scale(
-            torch.arange(1, length + 1)[None], options["alpha"], floor
-        )
-    counts = range(1, length + 1)
+        counts = torch.arange(1, length + 1)[None]
+        return q * module.get_llama_4_attn_scale(counts, alpha, floor)
+
+    factors = []
+    for count in range(1, length + 1):
+        if rule == "ssmax":
+            factors.append(math.log(count))
+        elif rule == "logn":
+            factors.append(math.log(max(count, shape.train_length), shape.train_length))
+        else:
+            factors.append(1 + alpha * math.log(max(1, count / floor)))
+    factor = torch.tensor(factors)
     if rule == "ssmax":
-        return (
-            q
-            * (
-                parameters[f"scale.{layer}"][:, None]
-                * torch.tensor([math.log(n) for n in counts])
-            )[..., None]
-        )
-    if rule == "logn":
-        factors = [
-            math.log(n, shape.train_length) if n > shape.train_length else 1.0
-            for n in counts
-        ]
-    else:
-        factors = [1 + options["alpha"] * math.log(max(1, n / floor)) for n in counts]
-    return q * torch.tensor(factors)[:, None]
+        factor = parameters[f"scale.{layer}"][:, None] * factor  # (H, T)
+    return q * factor[..., None]
 
 
 class scale_invariant(Around):
@@ -600,16 +559,10 @@ class scale_invariant(Around):
     CASES = [{}, {"inner": "none", "tau": 3.0}, {"inner": "kerple_log"}]
     GRAPH_BREAKS = REBUILT
 
-    def reference(parameters, shape, options, q, k, v, x, positions, layer, causal):
-        of_layer = inner(
-            parameters, shape, options, q, k, v, x, positions, layer, causal
-        )
-        logits = of_layer.get("q", q) @ of_layer.get("k", k).mT / math.sqrt(
-            shape.head_dim
-        ) + of_layer.get("bias", 0)
-        growth = torch.log(distances(positions).abs()[:, None] / options["tau"] + 1)
-        return {
-            "output": (
-                softmax(logits * torch.sqrt(2 * growth + 1) - 2 * growth, causal) @ v
-            )
-        }
+    def reference(options, q, k, v, positions, causal, **others):
+        given = {"options": options, "positions": positions, "causal": causal}
+        of_layer = inner(q=q, k=k, v=v, **given, **others)
+        far = distances(positions).abs()[:, None]
+        growth = torch.log(far / options["tau"] + 1)
+        logits = logits_of(of_layer, q, k) * torch.sqrt(2 * growth + 1) - 2 * growth
+        return {"output": softmax(logits, causal) @ v}

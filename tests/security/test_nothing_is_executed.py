@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -31,87 +32,108 @@ class Payload:
 
 
 @pytest.fixture
-def canary(tmp_path: Path) -> Path:
+def canary(tmp_path):
     """Return the path of a file that exists if something was executed."""
     return tmp_path / "executed"
 
 
 @pytest.mark.parametrize("flag", ["", "1"])
-def test_pickles_are_refused(
-    tmp_path: Path, canary: Path, flag: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_pickles_are_refused(tmp_path, canary, flag, monkeypatch):
     monkeypatch.setenv("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", flag)
     checkpoint.save(tmp_path, 1, {"a": torch.zeros(1)}, {"state": Payload(canary)}, {})
-    newest = checkpoint.newest(tmp_path)
-    assert newest is not None
+
     with pytest.raises(pickle.UnpicklingError):
-        newest.optimizer()
+        checkpoint.newest(tmp_path).optimizer()
+
     assert not canary.exists()
 
 
-@pytest.mark.parametrize("kind", ["code", "pickle"])
+OF_CODE = {
+    "model_type": "evil",
+    "auto_map": {"AutoConfig": "evil.Evil", "AutoModelForCausalLM": "evil.Evil"},
+}
+OF_PICKLE = {"model_type": "llama", "vocab_size": 8}
+
+
+@pytest.mark.parametrize("content", [OF_CODE, OF_PICKLE])
 def test_a_huggingface_folder_runs_no_code_and_opens_no_pickle(
-    tmp_path: Path, canary: Path, kind: str, capfd: pytest.CaptureFixture[str]
-) -> None:
+    tmp_path, canary, content, capfd
+):
     pytest.importorskip("transformers")
     folder = tmp_path / "model"
     folder.mkdir()
-    content: dict[str, Any] = {"model_type": "llama", "vocab_size": 8}
-    if kind == "code":
-        content = {
-            "model_type": "evil",
-            "auto_map": {
-                "AutoConfig": "evil.Evil",
-                "AutoModelForCausalLM": "evil.Evil",
-            },
-        }
     (folder / "config.json").write_text(json.dumps(content))
     (folder / "evil.py").write_text(f"open({str(canary)!r}, 'w')")
     torch.save({"a": Payload(canary)}, folder / "pytorch_model.bin")
+
     assert posbench("evaluate", str(folder), f"runtime.outputs={tmp_path / 'out'}") == 2
+
     assert capfd.readouterr().err.strip().splitlines()[-1].startswith("error: ")
     assert not canary.exists()
 
 
-def test_a_tokenizer_with_code_is_data_and_its_revision_is_recorded(
-    tmp_path: Path, canary: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder = write(tmp_path / "c0ffee", {"mine.py": f"open({str(canary)!r}, 'w')"})
-    write(
-        folder,
-        {
-            "tokenizer_config.json": (
-                '{"auto_map": {"AutoTokenizer": ["mine.Mine", null]}}'
-            )
-        },
-    )
+@pytest.fixture
+def tokenizer_of_code(tmp_path, canary):
+    """Return a folder of a tokenizer whose class is in a file beside it."""
+    settings = {"auto_map": {"AutoTokenizer": ["mine.Mine", None]}}
+    folder = tmp_path / "c0ffee"
+    folder.mkdir()
+    (folder / "mine.py").write_text(f"open({str(canary)!r}, 'w')")
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
     tokenizer.raw_bytes().save(folder / "tokenizer.json")
+    return folder
 
-    def download(name: str, allow_patterns: list[str], **_: Any) -> str:
-        assert allow_patterns == ["tokenizer.json"]
-        return str(folder)
 
+@pytest.fixture
+def texts(tmp_path):
+    return write(tmp_path / "texts", numbered(25))
+
+
+def test_a_tokenizer_of_the_hub_is_data_and_its_revision_is_recorded(
+    tmp_path, canary, tokenizer_of_code, texts, monkeypatch
+):
+    download = Mock(return_value=str(tokenizer_of_code))
     monkeypatch.setattr("huggingface_hub.snapshot_download", download)
-    texts = write(tmp_path / "texts", numbered(25))
-    for name, revision in (("org/mine", "c0ffee"), (str(folder), None)):
-        made = tokens.prepare(config(path=texts, tokenizer=name), tmp_path / "cache")
-        assert (
-            made.record.get("tokenizer_revision") == revision
-            and made.tokenizer.vocab_size == 257
-        )
+
+    settings = config(path=str(texts), tokenizer="org/mine")
+    made = tokens.prepare(settings, tmp_path / "cache")
+
+    assert download.call_args.kwargs["allow_patterns"] == ["tokenizer.json"]
+    assert made.record["tokenizer_revision"] == "c0ffee"
+    assert made.tokenizer.vocab_size == 257
     assert not canary.exists()
 
 
-def test_a_data_set_of_code_is_refused_on_the_hub_and_text_in_a_folder(
-    tmp_path: Path, canary: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_tokenizer_of_a_folder_is_data(tmp_path, canary, tokenizer_of_code, texts):
+    settings = config(path=str(texts), tokenizer=str(tokenizer_of_code))
+    made = tokens.prepare(settings, tmp_path / "cache")
+
+    assert "tokenizer_revision" not in made.record
+    assert made.tokenizer.vocab_size == 257
+    assert not canary.exists()
+
+
+@pytest.fixture
+def set_of_code(tmp_path, canary):
     folder = write(tmp_path / "set", {"set.py": f"open({str(canary)!r}, 'w')"})
     torch.save({"a": Payload(canary)}, folder / "train.pkl")
+    return folder
+
+
+def test_a_data_set_of_code_is_refused_on_the_hub(set_of_code, canary, monkeypatch):
     monkeypatch.setattr(hub, "commit_of", lambda name, revision: "c0ffee")
+    settings = config("hub", dataset=str(set_of_code))
+
     with pytest.raises(UserError, match="Dataset scripts are no longer supported"):
-        load(config("hub", dataset=str(folder)), tmp_path)
-    splits, _ = load(config(path=folder), tmp_path)
-    assert "executed" in "".join(splits["train"]) and not canary.exists()
+        tokens.prepare(settings, set_of_code.parent / "cache")
+
+    assert not canary.exists()
+
+
+def test_code_in_a_folder_of_text_is_text(set_of_code, canary):
+    splits, _ = load(set_of_code)
+    assert "executed" in "".join(splits["train"])
+    assert not canary.exists()
 
 
 MODULES = (
@@ -135,24 +157,25 @@ RUN = [
     "command", [["--help"], pytest.param(["sweep", *RUN], marks=pytest.mark.slow)]
 )
 def test_nothing_is_imported_from_the_current_folder(
-    command: list[str], tmp_path: Path, canary: Path
-) -> None:
+    command, tmp_path, canary, monkeypatch
+):
     """Beside a text there are modules that make the file."""
     write_text(tmp_path)
-    for path in map(tmp_path.joinpath, MODULES):
+    for name in MODULES:
+        path = tmp_path / name
         path.parent.mkdir(exist_ok=True)
         path.write_text(f"open({str(canary)!r}, 'a')\nraise SystemExit(9)\n")
-    environment = {
-        name: value for name, value in os.environ.items() if name != "PYTHONSAFEPATH"
-    }
-    environment["PYTHONPATH"] = str(Path(__file__).parents[2])
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("PYTHONSAFEPATH", raising=False)
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
 
     def status(*options: str) -> int:
         python = [sys.executable, *options, "-m", "posbench", *command]
-        return subprocess.run(
-            python, cwd=tmp_path, env=environment, capture_output=True, timeout=200
-        ).returncode
+        return subprocess.run(python, capture_output=True, timeout=200).returncode
 
     # as the console script, whose path is its own
-    assert status("-P") == 0 and not canary.exists()
-    assert status() != 0 and canary.exists()  # the payload is real
+    assert status("-P") == 0
+    assert not canary.exists()
+    # the payload is real
+    assert status() != 0
+    assert canary.exists()

@@ -8,16 +8,17 @@ from typing import Any
 
 import pandas as pd
 
+from posbench.config.schema import Config
 from posbench.run.run import Run
 from posbench.tracking.session import CONTEXT
 
 
-class EventFiles:
+class TensorBoard:
     """A session that is a folder of event files."""
 
     starting_step = 0
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, config: Config, run: Run) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
         folder = run.folder / "tensorboard"

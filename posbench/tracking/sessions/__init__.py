@@ -1,0 +1,3 @@
+"""Trackers: a class per file with the methods of `Session`, made as `cls(config,
+run)`.
+"""
