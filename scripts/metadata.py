@@ -12,7 +12,7 @@ from typing import Any
 
 from hatchling.metadata.plugin.interface import MetadataHookInterface
 
-_RELATIVE = re.compile(r"(!?)\[([^\]]*)\]\((?!https?://|#)([^)]+)\)")
+_RELATIVE = re.compile(r"\]\((?!https?://|#)([^)]+)\)")
 
 
 class Metadata(MetadataHookInterface):
@@ -44,8 +44,8 @@ def absolute(text: str, home: str, tag: str) -> str:
     """Return a page whose links and pictures lead into the repository at a tag."""
 
     def link(match: re.Match[str]) -> str:
-        image, words, target = match.groups()
-        kind = "raw" if image else "blob"
-        return f"{image}[{words}]({home}/{kind}/{tag}/{target})"
+        target = match[1]
+        kind = "raw" if target.endswith(".png") else "blob"
+        return f"]({home}/{kind}/{tag}/{target})"
 
     return _RELATIVE.sub(link, text)

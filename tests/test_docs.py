@@ -15,6 +15,7 @@ import textwrap
 
 import pandas as pd
 import pytest
+import support
 import torch
 import yaml
 from test_frozen import cells as cells_of

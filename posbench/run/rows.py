@@ -255,12 +255,7 @@ def on_shared_targets(
     shared: dict[Any, str | None] = {}
     highest: dict[Any, tuple[float, ...]] = {}
     for (curve, targets), members in on_targets.items():
-        longer = []
-        for row in members:
-            if row.kind == PLAIN and row.length_ratio >= 1:
-                longer.append(row.length_ratio)
-        count = counts.get(targets, 0)
-        rank = (count, longer.count(1), len(longer), len(members))
+        rank = (counts.get(targets, 0), *_rank(members))
         if rank >= highest.get(curve, rank):
             highest[curve] = rank
             shared[curve] = targets
@@ -271,6 +266,17 @@ def on_shared_targets(
         if not row.measured or targets in (None, row.targets_sha256):
             kept.append(row)
     return kept
+
+
+def _rank(rows: Sequence[EvaluationRow]) -> tuple[int, int, int]:
+    """Return how often the rows have the training length, how many of them longer ones,
+    and how many they are.
+    """
+    longer = []
+    for row in rows:
+        if row.kind == PLAIN and row.length_ratio >= 1:
+            longer.append(row.length_ratio)
+    return longer.count(1), len(longer), len(rows)
 
 
 def _curve(row: EvaluationRow) -> tuple[str, int, str]:

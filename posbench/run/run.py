@@ -107,10 +107,8 @@ class Run:
             with files.full_disk_as_failure(folder):
                 folder.parent.mkdir(parents=True, exist_ok=True)
                 stack.enter_context(owned(folder))
-                trains = command is not None
-                # with --restart nothing of the folder is read: its record may be broken
-                if trains and not restart and _has_lost_its_weights(folder, config):
-                    restart = True
+                if not restart and command is not None:
+                    restart = _has_lost_its_weights(folder, config)
                 if restart and folder.exists():
                     _move_aside(folder)
                 folder.mkdir(exist_ok=True)
