@@ -199,13 +199,14 @@ class TrainingConfig(Section):
     weight_decay: NonNegative
     clip: Positive  # largest norm of the gradient, over all parameters
     precision: Precision  # the dtype of matrix products
-    optimizer: str = "adamw"  # a module of `training/optimizers`
+    # a module of `training/optimizers`; None = adamw
+    optimizer: str | None = None
 
     def __post_init__(self) -> None:
         if self.schedule == "wsd":
             object.__setattr__(self, "schedule", "constant")
         optimizers = registry.names(registry.OPTIMIZERS)
-        if self.optimizer not in optimizers:
+        if self.optimizer is not None and self.optimizer not in optimizers:
             raise unknown("optimizer", self.optimizer, optimizers)
 
     @property
@@ -340,6 +341,8 @@ class Config(Section):
         sections = to_container(self)
         shaping = {key: sections[key] for key in sections if key not in NOT_IDENTITY}
         shaping["encoding"].pop("file", None)  # a moved file is the same encoding
+        if self.training.optimizer is None:
+            del shaping["training"]["optimizer"]  # as before there was a choice
         if self.start:
             del shaping["start"]["run"], shaping["start"]["options"]
         return f"{self.encoding.name}-s{self.seed}-{digest(shaping)}"
@@ -585,9 +588,6 @@ def to_container(config: Any) -> dict[str, Any]:
     source = {key: encoding.pop(key) for key in _SOURCE}
     encoding |= encoding.pop("options")
     encoding |= {key: value for key, value in source.items() if value}
-    # left out at its default: runs keep the ids from before there was a choice
-    if plain["training"].get("optimizer") == TrainingConfig.optimizer:
-        del plain["training"]["optimizer"]
     return plain
 
 
