@@ -11,7 +11,7 @@ INSTALL := $(PIP) -c constraints.txt
 TESTS := PYTHONDONTWRITEBYTECODE= POSBENCH_REQUIRE_ORACLES=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal --durations=10
 
 .DEFAULT_GOAL := help
-.PHONY: help demo compare install dev locked audit test test-slow test-all gpu lint format types readme docs build clean bench bench-peers
+.PHONY: help demo compare install dev locked audit test test-slow test-all lowest gpu lint format types docs pages build release clean bench bench-peers
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -46,6 +46,12 @@ test-slow: $(VENV)/.dev ## what make test leaves out (a quarter of an hour)
 
 test-all: test test-slow ## both
 
+lowest: ## the tests with the lowest versions that pyproject.toml allows, in build/lowest (needs uv)
+	uv venv -q --clear --python 3.11 build/lowest
+	VIRTUAL_ENV=build/lowest uv pip install -q --resolution lowest-direct -e . --group test --group oracles
+	VIRTUAL_ENV=build/lowest uv pip install -q --no-deps --group oracles-no-deps
+	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 build/lowest/bin/python -m pytest -n auto --dist worksteal -m "not slow and not gpu"
+
 gpu: $(VENV)/.dev ## on a machine with CUDA: parity, determinism, resuming, then speed, share of peak and memory (10 minutes)
 	@$(BIN)/python -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' \
 		|| { echo "make gpu needs a CUDA device and a torch built for it; posbench --version says what is here" >&2; exit 2; }
@@ -69,15 +75,25 @@ format: $(VENV)/.dev ## let ruff mend what it can
 types: $(VENV)/.dev ## mypy, strict
 	$(BIN)/mypy
 
-readme: $(VENV)/.core ## write README's table of encodings from the encodings
-	$(BIN)/python scripts/readme.py
-
 docs: $(VENV)/.docs ## the documentation site, build/docs/site/index.html (half a minute)
 	OMP_NUM_THREADS=1 $(BIN)/python scripts/docs.py build/docs
 	$(BIN)/zensical build --strict --clean --config-file build/docs/mkdocs.yml
 
+pages: ## put the site that make docs has built on the branch gh-pages of origin
+	touch build/docs/site/.nojekyll
+	cd build/docs/site; export GIT_DIR="$$(git rev-parse --absolute-git-dir)" GIT_WORK_TREE="$$PWD" GIT_INDEX_FILE="$(CURDIR)/build/pages.index"; \
+	git add --all --force . && site=$$(git -c user.name=posbench -c user.email= commit-tree -m "The site" "$$(git write-tree)") \
+		&& git push --quiet --force origin "$$site:refs/heads/gh-pages"
+
 build: $(VENV)/.dev ## wheel and source archive into dist/
 	$(BIN)/python -m build
+
+release: ## tag the version of posbench/__init__.py and push the tag: GitHub tests it and puts it on PyPI
+	@version=$$(sed -n 's/^__version__ = "\(.*\)"/\1/p' posbench/__init__.py); \
+	test -z "$$(git status --porcelain)" || { echo "commit first: git status" >&2; exit 2; }; \
+	grep -q "^## $$version" CHANGELOG.md || { echo "CHANGELOG.md has no section $$version" >&2; exit 2; }; \
+	grep -q "^version: $$version" CITATION.cff || { echo "CITATION.cff has another version than $$version" >&2; exit 2; }; \
+	git tag -a "v$$version" -m "posbench $$version" && git push origin "v$$version"
 
 bench: $(VENV)/.core ## speed and memory of every encoding, side by side (a quiet machine, some minutes)
 	$(BIN)/posbench bench

@@ -37,6 +37,7 @@ from posbench.run.rows import (
     EvaluationRow,
     evaluation_rows,
     number,
+    on_shared_targets,
     training_rows,
 )
 from posbench.run.run import load_config, load_record
@@ -116,7 +117,7 @@ class LoadedRun:
         self.folder = folder
         self.config: AnyConfig = load_saved(folder / CONFIG)
         self.record: dict[str, Any] = load_record(folder)
-        self._rows = evaluation_rows(folder)
+        self._rows = on_shared_targets(evaluation_rows(folder))
         self._frame = results.read([folder])
         if self.status == "unreadable":
             raise UserError(f"{folder}: {self._frame['run_reason'].iloc[0]}")
@@ -469,12 +470,10 @@ def _load_logged(folder: Path) -> LoadedRun:
 
 @contextlib.contextmanager
 def _shown_log() -> Iterator[None]:
-    """Show the log; restore logging, warnings and the number of threads afterwards."""
-    threads = torch.get_num_threads()
-    try:
-        with warnings.catch_warnings(), console.log_shown():
-            # tqdm's warning about a bar that is never shown
-            warnings.filterwarnings("ignore", "IProgress not found")
-            yield
-    finally:
-        torch.set_num_threads(threads)
+    """Show the log, and work as in a fresh process; restore logging, warnings and
+    torch's state afterwards.
+    """
+    with warnings.catch_warnings(), console.log_shown(), machine.fresh_state():
+        # tqdm's warning about a bar that is never shown
+        warnings.filterwarnings("ignore", "IProgress not found")
+        yield

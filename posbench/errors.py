@@ -62,6 +62,10 @@ class RunFailed(PosbenchError):
         self.reason = reason
 
 
+class RowsFailed(RunFailed):
+    """Some rows of an evaluation failed. All others were measured and written."""
+
+
 class Stopped(PosbenchError):
     """A signal stopped the run after it had saved. The exit code is 128 + the signal's
     number.

@@ -157,10 +157,11 @@ def _section_names(typed: list[str], names: list[str]) -> list[str]:
 
 
 def page_text(name: str) -> str:
-    """Return the documentation of an encoding or task (task/NAME) and its options;
-    UserError if there is none.
+    """Return the documentation of an encoding, of a class in a file (FILE.py:CLASS) or
+    of a task (task/NAME), and its options; UserError if there is none.
     """
     from posbench import tasks
+    from posbench.encodings.own import from_file
 
     group, _, inner = name.rpartition("/")
     meanings: dict[str, str] = {}
@@ -169,6 +170,9 @@ def page_text(name: str) -> str:
         choice, key = f"data={name}", "data.task"
     else:
         scheme = group or name
+        if encodings.PLACE.fullmatch(name):
+            group = ""
+            scheme = encodings.register(from_file(name)[0]).name
         document = encodings.documentation(encodings.load(scheme))
         values = encodings.options_of(scheme)
         choice, key = f"encoding={name}", "encoding"

@@ -6,17 +6,20 @@ import functools
 import logging
 import os
 import platform
+import random
 import re
 import resource
 import sys
 from collections.abc import Iterator
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from posbench.errors import RunFailed, UserError
 
 logger = logging.getLogger(__name__)
+OUT_OF_MEMORY = "out of memory"  # how the reason of such a failure begins
 _DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 
 
@@ -188,6 +191,60 @@ def set_threads(threads: int | None) -> int:
     return torch.get_num_threads()
 
 
+@contextlib.contextmanager
+def fresh_state() -> Iterator[None]:
+    """Give a run in a caller's process torch's state of a fresh one; the caller's comes
+    back afterwards, with its random streams.
+    """
+    threads = torch.get_num_threads()
+    flushed = _flushes_subnormals()
+    dtype = torch.get_default_dtype()
+    precision = torch.get_float32_matmul_precision()
+    deterministic = torch.are_deterministic_algorithms_enabled()
+    warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
+    tf32 = torch.backends.cudnn.allow_tf32
+    keeps_copies = torch.is_autocast_cache_enabled()
+    python, numpy = random.getstate(), np.random.get_state()
+    try:
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(torch.random.fork_rng())
+            stack.enter_context(torch.inference_mode(False))
+            stack.enter_context(torch.enable_grad())
+            for device in ("cpu", "cuda", "mps"):
+                if torch.is_autocast_enabled(device):
+                    stack.enter_context(torch.autocast(device, enabled=False))
+            # inside the caller's autocast, copies of weights outlive their updates
+            torch.set_autocast_cache_enabled(not _inside_autocast())
+            if torch.get_default_device().type != "cpu":
+                stack.enter_context(torch.device("cpu"))
+            torch.set_default_dtype(torch.float32)
+            torch.set_float32_matmul_precision("highest")
+            yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(numpy)
+        torch.set_autocast_cache_enabled(keeps_copies)
+        torch.backends.cudnn.allow_tf32 = tf32
+        torch.use_deterministic_algorithms(deterministic, warn_only=warn_only)
+        torch.set_float32_matmul_precision(precision)
+        torch.set_default_dtype(dtype)
+        torch.set_flush_denormal(flushed)
+        torch.set_num_threads(threads)
+
+
+def _inside_autocast() -> bool:
+    """Return whether a context of torch.autocast is open, also one that is disabled."""
+    level = torch.autocast_increment_nesting()
+    torch.autocast_decrement_nesting()
+    return level > 1
+
+
+def _flushes_subnormals() -> bool:
+    """Return whether this thread takes numbers below the normal ones for 0."""
+    smallest = torch.full((1,), 2.0**-149, dtype=torch.float32, device="cpu")
+    return bool((smallest * 1.0).item() == 0)
+
+
 def keep_freed_memory() -> None:
     """Have glibc keep the memory of freed tensors for the next ones. Otherwise a step
     has 100,000 page faults.
@@ -228,7 +285,7 @@ def out_of_memory_as_failure(hint: str) -> Iterator[None]:
             raise
         line = (str(error).splitlines() or ["no room"])[0]
         raise RunFailed(
-            f"out of memory: {line}; {hint} may fit", reason="oom"
+            f"{OUT_OF_MEMORY}: {line}; {hint} may fit", reason="oom"
         ) from error
 
 

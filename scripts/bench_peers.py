@@ -39,9 +39,9 @@ class NanoGPT(nn.Module):
         self.positions = nn.Embedding(sizes.train_length, sizes.d_model)
         for table in (self.tokens, self.positions):
             nn.init.normal_(table.weight, std=0.02)
-        self.blocks = nn.Sequential(
-            *(NanoBlock(sizes.d_model, sizes.n_heads) for _ in range(sizes.n_layers))
-        )
+        self.blocks = nn.Sequential()
+        for _ in range(sizes.n_layers):
+            self.blocks.append(NanoBlock(sizes.d_model, sizes.n_heads))
         self.norm = nn.LayerNorm(sizes.d_model, bias=False)
 
     def forward(self, ids: Tensor) -> Tensor:
@@ -62,8 +62,8 @@ class NanoBlock(nn.Module):
         self.down = nn.Linear(4 * d_model, d_model, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        packed = self.qkv(self.attention_norm(x))  # (B, T, 3 D)
-        q, k, v = packed.unflatten(-1, (3, self.n_heads, -1)).permute(2, 0, 3, 1, 4)
+        packed = self.qkv(self.attention_norm(x)).unflatten(-1, (3, self.n_heads, -1))
+        q, k, v = packed.permute(2, 0, 3, 1, 4)  # (B, H, T, Dh) each
         attended = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         x = x + self.out(attended.transpose(1, 2).flatten(2))
         return x + self.down(F.gelu(self.up(self.mlp_norm(x))))
@@ -187,7 +187,8 @@ def measure(
     ours_of = {}  # by the peer: posbench's model beside it
     typed = ["runtime.device=cpu", f"runtime.compile={str(compiled).lower()}"]
     for name, peer in PEERS.items():
-        encoding, words = peer.encoding, [*typed, *peer.words]
+        encoding = peer.encoding
+        words = [*typed, *peer.words]
         config = bench.configurations([encoding], sizes, threads, words)[encoding]
         model = build(config, sizes.vocab_size)
         ours = f"posbench {encoding}"
@@ -207,7 +208,8 @@ def measure(
             ours_of[f"{name} {kernel}"] = ours
 
     seconds = bench.take_turns(contenders, rounds, torch.device("cpu"))
-    speeds = sizes.train_length * sizes.batch_size / seconds[list(ours_of)].median()
+    tokens = sizes.train_length * sizes.batch_size
+    speeds = tokens / seconds[list(ours_of)].median()
     ratios = {name: seconds[name] / seconds[ours] for name, ours in ours_of.items()}
     quartiles = pd.DataFrame(ratios).quantile([0.25, 0.5, 0.75]).T
     quartiles = quartiles.add_prefix("posbench / peer, quantile ").round(2)

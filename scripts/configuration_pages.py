@@ -161,9 +161,9 @@ def _said(group: str) -> dict[str, str]:
     texts: dict[str, str] = {}
     # the common base, with an underscore, is first
     for path in sorted((configs_dir() / group).glob("*.yaml")):
-        texts = {
-            key: text for key, text in comments_by_key(path).items() if text
-        } | texts
+        for key, text in comments_by_key(path).items():
+            if text:
+                texts.setdefault(key, text)
     return texts
 
 

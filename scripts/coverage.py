@@ -91,17 +91,19 @@ def coverage(
     """
     unit_of, seeds = METHODS[method]
     at = QUANTITIES.index(quantity)
-    losses, document_of = whole[0][at], whole[1]  # (runs, blocks), (blocks,)
+    every_loss, document_of = whole
+    losses = every_loss[at]  # (runs, blocks)
     blocks_of = [np.flatnonzero(document_of == n) for n in np.unique(document_of)]
     share = math.ceil(BLOCKS / documents)  # blocks per document, if it has that many
 
-    means = np.stack([losses[:, blocks].mean(1) for blocks in blocks_of], axis=1)
+    # a document counts as often as a trial takes blocks from it
     sizes = [min(share, len(blocks)) for blocks in blocks_of]
-    weights = np.array(sizes, dtype=np.float64)
-    truths = means @ weights / weights.sum()  # (runs,)
+    means = [losses[:, blocks].mean(1) for blocks in blocks_of]
+    truths = np.average(means, axis=0, weights=sizes)  # (runs,)
 
     rng = np.random.default_rng([0, documents, seeds, at])
-    hits, width = 0, 0.0
+    hits = 0
+    width = 0.0
     for _ in range(trials):
         runs = rng.integers(len(losses), size=seeds)
         drawn = rng.integers(len(blocks_of), size=documents)
@@ -128,16 +130,15 @@ def table(losses: Path, trials: int = 2000) -> None:
     print(f"| figure | interval over | documents | {' | '.join(QUANTITIES)} |")
     print(f"{'|---' * 3}{'|---:' * 3}|")
     figures = ("rope", None), ("alibi", None), ("alibi", "rope")
-    for (scheme, less), method, documents in itertools.product(
-        figures, METHODS, (8, 20, 60)
-    ):
+    for scheme, less in figures:
         whole = population(losses, scheme, less)
         figure = f"{scheme} - {less}" if less else scheme
-        cells = [figure, method, str(documents)]
-        for quantity in QUANTITIES:
-            rate, width = coverage(whole, quantity, documents, method, trials)
-            cells.append(f"{100 * rate:.1f} % ±{width:.3f}")
-        print(f"| {' | '.join(cells)} |", flush=True)
+        for method, documents in itertools.product(METHODS, (8, 20, 60)):
+            cells = [figure, method, str(documents)]
+            for quantity in QUANTITIES:
+                rate, width = coverage(whole, quantity, documents, method, trials)
+                cells.append(f"{100 * rate:.1f} % ±{width:.3f}")
+            print(f"| {' | '.join(cells)} |", flush=True)
 
 
 def of_regions(

@@ -1,4 +1,4 @@
-"""Make the pages of encodings: docstring, facts and picture of each."""
+"""Make the pages of encodings: docstring, measurements, facts and picture of each."""
 
 import contextlib
 import inspect
@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import configuration_pages
-import readme
+import measured
 
 from posbench import encodings, listing
 from posbench.config.shipped import choices
@@ -65,6 +65,7 @@ def _page(name: str, pictured: bool) -> str:
         f"## {facts['title']}\n",
         _body(facts["document"]),
         f"Source: {facts['source']}\n",
+        measured.section(name),
         _options(name),
         _facts(name, facts),
     ]
@@ -80,10 +81,12 @@ def _body(body: str) -> str:
     """Return a description with escaped HTML tags, and with its indented formulas as
     code blocks.
     """
-    text = re.sub(
-        r"^(?! {4}).*<.*", lambda match: match[0].replace("<", "&lt;"), body, flags=re.M
-    )
+    text = re.sub(r"^(?! {4}).*<.*", _escaped, body, flags=re.M)
     return re.sub(r"(?:^ {4}.*\n|^\n(?= {4}))+", _formula, f"{text}\n", flags=re.M)
+
+
+def _escaped(match: re.Match[str]) -> str:
+    return match[0].replace("<", "&lt;")
 
 
 def _formula(match: re.Match[str]) -> str:  # the block wraps and has no copy button
@@ -94,7 +97,7 @@ def _options(name: str) -> str:
     defaults = encodings.options_of(name)
     if not defaults:
         return "## Options\n\nNone.\n"
-    texts = configuration_pages.comments(choices("encoding")[name])
+    texts = listing.comments_by_key(choices("encoding")[name])
     signature = inspect.signature(encodings.load(name), eval_str=True)
     rows = []
     for key, value in defaults.items():
@@ -115,9 +118,9 @@ def _facts(name: str, facts: dict[str, Any]) -> str:
         end = f"{facts['max_length']:,} tokens"
     changes = "yes" if facts["length_dependent"] else "no"
     able = "no method"
-    methods = [f"`{method}`" for method in methods_of(built)]
-    if methods:
-        able = f"{', '.join(methods)} ([what they do](index.md#context-extension))"
+    names = ", ".join(f"`{method}`" for method in methods_of(built))
+    if names:
+        able = f"{names} ([what they do](index.md#context-extension))"
     lines = [
         f"- Acts on: {acts}",
         f"- Learned parameters in the demo's model: {facts['parameters']:,}",
@@ -144,7 +147,7 @@ def _overview(names: list[str]) -> str:
     ]
     parts = [
         "# Encodings\n",
-        readme.table(),
+        _by_acts(names),
         "| encoding | what it is |\n|---|---|",
         *rows,
     ]
@@ -160,6 +163,28 @@ def _overview(names: list[str]) -> str:
             f" {method.source} |"
         )
     return "\n".join(parts) + "\n"
+
+
+def _by_acts(names: list[str]) -> str:
+    """Return a table of encodings by where they act, in the order of the forward
+    pass.
+    """
+    groups: dict[str, list[str]] = {}
+    for name in names:
+        if issubclass(encodings.load(name), Wrapper):
+            acts = encodings.OTHERS
+        else:
+            acts = listing.encoding_row(name)["acts"]
+        groups.setdefault(acts, []).append(f"`{name}`")
+
+    def place(group: str) -> list[int]:
+        return [encodings.FAMILIES.index(part) for part in group.split(", ")]
+
+    rows = [
+        f"| {group} | {' '.join(groups[group])} |"
+        for group in sorted(groups, key=place)
+    ]
+    return "\n".join(["| acts on | encodings |", "|---|---|", *rows]) + "\n"
 
 
 _EXTENSION = (

@@ -14,7 +14,7 @@ import tempfile
 from packaging.utils import canonicalize_name
 
 ROOT = pathlib.Path(__file__).parent.parent
-PYTHONS = ("3.11.9", "3.12.9", "3.13.2")
+PYTHONS = ("3.11.9", "3.12.9", "3.13.2", "3.14.0")
 PLATFORMS = [f"manylinux_2_{minor}_x86_64" for minor in range(5, 36)]
 PLATFORMS.append("manylinux2014_x86_64")
 HEAD = (

@@ -147,9 +147,8 @@ def save(kind: str, folder: Path, begins: int | None = None, **more: Any) -> Any
 
     transformers.utils.logging.disable_progress_bar()
     transformers.utils.logging.set_verbosity_error()
-    model = transformers.AutoModelForCausalLM.from_config(
-        configuration(kind, **more)
-    ).eval()
+    config = configuration(kind, **more)
+    model = transformers.AutoModelForCausalLM.from_config(config).eval()
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(0.15 * torch.randn_like(parameter))
@@ -160,15 +159,14 @@ def save(kind: str, folder: Path, begins: int | None = None, **more: Any) -> Any
 
 def write_tokenizer(folder: Path, begins: int | None = None) -> None:
     """Write a tokenizer of the words w0 to w130, which reads any other word as w3."""
-    made = tokenizers.Tokenizer(
-        tokenizers.models.WordLevel(
-            {f"w{i}": i for i in range(VOCABULARY)}, unk_token="w3"
-        )
-    )
+    ids = {f"w{i}": i for i in range(VOCABULARY)}
+    words = tokenizers.models.WordLevel(ids, unk_token="w3")
+    made = tokenizers.Tokenizer(words)
     made.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     if begins is not None:
+        word = f"w{begins}"
         made.post_processor = tokenizers.processors.TemplateProcessing(
-            single=f"w{begins} $A", special_tokens=[(f"w{begins}", begins)]
+            single=f"{word} $A", special_tokens=[(word, begins)]
         )
     made.save(str(folder / "tokenizer.json"))
 
@@ -176,11 +174,12 @@ def write_tokenizer(folder: Path, begins: int | None = None) -> None:
 def changed(folder: Path, **keys: Any) -> None:
     """Set keys of a model's configuration."""
     path = folder / "config.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), **keys}))
+    settings = json.loads(path.read_text())
+    path.write_text(json.dumps(settings | keys))
 
 
 def write_text(path: Path, words: int = 9000) -> None:
     generator = torch.Generator().manual_seed(0)
-    # some words are common
-    ids = (VOCABULARY * torch.rand(words, generator=generator) ** 3).long().tolist()
+    share = torch.rand(words, generator=generator) ** 3  # some words are common
+    ids = (VOCABULARY * share).long().tolist()
     path.write_text(" ".join(f"w{i}" for i in ids), encoding="utf-8")

@@ -55,6 +55,49 @@ def test_a_file_with_the_name_of_ours_is_refused_since_hydra_would_read_ours(tmp
     assert "has a file of this name" in refused("encoding=rope", config_dir=tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("section", "line", "message"),
+    [
+        ("data", "revision: 695e0514", "data.revision is Infinity: expected text"),
+        ("data", "path: 2024_05_01", "data.path is 20240501: expected text"),
+        ("experiment", "study: 2024_05_01", "study is 20240501: expected text"),
+        ("experiment", "seed: 010", "line 2: YAML reads 010 as another number"),
+        ("experiment", "seed: 12:30", "line 2: YAML reads 12:30 as another number"),
+        (
+            "experiment",
+            "tracking: {tags: [1e3]}",
+            "tracking.tags is 1000.0: expected text",
+        ),
+    ],
+)
+def test_what_yaml_guesses_in_a_file_never_becomes_a_setting(
+    tmp_path, section, line, message
+):
+    heads = {
+        "data": "defaults: [hub]",
+        "experiment": "# @package _global_",
+    }
+    (tmp_path / section).mkdir()
+    path = tmp_path / section / "mine.yaml"
+    path.write_text(f"{heads[section]}\n{line}\n", encoding="utf-8")
+
+    said = refused(f"{section}=mine", config_dir=tmp_path)
+
+    assert message in said
+
+
+def test_text_in_quotation_marks_is_text_as_written(tmp_path):
+    (tmp_path / "experiment").mkdir()
+    path = tmp_path / "experiment" / "mine.yaml"
+    lines = ["# @package _global_", "study: '2024_05_01'", "seed: 10", ""]
+    path.write_text("\n".join(lines), encoding="utf-8")
+
+    config = compose.single(["experiment=mine"], tmp_path)
+
+    assert config.study == "2024_05_01"
+    assert config.seed == 10
+
+
 def test_what_is_typed_wins_over_the_experiment_and_the_model_over_its_block():
     # beside a start, which the later word decides, an extension is the encoding
     begun = overrides.by_key(["start=null", "extension=yarn", "start=RUN"])
@@ -190,7 +233,6 @@ def test_a_later_value_holds_and_lengths_follow_the_training_length():
         config, ["length=128", "extension=ntk", "device=cuda:1", "runtime.threads=3"]
     )
     assert asked.evaluation.ratios == (2,)
-    assert asked.evaluation.longest == 16
     assert asked.evaluation.extensions == ("ntk",)
     assert asked.runtime.device == "cuda:1"
     assert asked.runtime.threads == 3

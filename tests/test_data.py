@@ -216,6 +216,7 @@ def test_training_documents_with_a_held_out_passage_are_left_out(tmp_path):
     assert other["sha256"] == record["sha256"]
     assert record["copies"]["dropped_documents"] == 0
     assert record["copies"]["shared"] == 0
+    assert record["copies"]["in_training"] == 0
     assert other["copies"]["dropped_documents"] == 2
     assert other["copies"]["shared"] == round(2 * 37 / (6 * 137), 6)
 
@@ -502,6 +503,120 @@ def test_ids_beyond_16_bits_are_kept_whole(tmp_path):
     assert made.train.ids.dtype == np.uint32
     assert made.train.ids[:4].tolist() == [70_001, 69_999, 65_536, 1]
     assert made.tokenizer.token_bytes is None
+
+
+def save_to_disk(folder: Path) -> list[str]:
+    """Save forty texts, and let `map` leave a changed copy of them in the folder."""
+    import datasets
+
+    texts = [*prose(40).values()]
+    rows = datasets.Dataset.from_dict({"text": texts, "title": ["x"] * 40})
+    rows.save_to_disk(folder)
+    saved_rows = datasets.load_from_disk(str(folder))
+    saved_rows.map(lambda row: {"text": row["text"].upper()})
+    assert [*folder.glob("cache-*.arrow")]
+    return texts
+
+
+def test_of_a_data_set_on_disk_only_its_own_files_are_read(tmp_path):
+    texts = save_to_disk(tmp_path / "saved")
+
+    splits, record = load(tmp_path / "saved")
+
+    found = splits["train"] + splits["validation"] + splits["test"]
+    assert sorted(found) == sorted(texts)
+    assert record["split"] == "document"
+
+
+def test_what_map_leaves_beside_a_data_set_changes_nothing(tmp_path):
+    save_to_disk(tmp_path / "saved")
+    settings = config(path=str(tmp_path / "saved"))
+    before = sources.locate(settings).sha256
+
+    for path in (tmp_path / "saved").glob("cache-*.arrow"):
+        path.unlink()
+
+    assert sources.locate(settings).sha256 == before
+
+
+def test_splits_of_a_data_set_on_disk_are_kept(tmp_path):
+    import datasets
+
+    texts = [*prose(40).values()]
+    rows = datasets.Dataset.from_dict({"text": texts})
+    parts = {"train": range(30), "validation": range(30, 35), "test": range(35, 40)}
+    by_split = {name: rows.select(part) for name, part in parts.items()}
+    datasets.DatasetDict(by_split).save_to_disk(tmp_path / "saved")
+
+    splits, record = load(tmp_path / "saved")
+
+    assert record["split"] == "given"
+    assert splits["train"] == texts[:30]
+    assert splits["validation"] == texts[30:35]
+    assert splits["test"] == texts[35:]
+
+
+def test_copies_within_training_are_said_and_counted(tmp_path, caplog):
+    texts = prose(60)
+    for name, document in prose(20).items():
+        texts[f"copy_of_{name}"] = document
+    path = write(tmp_path / "texts", texts)
+
+    made = tokens.prepare(config(path=str(path), tokenizer="bytes"), tmp_path / "cache")
+
+    n_copies = made.record["copies"]["in_training"]
+    assert n_copies > 0
+    line = f"{n_copies} of {len(made.train.starts) - 1} training documents are copies"
+    assert line in caplog.text
+
+
+LOSSY = {
+    "without capitals": tokenizers.normalizers.Lowercase(),
+    "without e": tokenizers.normalizers.Replace("e", ""),
+}
+
+
+@pytest.mark.parametrize("kind", LOSSY)
+def test_a_tokenizer_that_loses_text_is_refused(bpe, tmp_path, kind):
+    inner = tokenizers.Tokenizer.from_str(bpe._inner.to_str())
+    inner.normalizer = LOSSY[kind]
+    path = write(tmp_path / "texts", {"a.txt": "The Hen SAT there. " * 500})
+    lossy = config(path=str(path), tokenizer=str(saved(inner, tmp_path)))
+
+    with pytest.raises(UserError, match=r"% of the characters do not come back"):
+        tokens.prepare(lossy, tmp_path / "cache")
+
+
+def test_a_tokenizer_of_bytes_without_some_bytes_is_refused(tmp_path):
+    inner = tokenizers.Tokenizer(
+        tokenizers.models.BPE(vocab={"a": 0, "b": 1}, merges=[])
+    )
+    inner.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    inner.decoder = tokenizers.decoders.ByteLevel()
+    path = write(tmp_path / "texts", {"a.txt": "ab abc ab " * 500})
+    lossy = config(path=str(path), tokenizer=str(saved(inner, tmp_path)))
+
+    with pytest.raises(UserError, match="do not come back, such as 'c'"):
+        tokens.prepare(lossy, tmp_path / "cache")
+
+
+def test_what_a_tokenizer_loses_of_a_text_is_said_and_recorded(tmp_path, caplog):
+    words = ["one", "two", "three", "four"]
+    vocabulary = {word: number for number, word in enumerate([*words, "?"])}
+    model = tokenizers.models.WordLevel(vocabulary, unk_token="?")
+    inner = tokenizers.Tokenizer(model)
+    inner.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
+    texts = {f"{number}.txt": "one two three four " * 200 for number in range(4)}
+    texts["0.txt"] += "z " + texts["0.txt"]
+    path = write(tmp_path / "texts", texts)
+
+    made = tokens.prepare(
+        config(path=str(path), tokenizer=str(saved(inner, tmp_path))),
+        tmp_path / "cache",
+    )
+
+    assert 0 < made.record["lost_characters"] < 1e-3
+    assert "% of the characters do not come back, such as 'z'" in caplog.text
 
 
 IDS = np.arange(1000, dtype=np.uint16)

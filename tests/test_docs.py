@@ -219,11 +219,6 @@ def test_the_catalogue_is_that_of_the_rows_of_both_seeds():
         assert re.findall(r"\d+", reach.replace(",", "")) == [f"{n:.0f}" for n in holds]
 
 
-def test_the_readmes_table_of_encodings_is_the_generated_one():
-    readme = text_of("README.md")
-    assert support.script("readme").written(readme) == readme, "run `make readme`"
-
-
 def blocks_of_the_contributors_guide(section: str) -> list[str]:
     _, found, text = text_of("CONTRIBUTING.md").partition(f"## {section}\n")
     assert found

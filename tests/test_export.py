@@ -19,7 +19,7 @@ from posbench.data import tokenizer as tokenizers
 from posbench.errors import UserError
 from posbench.huggingface import export
 from posbench.huggingface.card import Exported
-from posbench.model.gpt import build
+from posbench.model.gpt import GPT, build
 from posbench.run import TOKENIZER, checkpoint
 from posbench.run.model import model_of
 from posbench.run.rows import evaluation_rows
@@ -43,66 +43,73 @@ EXACT: list[tuple[dict[str, Any], dict[str, Any]]] = [
 
 
 def configured(
-    template: Config, encoding: dict[str, Any], block: dict[str, Any] | None = None
+    template: Config, encoding: dict[str, Any], block: dict[str, Any]
 ) -> Config:
     """Return the configuration of a run with a training length of 24 tokens."""
     plain = to_container(template) | {"encoding": encoding}
-    plain["model"] |= block or {}
+    plain["model"] |= block
     plain["training"] |= {"train_length": 24, "tokens": 8 * 24 * 4}
     return validate(Config, plain)
+
+
+def random_weights(config: Config, tokenizer: tokenizers.Tokenizer) -> dict[str, Any]:
+    """Return weights that hide no missing norm or factor, as initial ones would."""
+    model = build(config, tokenizer.vocab_size, tokenizer.texts)
+    stream = torch.Generator().manual_seed(1)
+    weights = {}
+    for name, weight in model.state_dict().items():
+        weights[name] = 0.1 * torch.randn(weight.shape, generator=stream)
+        if weight.dim() == 1:
+            weights[name] += 1
+    return weights
 
 
 def written(
     folder: Path, config: Config, tokenizer: tokenizers.Tokenizer = BYTES
 ) -> Path:
-    """Write a run folder with random weights: initial weights would hide a missing norm
-    or factor.
-    """
+    """Write a run's folder."""
     run = folder / config.id
     run.mkdir(parents=True)
-    stream = torch.Generator().manual_seed(1)
-    weights = {
-        name: torch.randn(weight.shape, generator=stream) * 0.1 + (weight.dim() == 1)
-        for name, weight in (
-            build(config, tokenizer.vocab_size, tokenizer.texts).state_dict().items()
-        )
-    }
+    weights = random_weights(config, tokenizer)
     checkpoint.save(run, config.training.steps, weights, {}, {})
     tokenizer.save(run / TOKENIZER)
     (run / "config.yaml").write_text(yaml.safe_dump(to_container(config)))
-    (run / "run.json").write_text(
-        json.dumps({"schema": 1, "id": run.name, "tokenizer_sha256": tokenizer.sha256})
-    )
+    record = {"schema": 1, "id": run.name, "tokenizer_sha256": tokenizer.sha256}
+    (run / "run.json").write_text(json.dumps(record))
     return run
 
 
+def trained(run: Path) -> GPT:
+    return model_of(run, load_config(run), BYTES)
+
+
+def loaded(folder: Path) -> Any:
+    """Return what transformers alone makes of a folder."""
+    auto = transformers.AutoModelForCausalLM
+    return auto.from_pretrained(folder, dtype=torch.float32).eval()
+
+
 @torch.inference_mode()
-def assert_is_the_run(folder: Path, run: Path) -> tuple[Any, Any]:
-    """Compare logits at all lengths and steps of a generated text, with and without a
-    cache; return both models.
+def assert_generates_as(ours: GPT, theirs: Any) -> None:
+    """Compare the logits of every step of a generated text, with and without a
+    cache.
     """
-    assert "at 1, 16, 24" in (folder / "README.md").read_text()
-    ours = model_of(run, load_config(run), BYTES)
-    theirs = transformers.AutoModelForCausalLM.from_pretrained(
-        folder, dtype=torch.float32
-    ).eval()
     start = min(20, (ours.encoding.max_length or 28) - 8)
     ids = torch.randint(256, (2, start), generator=torch.Generator().manual_seed(2))
-    asked = {
-        "output_logits": True,
-        "return_dict_in_generate": True,
-        "do_sample": False,
-        "min_new_tokens": 8,
-    }
     for cache in ({}, {"use_cache": False}):
-        made = theirs.generate(ids, max_new_tokens=8, **asked, **cache)
+        made = theirs.generate(
+            ids,
+            max_new_tokens=8,
+            min_new_tokens=8,
+            do_sample=False,
+            output_logits=True,
+            return_dict_in_generate=True,
+            **cache,
+        )
         for step, logits in enumerate(made.logits):
-            wanted = ours(made.sequences[:, : ids.shape[1] + step])[:, -1]
-            assert (logits - wanted).abs().max() <= 1e-5 * wanted.abs().max(), (
-                cache,
-                step,
-            )
-    return ours, theirs
+            wanted = ours(made.sequences[:, : start + step])[:, -1]
+            difference = (logits - wanted).abs().max()
+            assert difference <= 1e-5 * wanted.abs().max(), (cache, step)
 
 
 @pytest.mark.sample(12)
@@ -110,142 +117,163 @@ def assert_is_the_run(folder: Path, run: Path) -> tuple[Any, Any]:
 def test_logits_are_those_of_the_run(encoding, block, tiny_config, tmp_path):
     run = written(tmp_path, configured(tiny_config, encoding, block))
     export.export(run, tmp_path / "out")
-    _, theirs = assert_is_the_run(tmp_path / "out", run)
-    assert theirs.config.use_cache is (
-        encoding["name"] not in ("longrope", "dynamic_ntk")
-    )
+    theirs = loaded(tmp_path / "out")
+    assert_generates_as(trained(run), theirs)
+    follows_length = encoding["name"] in ("longrope", "dynamic_ntk")
+    assert theirs.config.use_cache is not follows_length
+
+
+def test_logits_are_compared_at_one_token_and_up_to_four_trained_lengths(
+    tiny_config, tmp_path
+):
+    run = written(tmp_path, configured(tiny_config, {"name": "rope"}, LLAMA))
+    line = export.export(run, tmp_path / "out")
+    assert line.endswith("at 1, 16, 24, 48, 96 tokens")
+    assert line.partition(": ")[2] in (tmp_path / "out" / "README.md").read_text()
+    shares = export.compare(tmp_path / "out", trained(run), [1, 96, 300])
+    for length, share in shares.items():
+        assert share <= max(1e-5, length / 2**24)
 
 
 @pytest.mark.sample(30)
 @pytest.mark.parametrize("name", encodings.names())
-def test_every_encoding_goes_out_as_code_or_as_the_architectures_that_the_list_names(
-    name, tiny_config, tmp_path
-):
+def test_every_encoding_goes_out_as_code(name, tiny_config, tmp_path):
     """Tables that are not saved are computed again, as transformers leaves them
     unset.
     """
     encoding = MIXED if name == "layered" else {"name": name}
     # their parameters depend on it
-    block = {"n_kv_heads": 1} if name in ("canon", "cca", "fox_pro") else None
+    block = {"n_kv_heads": 1} if name in ("canon", "cca", "fox_pro") else {}
     run = written(tmp_path, configured(tiny_config, encoding, block))
     export.export(run, tmp_path / "out", code=True)
-    ours, theirs = assert_is_the_run(tmp_path / "out", run)
-    assert {k: v.tolist() for k, v in ours.named_buffers()} == {
-        k: v.tolist() for k, v in theirs.model.named_buffers()
-    }
-    if not encodings.architectures(ours.encoding):
-        with pytest.raises(
-            UserError,
-            match=f"no stock architecture has '{name}': expected 'rope'.*code=true",
-        ):
-            export.stock(ours, configured(tiny_config, encoding, LLAMA))
+    ours = trained(run)
+    theirs = loaded(tmp_path / "out")
+    assert_generates_as(ours, theirs)
+    buffers = dict(theirs.model.named_buffers())
+    assert buffers.keys() == dict(ours.named_buffers()).keys()
+    for name, buffer in ours.named_buffers():
+        assert torch.equal(buffer, buffers[name])
+
+
+@pytest.mark.sample(30)
+@pytest.mark.parametrize("name", encodings.names())
+def test_an_encoding_has_a_stock_architecture_if_the_list_says_so(name, tiny_config):
+    encoding = MIXED if name == "layered" else {"name": name}
+    config = configured(tiny_config, encoding, LLAMA)
+    model = build(config, BYTES.vocab_size, BYTES.texts)
+    if encodings.architectures(model.encoding):
+        export.stock(model, config)
+    else:
+        message = f"no stock architecture has '{name}': expected 'rope'.*code=true"
+        with pytest.raises(UserError, match=message):
+            export.stock(model, config)
 
 
 Q = "model.layers.0.self_attn.q_proj.weight"
-# An encoding, a block, and a change of settings or tensors that makes another model.
-OTHERS: dict[
-    str, tuple[str, dict[str, Any], Callable[[dict[str, Any], dict[str, Any]], object]]
-] = {
+# What makes another model of an export, and how that is said.
+SPOILT: dict[str, tuple[Callable[[Exported], object], str]] = {
     "a tensor left out": (
-        "rope",
-        LLAMA,
-        lambda settings, tensors: tensors.pop("model.layers.1.mlp.up_proj.weight"),
+        lambda exported: exported.tensors.pop("model.layers.1.mlp.up_proj.weight"),
+        "do not match its configuration",
     ),
     "another epsilon": (
-        "rope",
-        LLAMA,
-        lambda settings, tensors: settings.update(rms_norm_eps=1e-5),
+        lambda exported: exported.settings.update(rms_norm_eps=1e-5),
+        "is not the trained one.*nothing is kept",
     ),
     "the wrong layout": (
-        "rope",
-        LLAMA,
-        lambda settings, tensors: tensors.update({Q: tensors[Q].flip(0)}),
+        lambda exported: exported.tensors.update({Q: exported.tensors[Q].flip(0)}),
+        "is not the trained one.*nothing is kept",
     ),
 }
 
 
 @pytest.mark.sample(3)
-@pytest.mark.parametrize("what", OTHERS)
+@pytest.mark.parametrize("what", SPOILT)
 def test_another_model_is_refused_and_leaves_nothing(
     what, tiny_config, tmp_path, monkeypatch
 ):
-    name, block, change = OTHERS[what]
+    spoil, message = SPOILT[what]
     stock = export.stock
 
-    def other(*given: Any) -> Exported:
-        made = stock(*given)
-        change(made.settings, made.tensors)
-        return made
+    def spoilt(*given: Any) -> Exported:
+        exported = stock(*given)
+        spoil(exported)
+        return exported
 
-    monkeypatch.setattr(export, "stock", other)
-    run = written(tmp_path, configured(tiny_config, {"name": name}, block))
-    with pytest.raises(
-        UserError,
-        match=(
-            r"(is not the trained one.*nothing is kept|do not match its configuration)"
-        ),
-    ):
+    monkeypatch.setattr(export, "stock", spoilt)
+    run = written(tmp_path, configured(tiny_config, {"name": "rope"}, LLAMA))
+    with pytest.raises(UserError, match=message):
         export.export(run, tmp_path / "out")
     assert os.listdir(tmp_path) == [run.name]
 
 
-def test_what_cannot_be_exported_is_refused_in_one_line(tiny_config, tmp_path, capsys):
-    """Refused are a model that no architecture has, and a folder that is not empty."""
-    (tmp_path / "full" / "mine").mkdir(parents=True)
-    gelu = "has model.norm=layernorm with model.mlp=gelu: expected model=llama; code=t"
-    for name, encoding, block, place, message in (
-        ("a", "fire", LLAMA, "out", "no stock architecture has 'fire'"),
-        ("b", "rope", {}, "out", gelu),
-        ("c", "rope", LLAMA | {"qk_norm": True}, "out", "qk_norm=true: expected false"),
-        ("d", "rope", LLAMA | {"n_kv_heads": 1}, "out", "n_kv_heads=1: expected null"),
-        ("e", "rope", LLAMA | {"d_ff": 0}, "out", "model.d_ff=0: expected null"),
-        ("f", "rope", LLAMA, "full", "exists: expected a new folder or an empty one"),
-    ):
-        config = configured(tiny_config, {"name": encoding}, block)
-        run = written(tmp_path / name, config)
-        assert support.posbench("export", str(run), str(tmp_path / place)) == 2
-        assert message in capsys.readouterr().err
-        assert not (tmp_path / "out").exists()
+GELU = "has model.norm=layernorm with model.mlp=gelu: expected model=llama; code=t"
+
+
+@pytest.mark.parametrize(
+    ("encoding", "block", "message"),
+    [
+        ("fire", LLAMA, "no stock architecture has 'fire'"),
+        ("rope", {}, GELU),
+        ("rope", LLAMA | {"qk_norm": True}, "qk_norm=true: expected false"),
+        ("rope", LLAMA | {"n_kv_heads": 1}, "n_kv_heads=1: expected null"),
+        ("rope", LLAMA | {"d_ff": 0}, "model.d_ff=0: expected null"),
+    ],
+)
+def test_a_model_that_no_architecture_has_is_refused_in_one_line(
+    encoding, block, message, tiny_config, tmp_path, capsys
+):
+    run = written(tmp_path, configured(tiny_config, {"name": encoding}, block))
+    assert support.posbench("export", str(run), str(tmp_path / "out")) == 2
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_folder_that_is_not_empty_is_refused(tiny_config, tmp_path, capsys):
+    run = written(tmp_path, configured(tiny_config, {"name": "rope"}, LLAMA))
+    mine = tmp_path / "full" / "mine"
+    mine.mkdir(parents=True)
+    assert support.posbench("export", str(run), str(mine.parent)) == 2
+    assert "exists: expected a new folder or an empty one" in capsys.readouterr().err
+    assert os.listdir(mine.parent) == ["mine"]
+
+
+TEXTS = [
+    "",
+    " a  b\n\n\tc",
+    "naïve 東京 🙂 e\u0301",
+    "<|endoftext|>in a text<|endoftext|>",
+    "word4 follows number 2. " * 20,
+    "x" * 300,
+]
 
 
 @pytest.mark.slow
-def test_the_library_makes_the_same_tokens(tiny_config, tmp_path):
-    support.write_text(tmp_path)
-    text = (tmp_path / "text.txt").read_text()
-    trained = tokenizers.train_bpe([text], 400)
-    texts = [
-        "",
-        " a  b\n\n\tc",
-        "naïve 東京 🙂 e\u0301",
-        "<|endoftext|>in a text<|endoftext|>",
-        text[:500],
-        "x" * 300,
-    ]
-    for tokenizer in (trained, BYTES):
-        folder = tmp_path / tokenizer.sha256[:8]
-        export.export(
-            written(
-                folder, configured(tiny_config, {"name": "rope"}, LLAMA), tokenizer
-            ),
-            folder / "out",
-        )
-        theirs = transformers.AutoTokenizer.from_pretrained(
-            folder / "out", local_files_only=True
-        )
-        assert [theirs(text)["input_ids"] for text in texts] == [
-            ids.tolist() for ids in tokenizer.encode(texts)
-        ]
-        assert theirs.decode(theirs(text[:500])["input_ids"]) == text[:500]
-        assert (theirs.bos_token_id, theirs.eos_token_id, theirs.model_max_length) == (
-            tokenizer.separator,
-        ) * 2 + (24,)
+@pytest.mark.parametrize("kind", ["trained", "bytes"])
+def test_the_library_makes_the_same_tokens(kind, tiny_config, tmp_path):
+    tokenizer = BYTES
+    if kind == "trained":
+        support.write_text(tmp_path)
+        tokenizer = tokenizers.train_bpe([(tmp_path / "text.txt").read_text()], 400)
+    config = configured(tiny_config, {"name": "rope"}, LLAMA)
+    export.export(written(tmp_path, config, tokenizer), tmp_path / "out")
+    theirs = transformers.AutoTokenizer.from_pretrained(
+        tmp_path / "out", local_files_only=True
+    )
+    for text in TEXTS:
+        (ids,) = tokenizer.encode([text])
+        assert theirs(text)["input_ids"] == ids.tolist()
+    assert theirs.decode(theirs(TEXTS[4])["input_ids"]) == TEXTS[4]
+    assert theirs.bos_token_id == tokenizer.separator
+    assert theirs.eos_token_id == tokenizer.separator
+    assert theirs.model_max_length == 24
 
 
 @pytest.mark.slow
 def test_the_curve_is_that_of_the_run(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     support.write_text()
-    asked = [
+    of_both = [
         "data.path=text.txt",
         "targets=8",
         "blocks=8",
@@ -253,26 +281,23 @@ def test_the_curve_is_that_of_the_run(tmp_path, monkeypatch):
         "windowed=false",
         "ratio=1,2,8",
     ]
-    tiny = [
-        word
-        for word in support.TINY
-        if not word.startswith(("evaluation.", "training.train_length"))
-    ]
-    tiny += [
+    of_training = [
+        "encoding=rope",
+        "model=llama",
         "training.train_length=32",
         "training.precision=fp32",
         "training.tokens=4096",
         "runtime.cache=cache",
     ]
-    assert support.posbench("train", "encoding=rope", "model=llama", *tiny, *asked) == 0
+    tiny = [word for word in support.TINY if not word.startswith("evaluation.")]
+    assert support.posbench("train", *tiny, *of_training, *of_both) == 0
     (run,) = Path("outputs/demo").glob("rope-*")
     assert support.posbench("export", str(run), "out") == 0
-    assert support.posbench("evaluate", "out", *asked, "precision=fp32") == 0
+    assert support.posbench("evaluate", "out", *of_both, "precision=fp32") == 0
     (again,) = Path("outputs/models").glob("out-*")
     ours = losses(run)
-    theirs = losses(again)
     assert len(ours) == 9
-    assert theirs == pytest.approx(ours, abs=1e-6)
+    assert losses(again) == pytest.approx(ours, abs=1e-6)
 
 
 def losses(folder: Path) -> dict[tuple[str, int], float | None]:

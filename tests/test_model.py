@@ -22,10 +22,15 @@ def built(
     config: Config,
     name: str,
     vocab_size: int = V,
-    block: dict[str, Any] = {},  # noqa: B006
+    block: dict[str, Any] | None = None,
     **options: object,
 ) -> GPT:
-    return build(changed(encoded(config, name, **options), model=block), vocab_size)
+    config = changed(encoded(config, name, **options), model=block or {})
+    return build(config, vocab_size)
+
+
+def random_ids(*size: int, seed: int = 0) -> torch.Tensor:
+    return torch.randint(V, size, generator=torch.Generator().manual_seed(seed))
 
 
 @pytest.mark.sample(8)
@@ -35,129 +40,151 @@ def test_the_future_never_reaches_the_past_through_the_whole_model(tiny_config, 
     with torch.no_grad():
         for parameter in model.encoding.parameters():
             parameter.normal_(generator=torch.Generator().manual_seed(0))
-    ids = torch.randint(V, (2, 12), generator=torch.Generator().manual_seed(1))
+    ids = random_ids(2, 12, seed=1)
     changed = ids.clone()
     changed[:, 7:] = (changed[:, 7:] + 1) % V
-    torch.testing.assert_close(
-        model(ids)[:, :7], model(changed)[:, :7], atol=1e-5, rtol=1e-5
-    )
-    assert not torch.allclose(model(ids)[:, 7:], model(changed)[:, 7:])
+
+    before = model(ids)
+    after = model(changed)
+
+    torch.testing.assert_close(before[:, :7], after[:, :7], atol=1e-5, rtol=1e-5)
+    assert not torch.allclose(before[:, 7:], after[:, 7:])
+
+
+def weights_of(model: GPT) -> dict[str, torch.Tensor]:
+    """Return the weights outside of the encoding."""
+    named = model.named_parameters()
+    return {key: each for key, each in named if not key.startswith("encoding.")}
 
 
 @pytest.mark.parametrize("name", ["rope", "learned", "fox"])
 def test_runs_of_one_seed_start_from_the_same_weights_whatever_the_encoding(
     tiny_config, name
 ):
-    state = torch.get_rng_state()
-    plain = dict(built(tiny_config, "none").named_parameters())
-    other = {
-        k: v
-        for k, v in built(tiny_config, name).named_parameters()
-        if not k.startswith("encoding.")
-    }
+    plain = weights_of(built(tiny_config, "none"))
+    other = weights_of(built(tiny_config, name))
     assert other.keys() == plain.keys()
-    assert not [key for key in plain if key.endswith("bias") or "head" in key]
-    assert all(torch.equal(weight, plain[key]) for key, weight in other.items())
-    another = built(changed(tiny_config, seed=1), name)
-    assert not torch.equal(
-        another.blocks[0].attention.qkv.weight, plain["blocks.0.attention.qkv.weight"]
-    )
+    for key, weight in other.items():
+        assert torch.equal(weight, plain[key]), key
+
+
+def test_another_seed_has_other_weights(tiny_config):
+    first = built(tiny_config, "none")
+    second = built(changed(tiny_config, seed=1), "none")
+    assert not torch.equal(first.tokens.weight, second.tokens.weight)
+
+
+def test_building_a_model_draws_nothing_from_the_global_stream(tiny_config):
+    state = torch.get_rng_state()
+    built(tiny_config, "learned")
     assert torch.equal(torch.get_rng_state(), state)
 
 
-def test_parameters_are_counted_apart_and_a_concatenated_code_narrows_the_token_table(
-    tiny_config,
-):
+def test_a_model_has_no_biases_and_no_head_of_its_own(tiny_config):
+    names = weights_of(built(tiny_config, "none"))
+    assert not [name for name in names if name.endswith("bias") or "head" in name]
+
+
+def test_parameters_are_counted_apart(tiny_config):
+    counts = parameter_counts(built(tiny_config, "learned"))
     d = tiny_config.model.d_model
     layers = tiny_config.model.n_layers
-    block = 2 * d + 3 * d * d + d * d + 2 * 4 * d * d
-    counts = parameter_counts(built(tiny_config, "learned"))
-    assert counts["encoding"] == tiny_config.training.train_length * d
-    assert counts["total"] == V * d + layers * block + d + counts["encoding"]
-    assert counts["non_embedding"] == counts["total"] - V * d
-    assert parameter_counts(built(tiny_config, "none", V, {"d_ff": 0}))[
-        "non_embedding"
-    ] == d + layers * (d + 4 * d * d)
+    norms = 2 * d
+    attention = 4 * d * d
+    mlp = 2 * 4 * d * d
+    table = tiny_config.training.train_length * d
+    blocks = layers * (norms + attention + mlp) + d
+    assert counts["encoding"] == table
+    assert counts["non_embedding"] == blocks + table
+    assert counts["total"] == V * d + blocks + table
+
+
+def test_a_model_without_mlps_has_a_norm_and_attention_in_each_block(tiny_config):
+    counts = parameter_counts(built(tiny_config, "none", V, {"d_ff": 0}))
+    d = tiny_config.model.d_model
+    assert counts["non_embedding"] == d + tiny_config.model.n_layers * (d + 4 * d * d)
+
+
+def test_a_concatenated_code_narrows_the_token_table(tiny_config):
     model = built(tiny_config, "sinusoidal", combine="concat")
+    d = tiny_config.model.d_model
     assert model.tokens.weight.shape == (V, d - d // 4)
-    assert model(torch.zeros(2, 5, dtype=torch.long)).shape == (2, 5, V)
+    assert model(random_ids(2, 5)).shape == (2, 5, V)
 
 
-def test_initialisation_is_by_fan_in_or_like_gpt2(tiny_config):
-    for init, token_rms, qkv, out in (
+@pytest.mark.parametrize(
+    ("init", "tokens", "qkv", "out"),
+    [
         ("fan_in", 0.05, 256**-0.5, 256**-0.5),
-        ("gpt2", 0.02, 0.02, 0.02 / 2),
+        ("gpt2", 0.02, 0.02, 0.02 / 2),  # 0.02 / sqrt(2 x 2)
+    ],
+)
+def test_initialisation_is_by_fan_in_or_like_gpt2(tiny_config, init, tokens, qkv, out):
+    block = {"d_model": 256, "n_heads": 4, "init": init}
+    model = built(tiny_config, "none", 500, block)
+    first, last = model.blocks
+    for weight, deviation in (
+        (model.tokens.weight, tokens),
+        (first.attention.qkv.weight, qkv),
+        (last.attention.out.weight, out),
     ):
-        # 0.02 / sqrt(2 x 2)
-        model = built(
-            tiny_config, "none", 500, {"d_model": 256, "n_heads": 4, "init": init}
-        )
-        weights = [
-            model.tokens.weight,
-            model.blocks[0].attention.qkv.weight,
-            model.blocks[1].attention.out.weight,
-        ]
-        assert [float(weight.detach().std()) for weight in weights] == pytest.approx(
-            [token_rms, qkv, out], rel=0.03
-        )
+        assert float(weight.detach().std()) == pytest.approx(deviation, rel=0.03)
 
 
+@pytest.mark.parametrize(("window", "sees"), [(8, False), (9, True), (64, True)])
+@pytest.mark.parametrize("of_encoding", [True, False])
 def test_sinks_of_a_reading_are_hidden_where_the_window_of_a_layer_is_as_narrow(
-    tiny_config,
+    tiny_config, window, sees, of_encoding
 ):
-    ids = torch.randint(V, (1, 64), generator=torch.Generator().manual_seed(0))
-    for window, sees in ((8, False), (9, True), (64, True)):
-        for name, options in (
-            ("layered", {"layers": [{"name": "rope", "window": window}]}),
-            ("rope", {}),
-        ):
-            block = {"attention": AttentionConfig(None if options else window, sinks=0)}
-            model = built(tiny_config, name, block=block, **options)
-            plain, sinks = (
-                model.hidden(ids, reading=Reading(window=8, sinks=number))
-                for number in (0, 2)
-            )
-            assert torch.equal(plain, sinks) != sees, (window, name)
+    if of_encoding:
+        layers = [{"name": "rope", "window": window}]
+        model = built(tiny_config, "layered", layers=layers)
+    else:
+        attention = AttentionConfig(window, sinks=0)
+        model = built(tiny_config, "rope", block={"attention": attention})
+    ids = random_ids(1, 64)
+    plain = model.hidden(ids, reading=Reading(window=8, sinks=0))
+    with_sinks = model.hidden(ids, reading=Reading(window=8, sinks=2))
+    assert torch.equal(plain, with_sinks) != sees
 
 
 def masked(share: float) -> tuple[torch.Tensor, torch.Tensor]:
     """Return ids and labels, (3, 11) each; about this share of the labels is scored."""
-    ids, labels = torch.randint(
-        V, (2, 3, 11), generator=torch.Generator().manual_seed(0)
-    )
-    hidden = (
-        torch.rand(labels.shape, generator=torch.Generator().manual_seed(1)) >= share
-    )
-    return ids, labels.masked_fill(hidden, IGNORED)
+    ids, labels = random_ids(2, 3, 11)
+    drawn = torch.rand(labels.shape, generator=torch.Generator().manual_seed(1))
+    return ids, labels.masked_fill(drawn >= share, IGNORED)
 
 
-def gradients(model: GPT, loss: torch.Tensor) -> list[torch.Tensor]:
-    return list(torch.autograd.grad(loss, list(model.parameters())))
+def gradients(model: GPT, loss: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    return torch.autograd.grad(loss, list(model.parameters()))
 
 
-@pytest.mark.parametrize(
-    ("share", "counted", "tied"), [(0.1, True, True), (0.5, False, False)]
-)
-def test_the_loss_of_masked_labels_and_its_gradients_are_torchs_and_of_none_0(
+@pytest.mark.parametrize("counted", [True, False])
+@pytest.mark.parametrize(("share", "tied"), [(0.1, True), (0.5, False)])
+def test_the_loss_of_masked_labels_and_its_gradients_are_torchs(
     tiny_config, share, counted, tied
 ):
-    model = built(
-        tiny_config, "minmax", block={"tie_embeddings": tied}, combine="concat"
-    )
+    block = {"tie_embeddings": tied}
+    model = built(tiny_config, "minmax", block=block, combine="concat")
     ids, labels = masked(share)
-    ours = model(
-        ids, labels, n_scored=int((labels != IGNORED).sum()) if counted else None
-    )
+    n_scored = int((labels != IGNORED).sum()) if counted else None
+
+    ours = model(ids, labels, n_scored=n_scored)
     theirs = F.cross_entropy(
         model(ids).flatten(0, 1), labels.flatten(), ignore_index=IGNORED
     )
+
     torch.testing.assert_close(ours, theirs, atol=1e-6, rtol=0)
-    torch.testing.assert_close(
-        gradients(model, ours), gradients(model, theirs), atol=1e-6, rtol=1e-5
-    )
-    none = model(*masked(0.0))
-    assert none.detach() == 0
-    assert not any(gradient.any() for gradient in gradients(model, none))
+    expected = gradients(model, theirs)
+    torch.testing.assert_close(gradients(model, ours), expected, atol=1e-6, rtol=1e-5)
+
+
+def test_the_loss_of_no_label_is_0_and_so_are_its_gradients(tiny_config):
+    model = built(tiny_config, "none")
+    loss = model(*masked(0.0))
+    assert loss.detach() == 0
+    for gradient in gradients(model, loss):
+        assert not gradient.any()
 
 
 QWEN3 = {
@@ -172,6 +199,26 @@ QWEN3 = {
 }
 
 
+def weights_of_qwen3(model: GPT, width: int) -> dict[str, torch.Tensor]:
+    ours = dict(model.named_parameters())
+    weights = {
+        "model.embed_tokens.weight": ours["tokens.weight"],
+        "lm_head.weight": ours["tokens.weight"],
+        "model.norm.weight": ours["norm.weight"],
+    }
+    for layer in range(model.config.n_layers):
+        here = f"blocks.{layer}"
+        there = f"model.layers.{layer}"
+        qkv = ours[f"{here}.attention.qkv.weight"]
+        q, k, v = qkv.split([4 * width, 2 * width, 2 * width])
+        weights[f"{there}.self_attn.q_proj.weight"] = q
+        weights[f"{there}.self_attn.k_proj.weight"] = k
+        weights[f"{there}.self_attn.v_proj.weight"] = v
+        for name, source in QWEN3.items():
+            weights[f"{there}.{name}.weight"] = ours[f"{here}.{source}.weight"]
+    return weights
+
+
 def test_logits_equal_qwen3s_of_transformers_with_shared_heads_and_norms_of_q_and_k(
     tiny_config,
 ):
@@ -184,50 +231,25 @@ def test_logits_equal_qwen3s_of_transformers_with_shared_heads_and_norms_of_q_an
         "qk_norm": True,
         "tie_embeddings": True,
     }
-    model = built(tiny_config, "rope", block=block, layout="half")
+    model = built(tiny_config, "rope", block=block, layout="half").eval()
     with torch.no_grad():
         for parameter in model.parameters():  # norms of 1 would hide errors
-            parameter.add_(
-                0.1
-                * torch.randn(
-                    parameter.shape, generator=torch.Generator().manual_seed(0)
-                )
-            )
-    shape = model.config
-    ours = dict(model.named_parameters())
-    width = shape.d_model // shape.n_heads
+            stream = torch.Generator().manual_seed(0)
+            parameter.add_(0.1 * torch.randn(parameter.shape, generator=stream))
+    width = model.config.d_model // 4
     settings = transformers.Qwen3Config(
         vocab_size=V,
-        hidden_size=shape.d_model,
-        intermediate_size=shape.hidden_width,
+        hidden_size=model.config.d_model,
+        intermediate_size=model.config.hidden_width,
         head_dim=width,
-        num_hidden_layers=shape.n_layers,
+        num_hidden_layers=model.config.n_layers,
         num_attention_heads=4,
         num_key_value_heads=2,
         tie_word_embeddings=True,
         rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
         pad_token_id=None,
     )
-    weights = {
-        "model.embed_tokens.weight": ours["tokens.weight"],
-        "lm_head.weight": ours["tokens.weight"],
-    }
-    weights["model.norm.weight"] = ours["norm.weight"]
-    for layer in range(shape.n_layers):
-        here = f"blocks.{layer}."
-        there = f"model.layers.{layer}."
-        qkv = ours[f"{here}attention.qkv.weight"].split(
-            [4 * width, 2 * width, 2 * width]
-        )
-        weights |= {
-            f"{there}self_attn.{name}_proj.weight": part
-            for name, part in zip("qkv", qkv, strict=True)
-        }
-        weights |= {
-            f"{there}{name}.weight": ours[f"{here}{source}.weight"]
-            for name, source in QWEN3.items()
-        }
     theirs = transformers.Qwen3ForCausalLM(settings).eval()
-    theirs.load_state_dict(weights)
-    ids = torch.randint(V, (2, 9), generator=torch.Generator().manual_seed(0))
-    torch.testing.assert_close(model.eval()(ids), theirs(ids).logits, atol=2e-5, rtol=0)
+    theirs.load_state_dict(weights_of_qwen3(model, width))
+    ids = random_ids(2, 9)
+    torch.testing.assert_close(model(ids), theirs(ids).logits, atol=2e-5, rtol=0)

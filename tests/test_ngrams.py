@@ -1,56 +1,98 @@
-"""The readers that the learning gate compares with: against the counts of the paper in
-dictionaries, token by token.
+"""The readers that the gates compare with: by hand, and against the counts of the
+papers in dictionaries, token by token.
 """
 
 import collections
-import itertools
-import math
 
 import numpy as np
 import pytest
 
-from posbench.evaluation.ngrams import ORDERS, CachedNGrams, NGrams
+from posbench.config import compose
+from posbench.data.tokens import Tokens, data_of
+from posbench.evaluation.ngrams import ORDERS, Readers, predictions
+from posbench.evaluation.plan import measurements
+from posbench.evaluation.protocols import Targets, targets_of
 
 V = 6
+A, B, C, D = range(4)
+BUILT_IN = "639fd9706e91be557aedb7ecc88f1a1472dc2945bc7e70d9c9db1926b8dcd01a"
 
 
-def text(n: int = 400, vocab_size: int = V) -> np.ndarray:
-    """Return a text in which some tokens are frequent and some never occur."""
-    return np.minimum(
-        np.random.default_rng(0).geometric(0.4, n), vocab_size - 2
-    ).astype(np.uint16)
+def text(n: int = 400, seed: int = 0) -> np.ndarray:
+    """Return a text in which some tokens are frequent and one never occurs."""
+    drawn = np.random.default_rng(seed).geometric(0.4, n)
+    return np.minimum(drawn, V - 2).astype(np.uint16)
 
 
-def witten_bell(
-    spans: list[list[int]], before: list[int], token: int, vocab_size: int
+def repeating(seed: int) -> np.ndarray:
+    """Return a text that says each of thirty phrases three times."""
+    rng = np.random.default_rng(seed)
+    phrases = [np.tile(rng.integers(0, V, 9), 3) for _ in range(30)]
+    return np.concatenate(phrases).astype(np.uint16)
+
+
+def readers(
+    ids: np.ndarray, spans: list[tuple[int, int]], vocab_size: int = V
+) -> Readers:
+    return Readers(ids, np.array(spans), vocab_size, repeating(1), repeating(2))
+
+
+def test_bigrams_counted_by_hand():
+    # ab and ba occur twice, ac once: n_1 = 1, n_2 = 2, so Y = 1/5, D(1) = 1/5 and
+    # D(2) = 17/10. One token stands before each of a, b and c: Y = 3/5 = D(1).
+    one_token = (1 - 0.6) / 3 + 3 * 0.6 / 3 / 4
+    escape = (1.7 + 0.2) / 3
+
+    ids = np.array([A, B, A, B, A, C], np.uint16)
+    asked = np.array([[D, D, D, D, A, token] for token in (A, B, C, D)])
+    p = readers(ids, [(0, 6)], vocab_size=4).probabilities(asked)
+
+    after_a = [
+        escape * one_token,
+        (2 - 1.7) / 3 + escape * one_token,
+        (1 - 0.2) / 3 + escape * one_token,
+        escape * 3 * 0.6 / 3 / 4,
+    ]
+    np.testing.assert_allclose(p[1], after_a, rtol=0, atol=1e-15)
+    # Nothing follows da, so that trigrams leave it to ab and ac: each after one token.
+    trigram_of_b = (1 - 0.6) / 2 + 2 * 0.6 / 2 * one_token
+    assert p[2, B] == p[2, C] == pytest.approx(trigram_of_b)
+
+
+def discount(counts: collections.Counter, count: int) -> float:
+    """Return D(count) of Chen and Goodman (1998), with n_i at least 1."""
+    often = collections.Counter(counts.values())
+    n = {i: max(often[i], 1) for i in (1, 2, 3, 4)}
+    y = n[1] / (n[1] + 2 * n[2])
+    c = min(count, 3)
+    return max(c - (c + 1) * y * n[c + 1] / n[c], c / 10)
+
+
+def kneser_ney(
+    parts: list[list[int]], gram: tuple[int, ...], is_highest: bool = True
 ) -> float:
-    """Return p by method C of Witten and Bell (1991): at every level, the escape T / (N
-    + T) goes to the one below.
-    """
-    often = collections.Counter(token for span in spans for token in span)
-    escape = len(often) / (often.total() + len(often))
-    p = (1 - escape) * often[token] / often.total() + escape / vocab_size
-    for n in range(1, len(before) + 1):
-        after = collections.Counter(
-            span[at]
-            for span in spans
-            for at in range(n, len(span))
-            if span[at - n : at] == before[-n:]
-        )
-        if after:
-            escape = len(after) / (after.total() + len(after))
-            p = (1 - escape) * after[token] / after.total() + escape * p
-    return p
+    """Return p of the last token of an n-gram, from dictionaries of all n-grams."""
+    if not gram:
+        return 1 / V
+    counts: collections.Counter = collections.Counter()
+    size = len(gram) + (not is_highest)
+    grams = [
+        tuple(part[i : i + size]) for part in parts for i in range(len(part) - size + 1)
+    ]
+    if is_highest:
+        counts.update(grams)
+    else:
+        counts.update(longer[1:] for longer in set(grams))
 
-
-def asked(ids: np.ndarray, n: int = 60) -> tuple[np.ndarray, np.ndarray]:
-    """Return contexts, from a text and at random, each with a token."""
-    rng = np.random.default_rng(1)
-    at = rng.integers(4, len(ids), n)
-    seen = np.stack([ids[at - back] for back in (4, 3, 2, 1)], 1)
-    return np.concatenate([seen, rng.integers(0, V, (n, 4))]), np.concatenate(
-        [ids[at], rng.integers(0, V, n)]
-    )
+    lower = kneser_ney(parts, gram[1:], is_highest=False)
+    after = {each: n for each, n in counts.items() if each[:-1] == gram[:-1]}
+    if not after:
+        return lower
+    kept = 0.0
+    if gram in after:
+        kept = after[gram] - discount(counts, after[gram])
+    escape = sum(discount(counts, n) for n in after.values())
+    return (kept + escape * lower) / sum(after.values())
 
 
 @pytest.mark.parametrize(
@@ -58,82 +100,155 @@ def asked(ids: np.ndarray, n: int = 60) -> tuple[np.ndarray, np.ndarray]:
 )
 def test_probabilities_are_those_of_the_paper(spans):
     ids = text()
-    before, tokens = asked(ids)
+    rng = np.random.default_rng(1)
+    ends = rng.integers(ORDERS, len(ids), 20)
+    of_text = [ids[end - ORDERS : end].tolist() for end in ends]
+    asked = of_text + rng.integers(0, V, (20, ORDERS)).tolist()
+
+    p = readers(ids, spans).probabilities(np.array(asked))
+
     parts = [ids[first:end].tolist() for first, end in spans]
-    losses = NGrams(ids, np.array(spans), V).nll(before, tokens)
-    assert losses.shape == (len(ORDERS), len(tokens))
-    for order, nll in zip(ORDERS, losses, strict=True):
-        rows = [row[5 - order :] for row in before.tolist()]
-        expected = [
-            -math.log(witten_bell(parts, b, w, V))
-            for b, w in zip(rows, tokens.tolist(), strict=True)
-        ]
-        np.testing.assert_allclose(nll, expected, rtol=0, atol=1e-12)
+    for order in range(1, ORDERS + 1):
+        expected = [kneser_ney(parts, tuple(gram[-order:])) for gram in asked]
+        np.testing.assert_allclose(p[order - 1], expected, rtol=0, atol=1e-12)
 
 
-def cache_shares(ids: list[int], place: int, context: int) -> list[float]:
-    """Return the shares of a token in its context, and there after the token before it,
-    counted token by token.
-    """
-    window = ids[place - context : place]
-    token = ids[place]
-    alone = window.count(token) / context
-    followers = [
-        after for before, after in itertools.pairwise(window) if before == window[-1]
+def test_ngrams_sum_to_one_over_the_vocabulary():
+    contexts = np.random.default_rng(1).integers(0, V, (50, ORDERS - 1))
+    every = np.tile(np.arange(V), 50)[:, None]
+    asked = np.concatenate([contexts.repeat(V, axis=0), every], axis=1)
+
+    p = readers(text(), [(0, 250), (300, 400)]).probabilities(asked)
+
+    sums = p.reshape(ORDERS, 50, V).sum(axis=2)
+    np.testing.assert_allclose(sums, 1, rtol=0, atol=1e-12)
+
+
+def test_few_tokens_give_every_token_a_probability():
+    for n in (1, 2, 3, 9):
+        asked = np.array([[B] * (ORDERS - 1) + [token] for token in range(V)])
+        p = readers(np.full(9, B, np.uint16), [(0, n)]).probabilities(asked)
+        assert p.min() > 0
+        np.testing.assert_allclose(p.sum(axis=1), 1, rtol=0, atol=1e-12)
+
+
+def test_what_the_window_predicts_counted_by_hand():
+    window = [A, B, A, B, A]
+    ids = np.array([C, *window, B], np.uint16)
+    places = np.array([6])
+
+    parts = predictions(ids, places, np.array([5]), np.array([0.1]))
+
+    expected = [
+        0.1,
+        (2 + 2 * 0.1) / (5 + 2),  # two of five tokens, of two kinds
+        (2 + 1 * 0.1) / (2 + 1),  # a is followed by b twice
+        (1 + 1 * 0.1) / (1 + 1),  # ba by b, once
+        (1 + 1 * 0.1) / (1 + 1),  # aba by b, once
+        0.1,  # baba ends the window and does not occur before
+        0.1,
     ]
-    return [alone, followers.count(token) / len(followers) if followers else alone]
+    np.testing.assert_allclose(parts[:, 0], expected, rtol=0, atol=1e-15)
 
 
-def likelihood(weights: np.ndarray, parts: np.ndarray) -> float:
-    return float(np.log(weights @ parts).mean())
+def test_only_the_window_is_looked_up():
+    ids = repeating(1)
+    places = np.array([40, 90, 200])
+    context = np.array([1, 7, 30])
+    p = np.full(3, 0.1)
+    parts = predictions(ids, places, context, p)
+    for number, (place, n) in enumerate(zip(places, context, strict=True)):
+        alone = ids[place - n : place + 1]
+        window = predictions(alone, np.array([n]), np.array([n]), p[:1])
+        np.testing.assert_array_equal(parts[:, number], window[:, 0])
 
 
-def test_the_cached_model_is_the_mixture_most_likely_on_validation_text():
-    rng = np.random.default_rng(3)
-    # repeats itself
-    ids = np.concatenate([np.tile(rng.integers(0, V, 9), 3) for _ in range(30)]).astype(
-        np.uint16
-    )
-    scored = ids[:400]
-    validation = ids[400:]
-    model = NGrams(text(), np.array([(0, 400)]), V)
-    places = rng.choice(np.arange(20, 400), 80, replace=False)
-    context = rng.integers(1, 20, 80)
-    order, of_ngrams = model.best(scored, places)
+def test_what_the_window_predicts_sums_to_one_over_the_vocabulary():
+    windows = np.random.default_rng(3).integers(0, V, (40, 1, 12))
+    every = np.arange(V)[None, :, None]
+    texts = np.concatenate(
+        [windows.repeat(V, axis=1), every.repeat(40, axis=0)], axis=2
+    )  # (40 windows, V tokens, 13)
+    places = np.arange(40 * V) * 13 + 12
+    shares = np.tile([0.1, 0.2, 0.05, 0.3, 0.15, 0.2], 40)
 
-    length = int(context.mean())
-    rows = [
-        [0.0, *cache_shares(validation.tolist(), at, min(at, length))]
-        for at in range(1, len(validation))
-    ]
-    before = np.stack(
-        [
-            validation[np.maximum(np.arange(1, len(rows) + 1) - back, 0)]
-            for back in (4, 3, 2, 1)
-        ],
-        1,
-    )
-    parts = np.array(rows).T
-    parts[0] = np.exp(-model.nll(before, validation[1:])[order - 1])
-    grid = [
-        np.array([1 - a - b, a, b])
-        for a in np.arange(0, 0.99, 0.01)
-        for b in np.arange(0, 0.99 - a, 0.01)
-    ]
+    parts = predictions(texts.ravel(), places, np.full(40 * V, 12), shares)
 
-    nll = CachedNGrams(model, scored, validation).nll(places, context)
-    shares = np.array(
-        [
-            cache_shares(scored.tolist(), *pair)
-            for pair in zip(places.tolist(), context, strict=True)
-        ]
-    )
-    mixed = np.stack([np.exp(-of_ngrams), *shares.T])
-    weights = np.linalg.lstsq(mixed.T, np.exp(-nll))[0]
-    # it is a mixture of these three
-    np.testing.assert_allclose(weights @ mixed, np.exp(-nll), rtol=0, atol=1e-12)
+    sums = parts.reshape(-1, 40, V).sum(axis=2)
+    np.testing.assert_allclose(sums, 1, rtol=0, atol=1e-12)
+
+
+def test_the_best_order_and_weights_are_those_of_validation_text():
+    model = readers(text(), [(0, 400)])
+    places = np.arange(60, 200)
+    context = np.arange(60, 200) % 25 + 1
+
+    order, nll = model.ngram(places)
+    of_window = model.with_window(places, context)
+
+    def grams(ids: np.ndarray, places: np.ndarray) -> np.ndarray:
+        return np.stack(
+            [ids[np.maximum(places - back, 0)] for back in range(5, -1, -1)], 1
+        )
+
+    chosen = np.arange(1, len(model.validation))
+    p_chosen = model.probabilities(grams(model.validation, chosen))
+    assert order == 1 + np.log(p_chosen).mean(axis=1).argmax()
+    p = model.probabilities(grams(model.text, places))[order - 1]
+    np.testing.assert_allclose(nll, -np.log(p), rtol=0, atol=1e-12)
+
+    mixed = predictions(model.text, places, context, p)
+    weights = np.linalg.lstsq(mixed.T, np.exp(-of_window))[0]
+    np.testing.assert_allclose(weights @ mixed, np.exp(-of_window), rtol=0, atol=1e-12)
     assert weights.sum() == pytest.approx(1)
     assert weights.min() > -1e-9
-    most_likely = max(likelihood(each, parts) for each in grid)
-    assert most_likely - 1e-5 < likelihood(weights, parts) < most_likely + 1e-3
-    assert nll.mean() < of_ngrams.mean()
+    # Most likely: no part is likelier than the mixture, on the mean of ratios.
+    alike = np.minimum(chosen, int(context.mean()))
+    parts = predictions(model.validation, chosen, alike, p_chosen[order - 1])
+    ratios = (parts / (weights @ parts)).mean(axis=1)
+    assert ratios.max() < 1.01
+    assert of_window.mean() < nll.mean()  # the text repeats itself
+
+
+def built_in(*words: str) -> tuple[Tokens, Readers, Targets]:
+    """Return the built-in text, its readers after a run and the run's targets at 1x."""
+    config = compose.single(["experiment=reader", *words])
+    tokens = data_of(config.data)
+    assert isinstance(tokens, Tokens)
+    train_length = config.training.train_length
+    spans = tokens.batches(config.training, config.seed).spans(config.training.steps)
+    model = Readers(
+        tokens.train.ids,
+        spans,
+        tokens.tokenizer.vocab_size,
+        tokens.test.ids,
+        tokens.validation.ids,
+    )
+    wanted = measurements(config.evaluation, tokens.test, train_length)
+    for each in wanted:
+        if each.protocol == "fixed_target" and each.length == train_length:
+            assert each.windows is not None
+            return tokens, model, targets_of(each.windows)
+    raise AssertionError("no row at 1x")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("words", "ngram", "of_window"),
+    [
+        ([], 3.408, 2.932),
+        (["experiment=reader_wide", "ratio=0.125,0.25,0.5,1,2,4"], 3.408, 2.791),
+        (["experiment=reader_wide"], 3.535, 2.832),
+    ],
+    ids=["reader", "ladder", "wide patterns"],
+)
+def test_the_readers_are_as_good_as_an_independent_measurement(words, ngram, of_window):
+    """Measured by others on the built-in text of Python 3.11.7."""
+    tokens, model, targets = built_in(*words)
+    if tokens.record["sha256"] != BUILT_IN:
+        pytest.skip("another Python has another built-in text")
+    order, nll = model.ngram(targets.indices)
+    assert order == 6
+    assert nll.mean() == pytest.approx(ngram, abs=0.02)
+    nll = model.with_window(targets.indices, targets.context)
+    assert nll.mean() == pytest.approx(of_window, abs=0.03)

@@ -324,7 +324,7 @@ def test_a_scheme_that_has_not_learned_a_task_is_not_compared(of_copy):
 
 def test_equal_best_schemes_of_a_task_are_named_together(copy, of_copy):
     equal = of_copy.assign(accuracy_4x=1.0, ranked=[True, True, False, False])
-    sentence, *_ = answer.task_sentences(copy, equal)
+    sentence, *_ = answer.task_answer(copy, equal).sentences
     assert "trained problem: alibi, rope, 100% right" in sentence
 
 

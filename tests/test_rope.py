@@ -67,13 +67,19 @@ def read(settings: dict[str, Any]) -> list[Rope]:
     return ropes(configuration(settings))
 
 
+def one(settings: dict[str, Any]) -> Rope:
+    """Return the RoPE of a config.json whose layers all have the same."""
+    (rope,) = read(settings)
+    return rope
+
+
 @pytest.mark.parametrize("section", SECTIONS, ids=str)
 def test_frequencies_at_every_length_are_those_of_the_librarys_functions(section):
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
     function = ROPE_INIT_FUNCTIONS[section["rope_type"]]
     config = transformers.LlamaConfig(**{**LLAMA, "rope_scaling": dict(section)})
-    (rope,) = read({**LLAMA, "rope_scaling": section})
+    rope = one({**LLAMA, "rope_scaling": section})
     # a longer input first: what it leaves behind must not count
     for length in (2000, 512, 129, 64):
         f, factor = function(config, torch.device("cpu"), seq_len=length)
@@ -83,22 +89,22 @@ def test_frequencies_at_every_length_are_those_of_the_librarys_functions(section
 
 
 @pytest.mark.parametrize(
-    ("section", "longest"),
+    ("section", "train_length", "longest"),
     [
-        ({"rope_type": "dynamic", "factor": 2.0}, 1024),
-        (YARN, 512),
-        (LLAMA3, 1024),
-        (LONGROPE, 512),
-        ({**LONGROPE, "factor": 6.0}, 768),
+        ({"rope_type": "dynamic", "factor": 2.0}, 512, 1024),
+        (YARN, 128, 512),
+        (LLAMA3, 128, 1024),
+        (LONGROPE, 128, 512),
+        ({**LONGROPE, "factor": 6.0}, 128, 768),
     ],
     ids=str,
 )
 def test_the_longest_input_is_that_of_the_configuration_or_of_the_factor(
-    section, longest
+    section, train_length, longest
 ):
-    (rope,) = read({**LLAMA, "rope_scaling": section})
+    rope = one({**LLAMA, "rope_scaling": section})
+    assert rope.train_length == train_length
     assert rope.longest == longest
-    assert rope.train_length == (128 if "original" in str(section) else 512)
 
 
 SIZES = {
@@ -191,6 +197,11 @@ PUBLISHED: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
+def published(kind: str) -> dict[str, Any]:
+    """Return a published configuration, of a small model."""
+    return {**SIZES, "model_type": kind, **PUBLISHED[kind][1]}
+
+
 def rotations(
     settings: dict[str, Any], class_name: str, layers: str | None, length: int
 ) -> torch.Tensor:
@@ -199,7 +210,8 @@ def rotations(
     """
     config = transformers.AutoConfig.for_model(**json.loads(json.dumps(settings)))
     name = type(config).__module__.replace("configuration", "modeling")
-    rotary = getattr(importlib.import_module(name), f"{class_name}RotaryEmbedding")
+    modeling = importlib.import_module(name)
+    rotary = getattr(modeling, f"{class_name}RotaryEmbedding")
     positions = torch.tensor([[1, length - 1]])
     kinds = [layers] if layers else []
     turned = rotary(config=config)(torch.zeros(1), positions, *kinds)
@@ -214,8 +226,8 @@ def rotations(
 
 @pytest.mark.parametrize("kind", PUBLISHED)
 def test_a_configuration_means_what_the_models_own_rotary_module_computes(kind):
-    class_name, published = PUBLISHED[kind]
-    settings = {**SIZES, "model_type": kind, **published}
+    class_name, _ = PUBLISHED[kind]
+    settings = published(kind)
     for rope in read(settings):
         for length in (64, 3000):
             theirs = rotations(settings, class_name, rope.layers, length)
@@ -227,17 +239,14 @@ def test_a_configuration_means_what_the_models_own_rotary_module_computes(kind):
 
 
 @pytest.mark.parametrize(
-    ("kind", "expected"),
-    [
-        ("gemma3_text", [("full_attention", 1e6), ("sliding_attention", 1e4)]),
-        ("olmo3", [("full_attention", 5e5), ("sliding_attention", 5e5)]),
-    ],
+    ("kind", "base", "base_of_sliding"),
+    [("gemma3_text", 1e6, 1e4), ("olmo3", 5e5, 5e5)],
 )
-def test_kinds_of_layers_have_their_own_bases_and_windows(kind, expected):
-    read_ropes = read({**SIZES, "model_type": kind, **PUBLISHED[kind][1]})
-    assert [(rope.layers, rope.base) for rope in read_ropes] == expected
-    windows = [20 if layers == "sliding_attention" else None for layers, _ in expected]
-    assert [rope.window for rope in read_ropes] == windows
+def test_kinds_of_layers_have_their_own_bases_and_windows(kind, base, base_of_sliding):
+    full, sliding = read(published(kind))
+    assert (full.layers, sliding.layers) == ("full_attention", "sliding_attention")
+    assert (full.base, sliding.base) == (base, base_of_sliding)
+    assert (full.window, sliding.window) == (None, 20)
 
 
 @pytest.mark.parametrize(
@@ -246,8 +255,7 @@ def test_kinds_of_layers_have_their_own_bases_and_windows(kind, expected):
 def test_the_share_of_a_head_that_turns_is_its_classs_where_the_file_is_silent(
     kind, width
 ):
-    (rope,) = read({**SIZES, "model_type": kind, **PUBLISHED[kind][1]})
-    assert rope.width == width
+    assert one(published(kind)).width == width
 
 
 # Models whose modules have names of their own, or that need more than their defaults.
@@ -255,19 +263,30 @@ APART = """blt cohere_compass_text gemma4_assistant internlm3 iquestcoder musicg
     musicgen_melody recurrent_gemma"""
 
 
+def causal_kinds() -> list[str]:
+    auto = transformers.models.auto.modeling_auto
+    return sorted({*auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES} - {*APART.split()})
+
+
 @pytest.mark.slow
-def test_every_causal_model_of_transformers_is_read_or_refused_by_name():
-    causal = transformers.models.auto.modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+def test_every_causal_model_of_transformers_with_rope_is_read() -> None:
     n_read = 0
-    for kind in sorted({*causal} - {*APART.split()}):
+    for kind in causal_kinds():
+        config = configuration({"model_type": kind})
+        has_rope = getattr(config, "rope_parameters", None)
+        if has_rope and kind != "granitemoehybrid":
+            assert all(rope.width > 0 for rope in ropes(config)), kind
+            n_read += 1
+    assert n_read >= 120
+
+
+@pytest.mark.slow
+def test_every_causal_model_of_transformers_without_rope_is_refused_by_name() -> None:
+    for kind in causal_kinds():
         config = configuration({"model_type": kind})
         if not getattr(config, "rope_parameters", None):
             with pytest.raises(Undefined, match=f"'{config.model_type}' has no RoPE"):
                 ropes(config)
-        elif kind != "granitemoehybrid":
-            assert all(rope.width > 0 for rope in ropes(config))
-            n_read += 1
-    assert n_read >= 120
 
 
 REFUSED: list[tuple[dict[str, Any], str]] = [
@@ -306,14 +325,14 @@ def test_a_key_that_nothing_reads_is_named(others, line):
 
 @pytest.mark.parametrize("kind", PUBLISHED)
 def test_nothing_is_said_of_a_published_configuration(kind):
-    settings = {**SIZES, "model_type": kind, **PUBLISHED[kind][1]}
+    settings = published(kind)
     assert remarks(settings) == []
     assert unread(settings, configuration(settings)) == []
 
 
-def test_the_first_pair_that_differs_is_named():
-    (plain,) = read(LLAMA)
-    (yarn,) = read({**LLAMA, "rope_scaling": YARN})
+def test_the_first_pair_that_differs_is_named() -> None:
+    plain = one(LLAMA)
+    yarn = one({**LLAMA, "rope_scaling": YARN})
     f = plain.at(512)[0]
     g = yarn.at(512)[0]
     place = first_difference(plain, yarn, 512)
@@ -321,15 +340,17 @@ def test_the_first_pair_that_differs_is_named():
     position, pair = place
     assert position * abs(f[pair] - g[pair]) > 1e-3
     assert torch.equal(f[:pair], g[:pair])
-    assert first_difference(plain, plain, 512) is None
+
+
+def test_a_configuration_does_not_differ_from_itself() -> None:
+    assert first_difference(one(LLAMA), one(LLAMA), 512) is None
 
 
 def test_an_encoding_of_posbench_and_a_file_that_say_the_same_turn_alike():
     """The library's frequencies are fp32; ours are fp64."""
-    (ours,), _ = ropes_of(
-        "yarn", {"factor": "4", "head_dim": "16", "train_length": "128"}
-    )
-    (theirs,) = read({**LLAMA, "rope_scaling": YARN})
+    sizes = {"head_dim": "16", "train_length": "128"}
+    (ours,), _ = ropes_of("yarn", {"factor": "4", **sizes})
+    theirs = one({**LLAMA, "rope_scaling": YARN})
     assert first_difference(ours, theirs, 1_000_000) is None
     assert ours.at(512)[1] == pytest.approx(theirs.at(512)[1])
 
@@ -350,38 +371,58 @@ def test_an_extension_of_an_encoding_is_that_of_a_file(text, tmp_path):
         assert ours.at(length)[1] == pytest.approx(factor)
 
 
-def test_kinds_of_layers_are_compared_each_with_its_own():
-    gemma = read({**SIZES, "model_type": "gemma3_text", **PUBLISHED["gemma3_text"][1]})
-    itself = compare_ropes(["a", "b"], [gemma, gemma[::-1]])[2:]
-    assert ["turn alike" in line for line in itself] == [True, True]
-    (plain,) = read({**LLAMA, "max_position_embeddings": 4096})
-    beside = compare_ropes(["a", "b"], [gemma, [plain]])[2:]
-    assert ["turn alike" in line for line in beside] == [False, True]
+def test_kinds_of_layers_are_compared_each_with_its_own() -> None:
+    gemma = read(published("gemma3_text"))
+    lines = compare_ropes(["a", "b"], [gemma, gemma[::-1]])[2:]
+    assert ["turn alike" in line for line in lines] == [True, True]
 
 
-def test_smallest_bases_of_two_digits_are_those_of_the_page_of_results():
-    """Beside those of Men et al. (2024), Table 2, for heads of 128. A larger base than
-    the smallest may fail again.
+def test_each_kind_of_layer_is_compared_with_the_only_one_of_the_other() -> None:
+    gemma = read(published("gemma3_text"))
+    plain = read({**LLAMA, "max_position_embeddings": 4096})
+    lines = compare_ropes(["a", "b"], [gemma, plain])[2:]
+    assert ["turn alike" in line for line in lines] == [False, True]
+
+
+@pytest.fixture(scope="module")
+def smallest_bases() -> tuple[str, list[str], list[str]]:
+    """The line of the page of results on bases, with ours and those of Men et al.
+    (2024), Table 2, for heads of 128.
     """
-    (row,) = re.findall(
-        r"RoPE's smallest bases.*",
-        (ROOT / "docs/results.md").read_text(encoding="utf-8"),
-    )
-    ours, theirs = (re.findall(r"[\d.]+e\d", cell) for cell in row.split("|")[2:4])
+    page = (ROOT / "docs/results.md").read_text(encoding="utf-8")
+    (line,) = re.findall(r"RoPE's smallest bases.*", page)
+    _, _, ours, theirs, *_ = line.split("|")
+    return line, re.findall(r"[\d.]+e\d", ours), re.findall(r"[\d.]+e\d", theirs)
+
+
+def bound_of(base: float, length: int) -> int:
     exponents = -torch.arange(0, 128, 2, dtype=torch.float64) / 128
-    lengths = [1024 << i for i in range(6)]
-    grid = [
-        float(f"{digits / 10}e{power}")
-        for power in range(3, 6)
-        for digits in range(10, 100)
-    ]
-    for base, length in zip(map(float, ours), lengths, strict=True):
-        close = [each for each in grid if 0.85 * base < each <= base]
-        assert [
-            each for each in close if bound_by_base(each**exponents, length) == length
-        ] == [base]
-    assert f"{sum(map(str.__eq__, ours, theirs))} of 6 reproduced" in row
-    assert bound_by_base((1.05 * 4.3e3) ** exponents, 1024) < 1024
+    return bound_by_base(base**exponents, length)
+
+
+@pytest.mark.parametrize("number", range(6))
+def test_the_smallest_base_of_two_digits_is_that_of_the_page_of_results(
+    smallest_bases, number
+):
+    _, ours, _ = smallest_bases
+    smallest = float(ours[number])
+    length = 1024 << number
+    assert bound_of(smallest, length) == length
+    for power in (3, 4, 5):
+        for digits in range(10, 100):
+            base = float(f"{digits / 10}e{power}")
+            if 0.85 * smallest < base < smallest:
+                assert bound_of(base, length) < length
+
+
+def test_the_page_says_how_many_smallest_bases_are_the_papers(smallest_bases):
+    line, ours, theirs = smallest_bases
+    equal = [a for a, b in zip(ours, theirs, strict=True) if a == b]
+    assert f"{len(equal)} of 6 reproduced" in line
+
+
+def test_a_larger_base_than_the_smallest_may_fail_again() -> None:
+    assert bound_of(1.05 * 4.3e3, 1024) < 1024
 
 
 @pytest.fixture
@@ -459,18 +500,33 @@ def test_without_transformers_words_and_runs_are_read_and_a_file_says_what_it_ne
     assert "pip install 'posbench-runner[hf]'" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("extension", ["yarn", "ntk", "pi:factor=2"])
-@pytest.mark.parametrize("kind", ["glm4", "gemma3", "mistral"])
-def test_an_extension_keeps_what_it_does_not_extend(kind, extension, tmp_path):
+EXTENSIONS = ["yarn", "ntk", "pi:factor=2"]
+
+
+@pytest.mark.parametrize("extension", EXTENSIONS)
+@pytest.mark.parametrize("kind", ["glm4", "mistral"])
+def test_an_extension_keeps_the_share_of_a_head_that_turns(kind, extension, tmp_path):
     parameters = HALF if kind == "glm4" else WHOLE
     settings = {**SIZES, "model_type": kind, "rope_parameters": parameters}
-    if kind == "gemma3":
-        text = {**SIZES, **KINDS, "model_type": "gemma3_text", "rope_theta": 1e6}
-        settings = {"model_type": kind, "text_config": text}
-    (tmp_path / "config.json").write_text(json.dumps(settings))
-    before = read(settings)
-    after, _ = ropes_of(str(tmp_path), {"extension": extension, "length": "8192,10000"})
-    assert [rope.width for rope in before] == [rope.width for rope in after]
-    assert not torch.equal(before[0].at(64)[0], after[0].at(64)[0])
-    if kind == "gemma3":
-        assert torch.equal(before[1].at(64)[0], after[1].at(64)[0])
+    before = one(settings)
+    (after,) = extended(settings, extension, tmp_path)
+    assert after.width == before.width
+    assert not torch.equal(before.at(64)[0], after.at(64)[0])
+
+
+@pytest.mark.parametrize("extension", EXTENSIONS)
+def test_an_extension_leaves_layers_with_a_window_as_they_are(extension, tmp_path):
+    text = {**SIZES, **KINDS, "model_type": "gemma3_text", "rope_theta": 1e6}
+    settings = {"model_type": "gemma3", "text_config": text}
+    full, sliding = read(settings)
+    new_full, new_sliding = extended(settings, extension, tmp_path)
+    assert (new_full.width, new_sliding.width) == (full.width, sliding.width)
+    assert not torch.equal(full.at(64)[0], new_full.at(64)[0])
+    assert torch.equal(sliding.at(64)[0], new_sliding.at(64)[0])
+
+
+def extended(settings: dict[str, Any], text: str, folder: Path) -> list[Rope]:
+    """Return what an extension makes of a config.json."""
+    (folder / "config.json").write_text(json.dumps(settings))
+    values = {"extension": text, "length": "8192,10000"}
+    return ropes_of(str(folder), values)[0]

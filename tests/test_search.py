@@ -1,5 +1,7 @@
 """`extension=search`: the ranks of candidates, and what is said of the chosen one."""
 
+import contextlib
+import io
 import re
 from pathlib import Path
 
@@ -11,73 +13,92 @@ from support import posbench
 from posbench.huggingface.search import ranked
 
 pytest.importorskip("transformers")
+WORDS = ["data.path=text.txt", "targets=16", "blocks=16", "device=cpu", "threads=1"]
+
+
+@pytest.fixture(scope="module")
+def shown(tmp_path_factory) -> str:
+    """What a search for a model of random weights prints."""
+    out = io.StringIO()
+    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(out):
+        patch.chdir(tmp_path_factory.mktemp("search"))
+        hf_models.save("llama", Path("llama"))
+        hf_models.write_text(Path("text.txt"))
+        asked = ["extension=search", "length=192", *WORDS]
+        assert posbench("evaluate", "./llama", *asked) == 0
+    return out.getvalue()
+
+
+@pytest.fixture(scope="module")
+def ranking(shown) -> list[list[str]]:
+    """The lines of the table of candidates, as words."""
+    lines = re.findall(r"^(?:none|dynamic|\w+:factor=).*", shown, re.MULTILINE)
+    return [line.split() for line in lines[:12]]
 
 
 @pytest.mark.slow
-def test_a_search_ranks_by_the_worse_of_loss_and_retrieval_and_reports_test_text(
-    tmp_path, monkeypatch, capsys
-):
-    monkeypatch.chdir(tmp_path)
-    hf_models.save("llama", Path("llama"))
-    hf_models.write_text(Path("text.txt"))
-    words = [
-        "data=text",
-        "data.path=text.txt",
-        "targets=16",
-        "blocks=16",
-        "device=cpu",
-        "threads=1",
-    ]
-    assert (
-        posbench("evaluate", "./llama", "extension=search", "length=192", *words) == 0
-    )
-    shown = capsys.readouterr().out
-    table = [
-        line.split()
-        for line in shown.splitlines()
-        if ":factor=" in line or line.startswith(("none", "dynamic"))
-    ]
-    # no token of this tokenizer is a digit
-    losses = [float(line[1]) for line in table[:12]]
-    assert losses == sorted(losses)
-    assert "trained at 48 tokens" in shown
+def test_where_none_retrieves_candidates_are_ranked_by_loss(shown, ranking):
+    """No token of this tokenizer is a digit."""
     assert "by loss: in passkey none" in shown
-    assert re.search(
-        rf"\n{table[0][0]} less {table[1][0]} at 192 tokens of validation text: [-+].*"
-        r" segments.\n",
-        shown,
-    )
-    assert (
-        ("none at 48 tokens of test" in shown)
-        == ("None of these" not in shown)
-        == (table[0][0] != "none")
-    )
-    frame = pd.DataFrame(
-        {"extension": [None, "pi", "yarn"] * 2, "variant": "plain", "length": 192}
-    )
-    frame = frame.assign(
+    losses = [float(words[1]) for words in ranking]
+    assert losses == sorted(losses)
+    assert len(losses) == 12
+
+
+@pytest.mark.slow
+def test_the_best_two_are_compared_on_validation_text(shown, ranking):
+    best, second = ranking[0][0], ranking[1][0]
+    compared = f"{best} less {second} at 192 tokens of validation text: "
+    assert re.search(rf"^{compared}[-+].* segments\.$", shown, re.MULTILINE)
+
+
+@pytest.mark.slow
+def test_the_best_is_compared_with_the_plain_model_on_test_text(shown, ranking):
+    assert "trained at 48 tokens" in shown
+    is_plain = ranking[0][0] == "none"
+    assert ("none at 48 tokens of test" in shown) is not is_plain
+    assert ("None of these" in shown) is is_plain
+
+
+ACCURACY = {"none": 0.1, "pi": 0.5, "yarn": 0.4}
+LOSS = {"none": 1.0, "pi": 1.1, "yarn": 1.2}
+
+
+def frame_of(problems: int) -> pd.DataFrame:
+    """Return the rows of a model at 192 tokens, its probe on so many problems."""
+    rows = []
+    for name in LOSS:
+        row = {"extension": None if name == "none" else name, "variant": "plain"}
+        rows.append({**row, "protocol": "fixed_target", "nll": LOSS[name]})
+        rows.append({**row, "protocol": "task", "accuracy": ACCURACY[name]})
+    frame = pd.DataFrame(rows)
+    frame["task"] = frame["protocol"].map({"task": "passkey"})
+    return frame.assign(
+        length=192,
         length_ratio=4.0,
         unit_nll=None,
         unit_tokens=None,
         ci_over="",
         chance=0.1,
+        n_blocks=problems,
         newest=True,
     )
-    frame["protocol"] = ["fixed_target"] * 3 + ["task"] * 3
-    frame["task"] = [None] * 3 + ["passkey"] * 3
-    frame["nll"] = [1.0, 1.1, 1.2, *[None] * 3]
-    frame["accuracy"] = [*[None] * 3, 0.1, 0.5, 0.4]
-    # on other targets
-    others = (
-        frame.assign(variant="sinks", extension="sinks"),
-        frame.assign(newest=False, nll=9.0),
-    )
-    frame = pd.concat([frame, *others], ignore_index=True)
-    # of 5 none beats chance
-    for blocks, best_first in (
-        (100, ["pi", "none", "yarn"]),
-        (5, ["none", "pi", "yarn"]),
-    ):
-        assert (
-            list(ranked(frame.assign(n_blocks=blocks), 192)["extension"]) == best_first
-        )
+
+
+@pytest.mark.parametrize(
+    ("problems", "order"),
+    [(100, ["pi", "none", "yarn"]), (5, ["none", "pi", "yarn"])],
+)
+def test_the_worse_rank_counts_where_one_beats_chance_else_the_loss(problems, order):
+    """The share of right answers of `pi` is beyond chance in 100 problems, not in 5."""
+    assert [*ranked(frame_of(problems), 192)["extension"]] == order
+
+
+@pytest.mark.parametrize(
+    "changes", [{"variant": "sinks", "extension": "sinks"}, {"newest": False}]
+)
+def test_baselines_and_rows_on_other_targets_are_no_candidates(changes):
+    frame = frame_of(100)
+    others = frame.assign(nll=0.5, **changes)
+    both = pd.concat([frame, others], ignore_index=True)
+    pd.testing.assert_frame_equal(ranked(both, 192), ranked(frame, 192))

@@ -19,117 +19,149 @@ T = 19
 CLOSE = {"atol": 2e-5, "rtol": 2e-5}
 
 
-def built(
-    case: tuple[str, dict[str, Any]],
-) -> tuple[Encoding, list[Tensor], Tensor | None]:
-    """Return a scheme, q, k, v and x of T tokens, and positions if the scheme chooses
-    them.
-    """
+def positions_of(encoding: Encoding) -> Tensor | None:
+    """Return positions of T tokens if the scheme chooses them."""
+    if "positions" in encoding.hooks:
+        return encoding.positions(torch.zeros(2, T, dtype=torch.long), None)
+    return None
+
+
+@pytest.mark.sample(4)
+@CASES
+@pytest.mark.parametrize("causal", [True, False])
+@torch.no_grad()
+def test_it_is_the_definition(case, causal):
     encoding = schemes.build(*case, SHAPE)
-    chosen = (
-        encoding.positions(torch.zeros(2, T, dtype=torch.long), None)
-        if "positions" in encoding.hooks
-        else None
-    )
-    return encoding, list(schemes.layer_inputs(SHAPE, T)), chosen
+    positions = positions_of(encoding)
+    q, k, v, x = schemes.layer_inputs(SHAPE, T)
+    expected = posbench.attention_output(encoding, q, k, v, x, 1, positions, causal)
+    out = posbench.attention(encoding, q, k, v, positions, 1, x, causal=causal)
+    torch.testing.assert_close(out, expected, **CLOSE)
 
 
 @pytest.mark.sample(2)
 @CASES
 @torch.no_grad()
-def test_it_is_the_definition_also_in_16_bits(case):
-    encoding, (q, k, v, x), positions = built(case)
-    for causal in (True, False):
-        expected = posbench.attention_output(encoding, q, k, v, x, 1, positions, causal)
-        out = posbench.attention(encoding, q, k, v, positions, 1, x, causal=causal)
-        torch.testing.assert_close(out, expected, **CLOSE)
-    q, k, v, x = (each.bfloat16() for each in (q, k, v, x))
-    exact = posbench.attention_output(encoding, q, k, v, x, 1, positions)
+def test_in_16_bits_it_is_near_the_definition(case):
+    encoding = schemes.build(*case, SHAPE)
+    positions = positions_of(encoding)
+    q, k, v, x = (each.bfloat16() for each in schemes.layer_inputs(SHAPE, T))
+    expected = posbench.attention_output(encoding, q, k, v, x, 1, positions)
     out = posbench.attention(encoding, q, k, v, positions, 1, x)
     assert out.dtype == torch.bfloat16
-    assert float((out - exact).pow(2).mean().sqrt()) < 0.03 * float(
-        exact.pow(2).mean().sqrt()
-    )
+    assert float((out - expected).norm()) < 0.03 * float(expected.norm())
+
+
+@pytest.mark.sample(4)
+@CASES
+@pytest.mark.parametrize("changed", ["q", "x"])
+@torch.no_grad()
+def test_what_a_scheme_reads_of_earlier_tokens_is_declared(case, changed):
+    encoding = schemes.build(*case, SHAPE)
+    positions = positions_of(encoding)
+    q, k, v, x = schemes.layer_inputs(SHAPE, T)
+    before = posbench.attention(encoding, q, k, v, positions, 1, x)
+    if changed == "q":
+        q[:, :, :-1] += 1
+    else:
+        x[:, :-1] += 1
+    after = posbench.attention(encoding, q, k, v, positions, 1, x)
+    is_same = torch.allclose(after[:, :, -1], before[:, :, -1], **CLOSE)
+    assert is_same != (changed in encoding.history)
+
+
+def has_a_cache(encoding: Encoding) -> bool:
+    return not encoding.length_dependent and "q" not in encoding.history
+
+
+# a prompt, two tokens one by one, five at once
+CHUNKS = [(0, 12), (12, 13), (13, 14), (14, T)]
 
 
 @pytest.mark.sample(2)
 @CASES
 @torch.no_grad()
-def test_a_cache_gives_the_rows_of_the_whole_or_is_refused_and_what_is_read_of_earlier_tokens_is_declared(
-    case,
-):
-    encoding, (q, k, v, x), positions = built(case)
-    whole = posbench.attention(encoding, q, k, v, positions, 1, x)
-    for name, given in (
-        ("q", (torch.cat((q[:, :, :-1] + 1, q[:, :, -1:]), 2), k, v, positions, 1, x)),
-        ("x", (q, k, v, positions, 1, torch.cat((x[:, :-1] + 1, x[:, -1:]), 1))),
-    ):
-        changed = posbench.attention(encoding, *given)[:, :, -1]
-        assert torch.allclose(changed, whole[:, :, -1], **CLOSE) == (
-            name not in encoding.history
-        ), name
-    if encoding.length_dependent or "q" in encoding.history:
-        with pytest.raises(UserError, match="no key-value cache"):
-            posbench.attention(encoding, q[:, :, -1:], k, v, positions, 1, x)
+def test_a_cache_gives_the_rows_of_the_whole(case):
+    encoding = schemes.build(*case, SHAPE)
+    if not has_a_cache(encoding):
         return
-    # a prompt, two tokens one by one, five at once
-    for first, end in ((0, 12), (12, 13), (13, 14), (14, T)):
-        read = x[:, :end] if "x" in encoding.history else x[:, first:end]
-        where = None if positions is None else positions[:, :end]
-        out = posbench.attention(
-            encoding, q[:, :, first:end], k[:, :, :end], v[:, :, :end], where, 1, read
-        )
-        torch.testing.assert_close(out, whole[:, :, first:end], **CLOSE)
-    if "x" in encoding.history:
-        with pytest.raises(UserError, match="keep x beside keys and values"):
-            posbench.attention(encoding, q[:, :, -1:], k, v, positions, 1, x[:, -1:])
+    positions = positions_of(encoding)
+    q, k, v, x = schemes.layer_inputs(SHAPE, T)
+    whole = posbench.attention(encoding, q, k, v, positions, 1, x)
+    for first, end in CHUNKS:
+        rows = slice(first, end)
+        seen = slice(0, end)
+        where = None if positions is None else positions[:, seen]
+        read = x[:, seen if "x" in encoding.history else rows]
+        given = (q[:, :, rows], k[:, :, seen], v[:, :, seen], where, 1, read)
+        out = posbench.attention(encoding, *given)
+        torch.testing.assert_close(out, whole[:, :, rows], **CLOSE)
 
 
-@pytest.mark.parametrize(
-    ("name", "given", "message"),
-    [
-        (
-            "rope",
-            {"q": (1, T, 32)},
-            r"q is \(1, 19, 32\): expected \(B, H, T, Dh\), here \(B, 4, T, 8\)",
-        ),
-        (
-            "rope",
-            {"k": (1, 4, 5, 8)},
-            r"k is \(1, 4, 5, 8\): expected \(1, 4, 19, 8\), as q, or fewer heads",
-        ),
-        (
-            "rope",
-            {"positions": (3,)},
-            r"positions is \(1, 3\): expected \(19,\) or \(1, 19\)",
-        ),
-        ("rope", {"layer": 2}, "layer is 2: expected 0 to 1"),
-        ("alibi", {"cast": True}, "was cast to torch.bfloat16"),
-        ("fox", {}, "pass x"),
-        ("sinusoidal", {}, "acts on the model's input"),
-        ("randomized", {}, "chooses positions by itself"),
-    ],
-)
-def test_mistakes_are_told_in_one_line(name, given, message):
-    encoding = posbench.build_encoding(
-        name, d_model=32, n_heads=4, n_layers=2, train_length=32
-    )
-    encoding = encoding.to(torch.bfloat16) if given.pop("cast", False) else encoding
-    shapes = dict.fromkeys("qkv", (1, 4, T, 8)) | {
-        key: size for key, size in given.items() if isinstance(size, tuple)
-    }
+@pytest.mark.sample(2)
+@CASES
+@torch.no_grad()
+def test_a_scheme_that_cannot_read_a_cache_says_so(case):
+    encoding = schemes.build(*case, SHAPE)
+    q, k, v, x = schemes.layer_inputs(SHAPE, T)
+    if not has_a_cache(encoding):
+        message = "no key-value cache"
+    elif "x" in encoding.history:
+        message = "keep x beside keys and values"
+        x = x[:, -1:]
+    else:
+        return
+    with pytest.raises(UserError, match=message):
+        posbench.attention(encoding, q[:, :, -1:], k, v, positions_of(encoding), 1, x)
+
+
+def zeros(*size: int) -> Tensor:
+    return torch.zeros(size)
+
+
+MISTAKES: list[tuple[str, dict[str, Any], str]] = [
+    (
+        "rope",
+        {"q": zeros(1, T, 32)},
+        r"q is \(1, 19, 32\): expected \(B, H, T, Dh\), here \(B, 4, T, 8\)",
+    ),
+    (
+        "rope",
+        {"k": zeros(1, 4, 5, 8)},
+        r"k is \(1, 4, 5, 8\): expected \(1, 4, 19, 8\), as q, or fewer heads",
+    ),
+    (
+        "rope",
+        {"positions": zeros(3)},
+        r"positions is \(1, 3\): expected \(19,\) or \(1, 19\)",
+    ),
+    ("rope", {"layer": 2}, "layer is 2: expected 0 to 1"),
+    ("fox", {}, "pass x"),
+    ("sinusoidal", {}, "acts on the model's input"),
+    ("randomized", {}, "chooses positions by itself"),
+]
+
+
+@pytest.mark.parametrize(("name", "mistake", "message"), MISTAKES)
+def test_mistakes_are_told_in_one_line(name, mistake, message):
+    encoding = schemes.untrained(name, {}, SHAPE)
+    right = {name: zeros(1, 4, T, 8) for name in "qkv"}
     with pytest.raises(UserError, match=message) as caught:
-        posbench.attention(
-            encoding, **given | {key: torch.zeros(size) for key, size in shapes.items()}
-        )
+        posbench.attention(encoding, **right | mistake)
     assert "\n" not in str(caught.value)
 
 
+def test_an_encoding_that_was_cast_is_refused():
+    encoding = schemes.untrained("alibi", {}, SHAPE).to(torch.bfloat16)
+    q, k, v, _ = schemes.layer_inputs(SHAPE, T)
+    with pytest.raises(UserError, match=r"was cast to torch\.bfloat16"):
+        posbench.attention(encoding, q, k, v)
+
+
 def test_positions_beyond_a_table_are_undefined():
-    encoding, (q, k, v, x), _ = built(("tupe", {}))
-    with pytest.raises(
-        Undefined, match=f"position {T + 31} is beyond the end of 'tupe'"
-    ):
-        posbench.attention(
-            encoding, q, k, v, torch.arange(T) + SHAPE.train_length, 1, x
-        )
+    encoding = schemes.build("tupe", {}, SHAPE)
+    q, k, v, x = schemes.layer_inputs(SHAPE, T)
+    beyond = torch.arange(T) + SHAPE.train_length
+    message = f"position {T + 31} is beyond the end of 'tupe'"
+    with pytest.raises(Undefined, match=message):
+        posbench.attention(encoding, q, k, v, beyond, 1, x)

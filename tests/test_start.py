@@ -12,7 +12,7 @@ from support import TINY, posbench, snapshot, write_text
 from posbench.data.batches import merge_spans
 from posbench.data.tokens import prepare
 from posbench.errors import UserError
-from posbench.evaluation.ngrams import NGrams
+from posbench.evaluation.ngrams import Readers
 from posbench.evaluation.protocols import plan, targets_of
 from posbench.launch import plans
 from posbench.launch.plans import resolve_one
@@ -238,7 +238,10 @@ def test_the_gate_is_that_of_the_tokens_of_both_runs_and_there_is_none_if_the_te
         at = targets_of(
             plan("fixed_target", tokens.test, [16, 64], 8, 8, "auto")[64]
         ).indices
-        order, nll = NGrams(tokens.train.ids, spans, 257).best(tokens.test.ids, at)
+        readers = Readers(
+            tokens.train.ids, spans, 257, tokens.test.ids, tokens.validation.ids
+        )
+        order, nll = readers.ngram(at)
         found = {
             (row.ngram_order, row.ngram_nll)
             for row in evaluation_rows(only(here))

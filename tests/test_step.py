@@ -3,16 +3,16 @@ what is compiled.
 """
 
 import copy
-import dataclasses
 import math
 import sys
 import time
 from typing import Any
 
 import pytest
+import support
 import torch
 
-from posbench.config.schema import Config, EncodingConfig
+from posbench.config.schema import Config
 from posbench.data.batches import Batch
 from posbench.errors import RunFailed
 from posbench.model.gpt import GPT, build
@@ -38,22 +38,14 @@ def batch(step: int = 0, scored: list[int] | None = None) -> Batch:
 
 
 def trainer(
-    config: Config,
-    accumulation: int = 1,
-    dtype: torch.dtype = torch.float32,
-    encoding: str = "",
-    **runtime: Any,
+    config: Config, accumulation: int = 1, encoding: str = "rope", **runtime: Any
 ) -> Trainer:
-    training = dataclasses.replace(config.training, accumulation=accumulation)
-    config = dataclasses.replace(
-        config,
-        training=training,
-        runtime=dataclasses.replace(config.runtime, **runtime),
+    config = support.changed(
+        support.encoded(config, encoding),
+        training={"accumulation": accumulation},
+        runtime=runtime,
     )
-    config = dataclasses.replace(
-        config, encoding=EncodingConfig(encoding) if encoding else config.encoding
-    )
-    return Trainer(build(config, V), config, CPU, dtype)
+    return Trainer(build(config, V), config, CPU, torch.float32)
 
 
 def weights(trainer: Trainer) -> torch.Tensor:
@@ -66,77 +58,81 @@ def update(
     return begin_update(trainer, batch, step, rate).read()
 
 
-def trained(
-    trainer: Trainer, steps: int = 3
-) -> tuple[list[tuple[float, float]], torch.Tensor]:
-    """Return what updates return, and the weights after them."""
-    return [update(trainer, batch(step), step) for step in range(steps)], weights(
-        trainer
-    )
+def updates(trainer: Trainer) -> list[tuple[float, float]]:
+    """Return loss and gradient norm of three updates."""
+    return [update(trainer, batch(step), step) for step in range(3)]
 
 
-def assert_gradients_are_close(
-    first: Trainer, second: Trainer, relative: float = 1e-4
-) -> None:
-    for (name, p), q in zip(
-        first.model.named_parameters(), second.model.parameters(), strict=True
-    ):
-        torch.testing.assert_close(
-            q.grad, p.grad, atol=1e-6, rtol=relative, msg=lambda t, n=name: f"{n}: {t}"
-        )
+def assert_gradients_are_close(first: Trainer, second: Trainer) -> None:
+    expected = dict(first.model.named_parameters())
+    for name, p in second.model.named_parameters():
+        gradient = expected[name].grad
+        torch.testing.assert_close(p.grad, gradient, atol=1e-6, rtol=1e-4, msg=name)
 
 
 @pytest.mark.parametrize(
-    ("parts", "scored"), [(3, [16, 3, 1, 0, 9, 16]), (2, [0, 0, 0, 0, 7, 2])]
+    ("parts", "scored"),
+    [
+        (3, [16, 3, 1, 0, 9, 16]),
+        (2, [0, 0, 0, 0, 7, 2]),
+    ],
 )
 def test_parts_with_unequal_numbers_of_scored_labels_take_the_step_of_the_whole(
     tiny_config, parts, scored
 ):
     whole = trainer(tiny_config)
     divided = trainer(tiny_config, accumulation=parts)
-    assert update(divided, batch(0, scored)) == pytest.approx(
-        update(whole, batch(0, scored)), rel=1e-5
-    )
+    expected = update(whole, batch(0, scored))
+    assert update(divided, batch(0, scored)) == pytest.approx(expected, rel=1e-5)
     assert_gradients_are_close(whole, divided)
 
 
 def test_parts_share_the_random_positions_of_the_whole(tiny_config):
-    whole, parts = (
-        update(trainer(tiny_config, parts, encoding="randomized"), batch(0))[0]
-        for parts in (1, 6)
-    )
-    assert parts == pytest.approx(whole, rel=1e-5)
+    whole = trainer(tiny_config, encoding="randomized")
+    divided = trainer(tiny_config, accumulation=6, encoding="randomized")
+    expected, _ = update(whole, batch())
+    loss, _ = update(divided, batch())
+    assert loss == pytest.approx(expected, rel=1e-5)
 
 
-def test_the_optimizer_takes_torchs_steps_and_goes_on_from_its_state(tiny_config):
-    # whose table has its own rate
-    ours, theirs, resumed = (trainer(tiny_config, encoding="t5") for _ in range(3))
-    theirs.optimizer = torch.optim.AdamW(theirs.optimizer.param_groups, fused=True)
-    assert trained(ours)[0] == trained(theirs)[0]
-    state = copy.deepcopy(theirs.optimizer.state_dict())
-    torch.testing.assert_close(ours.optimizer.state_dict(), state, rtol=0, atol=0)
-    resumed.model.load_state_dict(theirs.model.state_dict())
-    resumed.optimizer.load_state_dict(state)
-    for each in (ours, theirs, resumed):
-        trained(each)
+def with_torchs_optimizer(trainer: Trainer) -> Trainer:
+    groups = trainer.optimizer.param_groups
+    trainer.optimizer = torch.optim.AdamW(groups, fused=True)
+    return trainer
+
+
+def test_the_optimizer_takes_torchs_steps(tiny_config):
+    ours = trainer(tiny_config, encoding="t5")  # whose table has its own rate
+    theirs = with_torchs_optimizer(trainer(tiny_config, encoding="t5"))
+    assert updates(ours) == updates(theirs)
     assert torch.equal(weights(ours), weights(theirs))
+    expected = theirs.optimizer.state_dict()
+    torch.testing.assert_close(ours.optimizer.state_dict(), expected, rtol=0, atol=0)
+
+
+def test_the_optimizer_goes_on_from_torchs_state(tiny_config):
+    theirs = with_torchs_optimizer(trainer(tiny_config, encoding="t5"))
+    updates(theirs)
+    resumed = trainer(tiny_config, encoding="t5")
+    resumed.model.load_state_dict(theirs.model.state_dict())
+    resumed.optimizer.load_state_dict(copy.deepcopy(theirs.optimizer.state_dict()))
+    updates(theirs)
+    updates(resumed)
     assert torch.equal(weights(resumed), weights(theirs))
 
 
 def test_t5s_table_alone_moves_ten_times_as_fast(tiny_config):
-    fresh = trainer(
-        dataclasses.replace(
-            tiny_config, encoding=EncodingConfig("temperature", {"inner": "t5"})
-        )
-    )
-    before = {name: p.detach().clone() for name, p in fresh.model.named_parameters()}
+    config = support.encoded(tiny_config, "temperature", inner="t5")
+    fresh = Trainer(build(config, V), config, CPU, torch.float32)
+    before = copy.deepcopy(fresh.model.state_dict())
+
     update(fresh, batch(), rate=1e-3)
+
     # AdamW's first update moves a number by the rate, whatever its gradient; what has
     # none stays.
-    farthest = {
-        name: float((p.detach() - before[name]).abs().max())
-        for name, p in fresh.model.named_parameters()
-    }
+    farthest = {}
+    for name, p in fresh.model.named_parameters():
+        farthest[name] = float((p.detach() - before[name]).abs().max())
     assert farthest.pop("encoding.inners.0.table") == pytest.approx(1e-2, rel=0.01)
     # weight decay adds a little
     assert max(farthest.values()) == pytest.approx(1e-3, rel=0.1)
@@ -144,75 +140,81 @@ def test_t5s_table_alone_moves_ten_times_as_fast(tiny_config):
 
 def test_weight_decay_spares_norms_and_the_encodings_parameters(tiny_config):
     fresh = trainer(tiny_config, encoding="learned")
-    decayed = {
-        id(p)
-        for group in fresh.optimizer.param_groups
-        if group["weight_decay"]
-        for p in group["params"]
-    }
-    names = {name for name, p in fresh.model.named_parameters() if id(p) in decayed}
-    named = fresh.model.named_parameters()
-    assert names == {
-        name for name, p in named if p.dim() == 2 and not name.startswith("encoding.")
-    }
-    assert sum(len(group["params"]) for group in fresh.optimizer.param_groups) == len(
-        list(fresh.model.parameters())
-    )
+    decayed = set()
+    n_parameters = 0
+    for group in fresh.optimizer.param_groups:
+        n_parameters += len(group["params"])
+        if group["weight_decay"]:
+            decayed.update(id(p) for p in group["params"])
+
+    for name, p in fresh.model.named_parameters():
+        is_matrix = p.dim() == 2 and not name.startswith("encoding.")
+        assert (id(p) in decayed) == is_matrix, name
+    assert n_parameters == len(list(fresh.model.parameters()))
 
 
-def test_an_update_that_is_not_finite_and_all_after_it_change_nothing_however_late_it_is_looked_at(
+def nan_loss(model: GPT, hidden: torch.Tensor, *given: Any) -> torch.Tensor:
+    return hidden.sum() * math.nan
+
+
+def test_an_update_that_is_not_finite_and_all_after_it_change_nothing(
     tiny_config, monkeypatch
 ):
     fresh = trainer(tiny_config)
     update(fresh, batch(0))
     before = weights(fresh)
     state = copy.deepcopy(fresh.optimizer.state_dict()["state"])
+
     with monkeypatch.context() as patch:
-        patch.setattr(GPT, "loss", lambda self, hidden, *_: hidden.sum() * math.nan)
+        patch.setattr(GPT, "loss", nan_loss)
         lost = begin_update(fresh, batch(1), 1, 1e-2)
-    assert fresh.failed == 1
     after = begin_update(fresh, batch(2), 2, 1e-2)
+
     assert fresh.failed == 1
     assert after.read()[0] > 0  # itself it was finite
-    with pytest.raises(RunFailed, match="loss is nan at step 2: a lower training"):
+    with pytest.raises(RunFailed, match="loss is nan at step 2"):
         lost.read()
-    with pytest.raises(
-        RunFailed, match="loss is nan at step 1: check the encoding's hooks"
-    ):
-        lost._replace(step=0).read()
     assert torch.equal(weights(fresh), before)
-    torch.testing.assert_close(
-        fresh.optimizer.state_dict()["state"], state, rtol=0, atol=0
-    )
+    now = fresh.optimizer.state_dict()["state"]
+    torch.testing.assert_close(now, state, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("step", "message"),
+    [
+        (0, "loss is nan at step 1: check the encoding's hooks"),
+        (1, "loss is nan at step 2: a lower training"),
+    ],
+)
+def test_an_update_that_is_not_finite_fails_when_it_is_read(
+    tiny_config, monkeypatch, step, message
+):
+    monkeypatch.setattr(GPT, "loss", nan_loss)
+    lost = begin_update(trainer(tiny_config), batch(), step, 1e-2)
+    with pytest.raises(RunFailed, match=message):
+        lost.read()
 
 
 @pytest.mark.parametrize("encoding", ["rope", "t5", "fox"])
 def test_blocks_that_are_computed_again_have_the_same_gradients_to_the_bit(
     tiny_config, encoding
 ):
-    kept, again = (
-        trainer(tiny_config, encoding=encoding, checkpointing=chosen)
-        for chosen in (False, True)
-    )
+    kept = trainer(tiny_config, encoding=encoding, checkpointing=False)
+    again = trainer(tiny_config, encoding=encoding, checkpointing=True)
     draw = torch.Generator().manual_seed(0)
     with torch.no_grad():  # zeros would hide errors
-        for one, other in zip(
-            kept.model.encoding.parameters(),
-            again.model.encoding.parameters(),
-            strict=True,
-        ):
-            other.copy_(one.add_(0.1 * torch.randn(one.shape, generator=draw)))
-    (loss, norm), (other_loss, other_norm) = (
-        update(each, batch()) for each in (kept, again)
-    )
-    assert loss == other_loss
-    assert norm == pytest.approx(other_norm, rel=1e-6)
-    for (name, one), other in zip(
-        kept.model.named_parameters(), again.model.parameters(), strict=True
-    ):
-        assert (one.grad is None and other.grad is None) or torch.equal(
-            one.grad, other.grad
-        ), name
+        for parameter in kept.model.encoding.parameters():
+            parameter.add_(0.1 * torch.randn(parameter.shape, generator=draw))
+    again.model.load_state_dict(kept.model.state_dict())
+
+    loss, norm = update(kept, batch())
+    loss_again, norm_again = update(again, batch())
+
+    assert loss_again == loss
+    assert norm_again == pytest.approx(norm, rel=1e-6)
+    expected = [p.grad for p in kept.model.parameters()]
+    gradients = [p.grad for p in again.model.parameters()]
+    torch.testing.assert_close(gradients, expected, atol=0, rtol=0)
 
 
 @pytest.mark.slow
@@ -220,62 +222,78 @@ def test_blocks_that_are_computed_again_have_the_same_gradients_to_the_bit(
 def test_compiled_steps_are_those_of_plain_ones_in_graphs_that_depth_adds_nothing_to(
     tiny_config, block, encoding
 ):
+    counters = torch._dynamo.utils.counters
     graphs = []
     for n_layers in (2, 5):
-        model = dataclasses.replace(tiny_config.model, n_layers=n_layers, **block)
-        config = dataclasses.replace(
-            tiny_config, model=model, encoding=EncodingConfig(encoding)
-        )
+        config = support.changed(tiny_config, model={"n_layers": n_layers, **block})
         torch._dynamo.reset()
-        torch._dynamo.utils.counters.clear()
+        counters.clear()
         with torch.compiler.set_stance(force_backend="aot_eager"):
-            plain = trainer(config)
-            compiled = trainer(config, compile=True, checkpointing=encoding == "fire")
-            assert update(compiled, batch()) == pytest.approx(
-                update(plain, batch()), rel=1e-5
-            )
+            plain = trainer(config, encoding=encoding)
+            runtime = {"compile": True, "checkpointing": encoding == "fire"}
+            compiled = trainer(config, encoding=encoding, **runtime)
+            expected = update(plain, batch())
+            assert update(compiled, batch()) == pytest.approx(expected, rel=1e-5)
             assert_gradients_are_close(plain, compiled)
-        graphs.append(torch._dynamo.utils.counters["stats"]["unique_graphs"])
-    assert 2 <= graphs[0] == graphs[1] <= 5  # before and after attention
+        graphs.append(counters["stats"]["unique_graphs"])
+    assert graphs[0] == graphs[1]
+    assert 2 <= graphs[0] <= 5  # before and after attention
 
 
-# Block, tokens, device, whether a C++ compiler is there | whether
-# `runtime.compile=auto` compiles.
+@pytest.fixture
+def auto_config(tiny_config, monkeypatch):
+    """Return the configuration of a run that pays for its compilation."""
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    monkeypatch.setenv("CXX", sys.executable)
+    return support.changed(
+        tiny_config,
+        model={"n_layers": 4, "d_model": 256, "n_heads": 4, **SWIGLU},
+        training={"tokens": 10**9},
+        runtime={"compile": "auto"},
+    )
+
+
+def test_auto_compiles_where_it_pays(auto_config):
+    assert is_compiled(auto_config, CPU, World())
+
+
 @pytest.mark.parametrize(
-    "line",
+    "changes",
     [
-        "swiglu 1e9 cpu yes | True",
-        "swiglu 1e6 cpu yes | False",
-        "gelu 1e9 cpu yes | False",
-        "swiglu 1e9 cuda yes | False",
-        "swiglu 1e9 cpu no | False",
+        {"training": {"tokens": 10**6}},
+        {"model": {"norm": "layernorm", "mlp": "gelu"}},
     ],
 )
-def test_auto_compiles_where_it_pays(tiny_config, monkeypatch, line):
-    block, tokens, device, compiler, _, expected = line.split()
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
-    monkeypatch.setenv("CXX", sys.executable if compiler == "yes" else "no-such")
-    shape = {"n_layers": 4, "d_model": 256, "n_heads": 4} | (
-        SWIGLU if block == "swiglu" else {}
-    )
-    config = dataclasses.replace(
-        tiny_config,
-        model=dataclasses.replace(tiny_config.model, **shape),
-        training=dataclasses.replace(tiny_config.training, tokens=int(float(tokens))),
-        runtime=dataclasses.replace(tiny_config.runtime, compile="auto"),
-    )
-    assert is_compiled(config, torch.device(device), World()) == (expected == "True")
-    always = dataclasses.replace(config.runtime, compile=True)
-    assert is_compiled(dataclasses.replace(config, runtime=always), CPU, World())
+def test_auto_does_not_compile_what_is_short_or_gains_little(auto_config, changes):
+    config = support.changed(auto_config, **changes)
+    assert not is_compiled(config, CPU, World())
+
+
+def test_auto_does_not_compile_for_a_gpu(auto_config):
+    assert not is_compiled(auto_config, torch.device("cuda"), World())
+
+
+def test_auto_does_not_compile_without_a_compiler(auto_config, monkeypatch):
+    monkeypatch.setenv("CXX", "no-such")
+    assert not is_compiled(auto_config, CPU, World())
+
+
+def test_who_asks_for_it_gets_compilation(tiny_config):
+    config = support.changed(tiny_config, runtime={"compile": True})
+    assert is_compiled(config, CPU, World())
 
 
 def test_a_validation_counts_tokens_and_whole_problems(tiny_config):
     trained = trainer(tiny_config)
     ids = batch().ids
+    model = trained.model.eval()
     with torch.no_grad():
-        labels = trained.model.eval().logits(trained.model.hidden(ids)).argmax(-1)
-    labels[:, : T // 2], labels[0, -1] = IGNORED, (labels[0, -1] + 1) % V
+        labels = model.logits(model.hidden(ids)).argmax(-1)
+    labels[:, : T // 2] = IGNORED
+    labels[0, -1] = (labels[0, -1] + 1) % V
+
     numbers = validate(trained, [Batch.of(ids, labels)], answers=True)
+
     assert numbers["val/accuracy"] == 1 - 2 / (B * T)
     assert numbers["val/exact_match"] == (B - 1) / B
 
@@ -283,24 +301,24 @@ def test_a_validation_counts_tokens_and_whole_problems(tiny_config):
 def test_a_clock_counts_all_attempts_and_tokens_since_the_last_row(
     tiny_config, monkeypatch
 ):
-    now = [0.0]
-    monkeypatch.setattr(time, "monotonic", lambda: now[0])
-    monkeypatch.setattr(time, "process_time", lambda: now[0] / 2)
-    (trained := trainer(tiny_config)).world, per_step = (
-        World(0, 2),
-        tiny_config.training.tokens_per_step,
-    )
-    clock = Clock(trained, 10 * per_step, {"train_seconds": 5.0, "cpu_seconds": 1.0})
-    now[0] = 4.0
-    assert clock.speed(20) == {
-        "train/tokens_per_second": 10 * per_step / 4,
-        "seconds": 9.0,
-    }
+    now = 0.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    monkeypatch.setattr(time, "process_time", lambda: now / 2)
+    per_step = tiny_config.training.tokens_per_step
+    trained = trainer(tiny_config)
+    trained.world = World(0, 2)
+    before = {"train_seconds": 5.0, "cpu_seconds": 1.0}
+    clock = Clock(trained, 10 * per_step, before)
+
+    now = 4.0
+    first = clock.speed(20)
     with clock.paused():
-        now[0] = 50.0
-    now[0] = 51.0
-    assert clock.speed(30)["train/tokens_per_second"] == 10 * per_step
-    assert [clock.totals()[name] for name in ("train_seconds", "cpu_seconds")] == [
-        10.0,
-        1 + 2 * (4 + 1) / 2,
-    ]
+        now = 50.0
+    now = 51.0
+    second = clock.speed(30)
+
+    assert first == {"train/tokens_per_second": 10 * per_step / 4, "seconds": 9.0}
+    assert second["train/tokens_per_second"] == 10 * per_step
+    totals = clock.totals()
+    assert totals["train_seconds"] == 10
+    assert totals["cpu_seconds"] == 1 + 2 * (4 + 1) / 2  # of two processes

@@ -24,122 +24,130 @@ CLOSE = {"atol": 2e-5, "rtol": 2e-5}  # fp32 sums in another order
 COUNTED = torch.arange(LENGTH)[None]
 
 
-def inputs(
-    length: int = LENGTH, kv_heads: int = 4
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    q = schemes.random(2, 4, length, 8, seed=0)
-    k, v = (schemes.random(2, kv_heads, length, 8, seed=seed) for seed in (1, 2))
-    return q, k, v, schemes.random(2, length, 32, seed=3)
+def build(name: str, **options: Any) -> Any:
+    return encodings.build(name, SHAPE, options)
 
 
-def row_of(encoding: Any, x: Tensor, ids: Tensor) -> Tensor:
-    """Return, for each token, the row of an encoding's table that is added to it."""
-    added = encoding.embed(x, COUNTED[:, : ids.shape[1]], ids) - x
-    return added[:, :, None].sub(encoding.table).abs().sum(-1).argmin(-1)
+def inputs(length: int = LENGTH) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    return schemes.layer_inputs(SHAPE, length)
 
 
-def test_what_a_temperature_learns_starts_as_the_logits_of_its_encoding_at_the_training_length():
-    n = torch.tensor([1, SHAPE.train_length, SHAPE.train_length**2])
-    for rule, expected in (
+@pytest.mark.parametrize(
+    ("rule", "expected"),
+    [
         ("ssmax", [0.0, 1.0, 2.0]),
-        ("mistral_large4", [1.0] * 3),
+        ("mistral_large4", [1.0, 1.0, 1.0]),
         ("logn", [1.0, 1.0, 2.0]),
-    ):
-        temperature: Any = encodings.build("temperature", SHAPE, {"rule": rule})
-        torch.testing.assert_close(
-            temperature.factor(n, 1).expand(4, 3),
-            torch.tensor(expected).expand(4, 3),
-            msg=rule,
-        )
+    ],
+)
+def test_a_temperature_starts_at_1_at_the_training_length(rule, expected):
+    n = torch.tensor([1, SHAPE.train_length, SHAPE.train_length**2])
+    factor = build("temperature", rule=rule).factor(n, 1).expand(4, 3)
+    torch.testing.assert_close(factor, torch.tensor(expected).expand(4, 3))
 
 
-def test_drope_is_rope_before_the_drop_and_nothing_after_it_also_in_a_layer():
-    drope = encodings.build("drope", SHAPE, {"drop_at": 0.75, "base": 500.0})
-    layered = encodings.build(
-        "layered", SHAPE, {"layers": [{"name": "drope", "drop_at": 0.75, "window": 5}]}
-    )
-    heads = encodings.build(
-        "heads", SHAPE, {"heads": [{"name": "drope", "drop_at": 0.75}]}
-    )
-    given = (*inputs(), COUNTED, 1)
-    for done, name in (
-        (None, "none"),
-        (0.0, "rope"),
-        (0.74, "rope"),
-        (0.75, "none"),
-        (1.0, "none"),
-    ):
-        for encoding, window, base in (
-            (drope, None, 500.0),
-            (layered, 5, 10000.0),
-            (heads, None, 10000.0),
-        ):
-            if done is not None:  # before a run it is as after one
-                tell_progress(encoding, done)
-            expected = encodings.build(
-                name, SHAPE, {"base": base} if name == "rope" else {}
-            )
-            ours = attention(encoding, *given)
-            theirs = attention(expected, *given, window=window)
-            assert torch.equal(ours, theirs), done
+DROPPED = {"name": "drope", "drop_at": 0.75, "base": 500.0}
 
 
-def test_a_window_of_a_class_holds_in_a_layer_and_is_refused_in_heads(monkeypatch):
+@pytest.mark.parametrize(
+    ("encoding", "window"),
+    [
+        (build("drope", drop_at=0.75, base=500.0), None),
+        (build("layered", layers=[{**DROPPED, "window": 5}]), 5),
+        (build("heads", heads=[DROPPED]), None),
+    ],
+)
+def test_drope_is_rope_before_the_drop_and_nothing_after_it(encoding, window):
+    def outputs(encoding: Any, **limits: Any) -> Tensor:
+        return attention(encoding, *inputs(), COUNTED, 1, **limits)
+
+    rope = outputs(build("rope", base=500.0), window=window)
+    none = outputs(build("none"), window=window)
+
+    assert torch.equal(outputs(encoding), none)  # before a run it is as after one
+    for done in (0.0, 0.74):
+        tell_progress(encoding, done)
+        assert torch.equal(outputs(encoding), rope)
+    for done in (0.75, 1.0):
+        tell_progress(encoding, done)
+        assert torch.equal(outputs(encoding), none)
+
+
+@pytest.mark.parametrize(("window", "n_visible"), [(None, 4), (3, 3), (9, 4)])
+def test_the_narrower_window_of_a_class_and_of_a_layer_holds(
+    window, n_visible, monkeypatch
+):
     monkeypatch.setattr(encodings.load("alibi"), "window", 4)
-    for window, n_visible in ((None, 4), (3, 3), (9, 4)):
-        layered = encodings.build(
-            "layered", SHAPE, {"layers": [{"name": "alibi", "window": window}]}
-        )
-        assert (
-            attention_logits(layered, *inputs()[:2])[0, 0, -1] > -torch.inf
-        ).sum() == n_visible
+    layered = build("layered", layers=[{"name": "alibi", "window": window}])
+    q, k, *_ = inputs()
+    last_row = attention_logits(layered, q, k)[0, 0, -1]
+    assert last_row.isfinite().sum() == n_visible
+
+
+def test_a_class_with_a_window_is_refused_in_heads(monkeypatch):
+    monkeypatch.setattr(encodings.load("alibi"), "window", 4)
     with pytest.raises(UserError, match="'alibi' acts on all heads at once"):
-        encodings.build("heads", SHAPE, {"heads": [{"name": "alibi"}]})
+        build("heads", heads=[{"name": "alibi"}])
 
 
 IDS = torch.zeros(3, 30, dtype=torch.long)
+WHOLE = torch.arange(30)
 
 
-def test_randomized_draws_each_position_as_often_and_of_as_many_as_tokens_are_the_encoding_itself():
-    encoding = encodings.build("randomized", SHAPE, {"max_length": 40})
+def drawn(encoding: Any, times: int, ids: Tensor = IDS) -> Tensor:
+    """Return what is drawn in training, (times · B, T)."""
     stream = torch.Generator().manual_seed(0)
-    counts = torch.cat(
-        [encoding.positions(IDS[:, :10], stream)[0] for _ in range(1000)]
-    ).bincount(minlength=40)
+    return torch.cat([encoding.positions(ids, stream) for _ in range(times)])
+
+
+def test_randomized_draws_each_position_as_often():
+    encoding = build("randomized", max_length=40)
+    positions = drawn(encoding, 1000, IDS[:1, :10])
+    counts = positions.flatten().bincount(minlength=40)
     # five standard deviations
     assert (counts - 250).abs().max() < 5 * (1000 * 0.25 * 0.75) ** 0.5
 
 
-def test_shape_starts_anywhere_below_its_shift_in_training_and_behind_it_in_evaluation():
-    encoding = encodings.build("shape", SHAPE, {"shift": 7})
-    stream = torch.Generator().manual_seed(0)
-    assert (encoding.positions(IDS, stream).diff() == 1).all()
-    assert {int(encoding.positions(IDS, stream)[0, 0]) for _ in range(200)} == set(
-        range(7)
-    )
-    assert torch.equal(encoding.eval().positions(IDS, None), 7 + torch.arange(30)[None])
+def test_shape_starts_anywhere_below_its_shift_in_training():
+    positions = drawn(build("shape", shift=7), 200)
+    assert (positions.diff() == 1).all()
+    assert set(positions[:, 0].tolist()) == set(range(7))
 
 
-def test_cape_moves_jitters_and_stretches_positions_in_training_alone():
-    whole = torch.arange(30.0)
-    stream = torch.Generator().manual_seed(0)
-    nothing = {"global_shift": 0.0, "local_shift": 0.0, "scaling": 1.0}
-    # each part by itself
-    for options, bound in (({"global_shift": 4.0}, 4), ({"local_shift": 0.5}, 0.5)):
-        alone = encodings.build("cape", SHAPE, nothing | options)
-        moved = torch.cat([alone.positions(IDS, stream) for _ in range(300)]) - whole
-        assert 0.95 * bound < moved.max() <= bound + 1e-5
-        assert -bound - 1e-5 <= moved.min() < -0.95 * bound
-        same = (moved - moved[:, :1]).abs().amax(1) < 1e-5
-        assert same.all() if "global_shift" in options else not same.any()
-    alone = encodings.build("cape", SHAPE, nothing | {"scaling": 1.25})
-    stretches = (
-        torch.cat([alone.positions(IDS, stream) for _ in range(300)])[:, 1:] / whole[1:]
-    )
+def test_shape_starts_behind_its_shift_in_evaluation():
+    encoding = build("shape", shift=7).eval()
+    assert torch.equal(encoding.positions(IDS, None), 7 + WHOLE[None])
+
+
+STILL = {"global_shift": 0.0, "local_shift": 0.0, "scaling": 1.0}
+
+
+def test_cape_moves_all_positions_of_a_sequence_alike():
+    moved = drawn(build("cape", **STILL | {"global_shift": 4.0}), 300) - WHOLE
+    torch.testing.assert_close(moved, moved[:, :1].expand_as(moved))
+    assert 3.8 < moved.max() <= 4
+    assert -4 <= moved.min() < -3.8
+
+
+def test_cape_jitters_each_position():
+    moved = drawn(build("cape", **STILL | {"local_shift": 0.5}), 300) - WHOLE
+    spread = moved.amax(1) - moved.amin(1)
+    assert spread.min() > 0.1
+    assert 0.475 < moved.max() <= 0.50001
+    assert -0.50001 <= moved.min() < -0.475
+
+
+def test_cape_squeezes_as_often_as_it_stretches():
+    positions = drawn(build("cape", **STILL | {"scaling": 1.25}), 300)
+    stretches = positions[:, 1:] / WHOLE[1:]
     assert 0.8 <= stretches.min() < 0.81
     assert 1.24 < stretches.max() <= 1.2501
-    assert abs(float(stretches.log().mean())) < 0.05  # as often squeezed as stretched
-    assert torch.equal(alone.eval().positions(IDS, None), torch.arange(30)[None])
+    assert abs(float(stretches.log().mean())) < 0.05
+
+
+def test_cape_counts_tokens_in_evaluation():
+    encoding = build("cape", scaling=1.25).eval()
+    assert torch.equal(encoding.positions(IDS, None), WHOLE[None])
 
 
 DIGITS = tuple("0123456789+=")
@@ -160,15 +168,23 @@ def test_digits_begin_anywhere_in_training_by_a_draw_that_follows_from_the_updat
     last = len(encoding.table) - 1
     ids = torch.tensor([[DIGITS.index(token) for token in problem]])
     x = schemes.random(*ids.shape, SHAPE.d_model)
-    places = row_of(encoding.eval(), x, ids)
 
+    def rows() -> Tensor:
+        """Return, for each token, the row of the table that is added to it."""
+        added = encoding.embed(x, COUNTED[:, : ids.shape[1]], ids) - x
+        distance = (added[:, :, None] - encoding.table).abs().sum(-1)
+        return distance.argmin(-1)
+
+    encoding.eval()
+    places = rows()
+    encoding.train()
     drawn = []
     for update in [*range(100), 99, 7]:
-        tell_progress(encoding.train(), update / 100)
-        rows = row_of(encoding, x, ids)
-        drawn.append(int((rows - places).max()))
-        moved = (places + drawn[-1]).clamp(max=last)
-        assert torch.equal(rows, torch.where(places > 0, moved, 0))
+        tell_progress(encoding, update / 100)
+        offset = int((rows() - places).max())
+        moved = (places + offset).clamp(max=last)
+        assert torch.equal(rows(), torch.where(places > 0, moved, 0))
+        drawn.append(offset)
 
     assert set(drawn) == set(offsets)
     assert drawn[100:] == [drawn[99], drawn[7]]  # so a continued run draws alike
@@ -180,105 +196,97 @@ def test_heads_may_be_wider_than_their_share_of_the_model_and_share_keys_and_val
     name,
 ):
     encoding = schemes.build(name, {}, Shape(24, 4, 2, 32, head_dim=8, n_kv_heads=2))
-    (q, k, v, _), x, positions = (
-        inputs(12, kv_heads=2),
-        schemes.random(2, 12, 24, seed=3),
-        COUNTED[:, :12],
-    )
-    expected = attention_output(
-        encoding,
-        q,
-        k.repeat_interleave(2, 1),
-        v.repeat_interleave(2, 1),
-        x,
-        1,
-        positions,
-    )
-    out = attention(
-        encoding,
-        q,
-        k,
-        v,
-        x,
-        positions,
-        1,
-        consecutive="positions" not in encoding.hooks,
-    )
+    counted = schemes.counts_tokens(encoding)
+    positions = COUNTED[:, :12]
+    q, k, v, _ = inputs(12)
+    x = schemes.random(2, 12, 24, seed=3)
+    k = k[:, :2]
+    v = v[:, :2]
+
+    out = attention(encoding, q, k, v, x, positions, 1, consecutive=counted)
+
+    every_k = k.repeat_interleave(2, dim=1)
+    every_v = v.repeat_interleave(2, dim=1)
+    expected = attention_output(encoding, q, every_k, every_v, x, 1, positions)
     torch.testing.assert_close(out, expected, **CLOSE)
 
 
-@pytest.mark.parametrize("name", ["partial_rope", "lerope", "grape_m", "pope", "repo"])
-def test_interpolated_positions_are_the_trained_ones_and_no_stretch_changes_nothing(
-    name,
-):
-    trained: Any = schemes.build(name, {}, SHAPE)
-    q, k, v, x = inputs(32)
-    for method in ("pi", "ntk", "ntk_by_parts", "yarn", "llama3"):
-        after, _ = extend_encoding(trained, method, 32, 32)
-        assert torch.equal(
-            attention_output(after, q, k, v, x), attention_output(trained, q, k, v, x)
-        ), method
+SQUEEZED = ["partial_rope", "lerope", "grape_m", "pope", "repo"]
+
+
+@pytest.mark.parametrize("name", SQUEEZED)
+@pytest.mark.parametrize("method", ["pi", "ntk", "ntk_by_parts", "yarn", "llama3"])
+def test_an_extension_to_the_trained_length_changes_nothing(name, method):
+    trained = schemes.build(name, {}, SHAPE)
+    after, _ = extend_encoding(trained, method, 32, 32)
+    expected = attention_output(trained, *inputs(32))
+    assert torch.equal(attention_output(after, *inputs(32)), expected)
+
+
+@pytest.mark.parametrize("name", SQUEEZED)
+def test_interpolated_positions_are_the_trained_ones(name):
+    trained = schemes.build(name, {}, SHAPE)
     after, _ = extend_encoding(trained, "pi", 128, 32)
+    q, k, _, x = inputs(20)
     places = COUNTED[:, :20]
-    q = q[:, :, :20]
-    k = k[:, :, :20]
-    x = x[:, :20]
     ours = attention_logits(after, q, k, x, positions=4 * places)
-    torch.testing.assert_close(
-        ours, attention_logits(trained, q, k, x, positions=places), atol=1e-5, rtol=1e-5
-    )
+    expected = attention_logits(trained, q, k, x, positions=places)
+    torch.testing.assert_close(ours, expected, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", SQUEEZED)
+def test_yarn_multiplies_the_attention_factor(name):
+    trained: Any = schemes.build(name, {}, SHAPE)
     after, facts = extend_encoding(trained, "yarn", 64, 32)
-    assert after.attention_factor == pytest.approx(
-        trained.attention_factor * facts["attention_factor"]
-    )
+    expected = trained.attention_factor * facts["attention_factor"]
+    assert after.attention_factor == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("method", ["yarn", "rerope"])
-def test_a_wrapper_hands_an_extension_on_to_those_it_is_for_and_they_keep_their_windows(
-    method,
-):
+def test_a_wrapper_hands_an_extension_on_to_those_it_is_for(method):
     entries = [
         {"name": "rope", "window": 12},
         {"name": "none"},
-        {"name": "rope", "chunk": LENGTH},
+        {"name": "rope", "chunk": LENGTH},  # a chunk of all tokens hides none
     ]
-    layered = encodings.build("layered", SHAPE, {"layers": entries})
-    before = [attention(layered, *inputs(), COUNTED, layer) for layer in range(2)]
+    layered = build("layered", layers=entries)
+    before = [attention(layered, *inputs(), COUNTED, layer) for layer in range(3)]
+
     after, facts = extend_encoding(layered, method, 128, 32)
-    alone, alone_facts = extend_encoding(
-        encodings.build("rope", SHAPE), method, 128, 32
-    )
-    assert torch.equal(
-        attention(after, *inputs(), COUNTED, 0),
-        attention(alone, *inputs(), COUNTED, 0, window=12),
-    )
-    assert torch.equal(attention(after, *inputs(), COUNTED, 1), before[1])
-    whole = attention(alone, *inputs(), COUNTED, 0)  # a chunk of all tokens hides none
-    torch.testing.assert_close(attention(after, *inputs(), COUNTED, 2), whole, **CLOSE)
+    rope, rope_facts = extend_encoding(build("rope"), method, 128, 32)
+
+    first, second, third = [
+        attention(after, *inputs(), COUNTED, layer) for layer in range(3)
+    ]
+    windowed = attention(rope, *inputs(), COUNTED, 0, window=12)
+    whole = attention(rope, *inputs(), COUNTED, 0)
+    assert torch.equal(first, windowed)
+    assert torch.equal(second, before[1])
+    torch.testing.assert_close(third, whole, **CLOSE)
+    of_layers = {"rope 0": rope_facts, "rope 2": rope_facts}
+    assert facts == {"dynamic": rope_facts["dynamic"], "extended": of_layers}
     # the trained one is as it was
     assert torch.equal(attention(layered, *inputs(), COUNTED, 0), before[0])
-    assert facts == {
-        "dynamic": alone_facts["dynamic"],
-        "extended": {"rope 0": alone_facts, "rope 2": alone_facts},
-    }
 
 
-def test_an_extension_in_a_wrapper_goes_by_the_length_that_was_trained_last():
+@pytest.mark.parametrize(
+    ("name", "options", "method", "factor"),
+    [
+        ("shape", {"inner": "rope", "shift": 10}, "pi", 2.0),
+        ("temperature", {}, "pi", 2.0),
+        ("shape", {"inner": "sinusoidal", "shift": 10}, "interpolate", 266 / 138),
+    ],
+)
+def test_an_extension_in_a_wrapper_goes_by_the_length_that_was_trained_last(
+    name, options, method, factor
+):
     """A run that began from another has the shape of that one, and a training length of
     its own.
     """
-    cases: list[Any] = [
-        ("shape", {"inner": "rope", "shift": 10}, "pi", 2.0),
-        ("temperature", {}, "pi", 2.0),
-    ]
-    cases.append(
-        ("shape", {"inner": "sinusoidal", "shift": 10}, "interpolate", 266 / 138)
-    )
-    for name, options, method, factor in cases:
-        _, facts = extend_encoding(
-            encodings.build(name, SHAPE, options), method, train_length=128, length=256
-        )
-        assert [each["factor"] for each in facts["extended"].values()] == [factor]
+    trained = build(name, **options)
+    _, facts = extend_encoding(trained, method, train_length=128, length=256)
+    (inner,) = facts["extended"].values()
+    assert inner["factor"] == factor
 
 
 @pytest.mark.parametrize(
@@ -286,25 +294,15 @@ def test_an_extension_in_a_wrapper_goes_by_the_length_that_was_trained_last():
 )
 def test_a_temperature_acts_on_far_pairs_too(inner):
     trained = schemes.build("temperature", inner, SHAPE)
-    after, _ = extend_encoding(
-        trained, "self_extend", train_length=32, length=64, group=1
-    )
-    ours, expected = (
-        attention(each, *inputs(), COUNTED, 1) for each in (after, trained)
-    )
+    after, _ = extend_encoding(trained, "self_extend", 64, 32, group=1)
+    ours = attention(after, *inputs(), COUNTED, 1)
+    expected = attention(trained, *inputs(), COUNTED, 1)
     torch.testing.assert_close(ours, expected, **CLOSE)
 
 
 def test_a_temperature_around_heads_is_refused_where_it_would_miss_far_pairs():
-    inner = {
-        "inner": "heads",
-        "inner_options": {"heads": [{"name": "rope"}, {"name": "none"}]},
-    }
-    after, _ = extend_encoding(
-        encodings.build("temperature", SHAPE, inner),
-        "rerope",
-        train_length=32,
-        length=64,
-    )
+    heads = {"heads": [{"name": "rope"}, {"name": "none"}]}
+    trained = build("temperature", inner="heads", inner_options=heads)
+    after, _ = extend_encoding(trained, "rerope", 64, 32)
     with pytest.raises(Undefined, match="put it into the entries"):
         attention(after, *inputs(), COUNTED, 1)

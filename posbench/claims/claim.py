@@ -116,7 +116,9 @@ class Entry:
 
     @property
     def seeds(self) -> int:
-        return self.claim.seeds or (SEEDS_OF_TASK if self.claim.more_seeds else SEEDS)
+        if self.claim.seeds:
+            return self.claim.seeds
+        return SEEDS_OF_TASK if self.claim.more_seeds else SEEDS
 
 
 def read(names: list[str], config_dir: Path | None = None) -> list[Entry]:
@@ -139,19 +141,21 @@ def read(names: list[str], config_dir: Path | None = None) -> list[Entry]:
                 for name, value in content.items():
                     contents[name] = path, value
 
-    wanted = set(names)
-    if "all" in wanted:
-        wanted = set(contents)
+    wanted = set(names) - {"all"}
     for name in names:
-        if name not in contents and name != "all":
+        if name in wanted and name not in contents:
             hint = "'posbench list claims' shows all"
             raise unknown("claim", name, contents, hint)
+    if "all" in names:
+        wanted = set(contents)
     return [_read(name, *contents[name], shared) for name in sorted(wanted)]
 
 
 def _read(name: str, path: Path, content: Any, shared: dict[str, str]) -> Entry:
+    if not isinstance(content, dict):
+        content = {}  # then a key is missing, as it is said
     try:
-        claim = validate(Claim, content if isinstance(content, dict) else {})
+        claim = validate(Claim, content)
         texts = claim.test or []
         if isinstance(texts, str):
             texts = [texts]
@@ -179,7 +183,8 @@ def _runs(claim: Claim, shared: dict[str, str]) -> dict[str, str]:
 
 def _check(entry: Entry) -> None:
     """Raise UserError for a claim that cannot be tested."""
-    claim, tests = entry.claim, entry.tests
+    claim = entry.claim
+    tests = entry.tests
     if (claim.test is None) == (claim.more_seeds is None):
         raise UserError("expected test or more_seeds")
 
@@ -194,7 +199,9 @@ def _check(entry: Entry) -> None:
             f"test is {claim.test}: expected one, since it has a published number"
         )
 
-    used = {term.run for test in tests for term in test.terms}
+    used = set[str]()
+    for test in tests:
+        used |= {term.run for term in test.terms}
     if claim.more_seeds:
         used |= {claim.more_seeds.of, claim.more_seeds.than}
     for run in sorted(used - entry.runs.keys()):

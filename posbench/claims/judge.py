@@ -36,14 +36,16 @@ def judge(entries: Sequence[tuple[Entry, Runs]]) -> pd.DataFrame:
     rows = [_judged(entry, runs) for entry, runs in entries]
     tested = [row for row in rows if row["p"] is not None]
     for row in tested:
-        if len(tested) * row["p"] >= ALPHA:
+        adjusted = len(tested) * row["p"]
+        if adjusted >= ALPHA:
             row["outcome"] = "open"
     return pd.DataFrame(rows)
 
 
 def _judged(entry: Entry, runs: Runs) -> dict[str, Any]:
     """Return the row of a claim, with its outcome before adjustment."""
-    claim, source = entry.claim, entry.claim.source
+    claim = entry.claim
+    source = claim.source
     ended = ["done"]
     if claim.more_seeds:
         ended.append("diverged")  # no answer is right
@@ -51,7 +53,8 @@ def _judged(entry: Entry, runs: Runs) -> dict[str, Any]:
     seconds = 0.0
     for name, rows in runs.items():
         rows = rows[rows["run_status"].isin(ended)]
-        seconds += float(rows.drop_duplicates("folder")["cpu_seconds"].sum())
+        of_each_run = rows.drop_duplicates("folder")
+        seconds += float(of_each_run["cpu_seconds"].sum())
         # a claim names its runs itself, and they lie in one study
         done[name] = rows.assign(label=name, repeated=False)
 
@@ -76,9 +79,11 @@ def _finding(entry: Entry, runs: Runs) -> Finding:
     """Return the finding on a claim: its outcome before adjustment, with a p-value if
     something was tested.
     """
-    fewest, name = min((rows["seed"].nunique(), name) for name, rows in runs.items())
-    few = ""
-    if fewest < entry.seeds and any(map(len, runs.values())):
+    n_seeds = {name: rows["seed"].nunique() for name, rows in runs.items()}
+    name = min(sorted(n_seeds), key=n_seeds.__getitem__)
+    fewest = n_seeds[name]
+    few = ""  # what is missing, if there is anything
+    if fewest < entry.seeds and any(n_seeds.values()):
         few = f"{fewest} of {entry.seeds} seeds of {name}"
     if fewest < min(entry.seeds, ENOUGH_SEEDS):
         return {"outcome": "not run", "ours": few}
@@ -106,23 +111,25 @@ def _text_finding(entry: Entry, runs: Runs) -> Finding:
     except LookupError as missing:
         return {"outcome": "not run", "ours": missing.args[0]}
 
-    supporting, contradicting = [], []  # p-values
+    ours = []
+    supporting = []  # p-values
+    contradicting = []
     for test, mean in zip(entry.tests, means, strict=True):
+        ours.append(f"{mean.mean:+.3f} ({mean.low():+.3f} to {mean.high():+.3f})")
         excess = test.direction * (mean.mean - test.margin)
         p_value = _p_value(excess, mean)
         if excess > 0:
             supporting.append(p_value)
         else:
             contradicting.append(p_value)
-    ours = [
-        f"{mean.mean:+.3f} ({mean.low():+.3f} to {mean.high():+.3f})" for mean in means
-    ]
-    finding = {"outcome": "supported", "ours": " and ".join(ours)}
     if contradicting:
         # one test is enough, by a p-value adjusted for their number
+        outcome = "contradicted"
         p_value = min(1.0, len(means) * min(contradicting))
-        return finding | {"outcome": "contradicted", "p": p_value}
-    return finding | {"p": max(supporting)}  # all tests must support
+    else:
+        outcome = "supported"
+        p_value = max(supporting)  # all tests must support
+    return {"outcome": outcome, "p": p_value, "ours": " and ".join(ours)}
 
 
 def _p_value(excess: float, mean: Estimate) -> float:
@@ -159,10 +166,12 @@ def _value(term: Term, rows: pd.DataFrame) -> Any:
     if term.protocol in SHARES:
         rows = tasks.task_rows(rows)
         rows = rows[(rows["variant"] == "plain") & (rows["offset"] == 0)]
-        kind, column = rows["of_task"].replace("", "plain"), SHARES[term.protocol]
+        kind = rows["of_task"].replace("", "plain")
+        column = SHARES[term.protocol]
     else:
         rows = compare.main_rows(rows, term.protocol)
-        kind, column = rows["variant"], "nll"
+        kind = rows["variant"]
+        column = "nll"
     rows = rows[(kind == term.kind) & (rows["length_ratio"] == term.ratio)]
     return rows.set_index("seed")[column]
 
@@ -224,7 +233,8 @@ def _task_finding(pair: MoreSeeds, runs: Runs, few: str) -> Finding:
 
     counts = []  # of each scheme, how many seeds answer right, and how many do not
     for name in (pair.of, pair.than):
-        learned = tasks.task_rows(runs[name]).drop_duplicates("folder")["seed_learned"]
+        of_each_seed = tasks.task_rows(runs[name]).drop_duplicates("folder")
+        learned = of_each_seed["seed_learned"]
         if pair.at > 1 and learned.mean() < HALF:
             reason = f"{int(learned.sum())} of {len(learned)} seeds of {name} learned"
             return {"outcome": "not learned", "ours": reason}
@@ -237,14 +247,12 @@ def _task_finding(pair: MoreSeeds, runs: Runs, few: str) -> Finding:
         right = int((accuracy >= pair.right).sum())
         counts.append((right, len(accuracy) - right))
 
-    (right, wrong), (other_right, other_wrong) = counts
-    n, other_n = right + wrong, other_right + other_wrong
-    ours = f"{right} of {n} against {other_right} of {other_n} seeds"
+    first, second = counts
+    ours = f"{first[0]} of {sum(first)} against {second[0]} of {sum(second)} seeds"
     if few:
         return {"outcome": "not run", "ours": f"{few}: {ours}"}
-    has_more = right / n > other_right / other_n
-    return {
-        "outcome": "supported" if has_more else "contradicted",
-        "p": float(stats.fisher_exact(counts).pvalue),
-        "ours": ours,
-    }
+    outcome = "contradicted"
+    if first[0] / sum(first) > second[0] / sum(second):
+        outcome = "supported"
+    p_value = float(stats.fisher_exact(counts).pvalue)
+    return {"outcome": outcome, "p": p_value, "ours": ours}

@@ -5,6 +5,7 @@ Claims share runs, and all runs lie in one study. Seeds 5 to 14 were never used 
 a prediction.
 """
 
+import itertools
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
@@ -62,28 +63,23 @@ def reproduce(
         PosbenchError: some runs failed; the others are done and the claims are judged
             by them.
     """
-    overrides, studies, names = [], [], []
-    for word in words:
-        if "=" in word:
-            overrides.append(word)
-        elif word.endswith(frames.SUFFIX):
-            studies.append(Path(word))
-        else:
-            names.append(word)
+    overrides = [word for word in words if "=" in word]
+    others = [word for word in words if "=" not in word]
+    studies = [Path(word) for word in others if word.endswith(frames.SUFFIX)]
+    names = [word for word in others if not word.endswith(frames.SUFFIX)]
     if not names:
         raise UserError(
             "which claims? posbench reproduce all, or names from 'posbench list claims'"
         )
     entries = claim.read(names, config_dir)
     plans_of = plans_of_claims(entries, overrides, config_dir)
-    plan_of = _each_once(plans_of)
-    path = next(iter(plan_of.values())).folder.parent / FILE
+    every_plan = [*_each_once(plans_of).values()]
     study_rows = None
+    kept = set[str]()  # runs that a study has
     if studies:
         study_rows = frames.read(studies)
-        for run in set(study_rows["run"]):
-            plan_of.pop(run, None)
-    todo = list(plan_of.values())
+        kept = set(study_rows["run"])
+    todo = [plan for plan in every_plan if plan.id not in kept]
     console.log_to_terminal()
     if dry_run:
         print(sweep.cost(todo))
@@ -92,6 +88,7 @@ def reproduce(
     status = slots.execute(todo, n_jobs) if todo else {}
     findings = judge_claims(entries, plans_of, study_rows)
     table(findings).print(console.stdout())
+    path = every_plan[0].folder.parent / FILE
     files.write(path, findings.to_csv(index=False).encode())
     print(f"Sources and numbers: {path}")
     failed = [name for name, state in status.items() if state.name != "done"]
@@ -105,8 +102,8 @@ def _each_once(plans_of: Needed) -> dict[str, Plan]:
     """Return the plans by id, since claims share runs."""
     plan_of: dict[str, Plan] = {}
     for runs in plans_of.values():
-        for seeds in runs.values():
-            plan_of |= {plan.id: plan for plan in seeds}
+        for plan in itertools.chain(*runs.values()):
+            plan_of[plan.id] = plan
     return plan_of
 
 
@@ -169,7 +166,8 @@ def judge_claims(
     for entry in entries:
         runs = {}
         for name, seeds in plans_of[entry.id].items():
-            runs[name] = rows[rows["run"].isin([plan.id for plan in seeds])]
+            ids = [plan.id for plan in seeds]
+            runs[name] = rows[rows["run"].isin(ids)]
         asked.append((entry, runs))
     return judge(asked)
 

@@ -14,6 +14,7 @@ import itertools
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import yaml
 from hydra import compose, conf, initialize_config_dir
@@ -39,10 +40,7 @@ from posbench.config.overrides import (
     value,
     values,
 )
-from posbench.config.schema import (
-    Config,
-    validate,
-)
+from posbench.config.schema import Config, flat, kind, refused, validate
 from posbench.config.shipped import EVERY, GROUPS, choice_file, choices, configs_dir
 from posbench.errors import UserError
 
@@ -50,6 +48,8 @@ from posbench.errors import UserError
 _SOURCES = {"path": "text", "dataset": "hub"}
 # where encodings, tasks and data sets have keys of their own
 _OPEN = ("encoding.", "data.task.", "data.splits.")
+# numbers with eight or sixty as their base
+_GUESSED = re.compile(r"[-+]?(0[0-9_]+|\d+(:[0-5]?\d)+)")
 # only a group sets these
 _WITH_OPTIONS = ("encoding.name", "data.source", "data.task", "data.task.name")
 
@@ -65,8 +65,9 @@ def configs(
     """Return the words and the configuration of each combination of values;
     `config_dir` has further YAML files.
     """
-    folders = (config_dir.absolute(),) if config_dir else ()
+    folders: tuple[Path, ...] = ()
     if config_dir:
+        folders = (config_dir.absolute(),)
         _hydra_config.cache_clear()  # its files may have changed
     axes = {}
     for key, text in by_key(words).items():
@@ -109,10 +110,12 @@ def _hydra_config(overrides: tuple[str, ...], folders: tuple[Path, ...]) -> Dict
     """
     callers_hydra = GlobalHydra.instance().hydra
     GlobalHydra.instance().clear()
-    places = [json.dumps(f"file://{folder}", ensure_ascii=False) for folder in folders]
-    words = [f"hydra.searchpath=[{','.join(places)}]"]
+    places = json.dumps([f"file://{folder}" for folder in folders], ensure_ascii=False)
+    words = [f"hydra.searchpath={places}"]
     for default in conf.HydraConf().defaults:
-        words += [f"~hydra/{key}" for key, choice in default.items() if choice]
+        for key, choice in default.items():
+            if choice:
+                words.append(f"~hydra/{key}")
     try:
         with initialize_config_dir(str(configs_dir()), "posbench", version_base="1.3"):
             cfg = compose("train", [*words, *overrides], return_hydra_config=True)
@@ -143,6 +146,7 @@ def _config(point: dict[str, str], folders: tuple[Path, ...]) -> Config:
         if key in _WITH_OPTIONS or not is_key:
             raise unknown_key(key, [*KEYS, *GROUPS], (*WORDS, *OF_A_SWEEP))
         OmegaConf.update(cfg, key, value(key, text), merge=True)
+    cfg.encoding = _with_class_inside(cfg.encoding)
 
     # Functions such as `${oc.env:...}` would put secrets into records.
     written = json.dumps(OmegaConf.to_container(cfg), default=str)
@@ -153,6 +157,7 @@ def _config(point: dict[str, str], folders: tuple[Path, ...]) -> Config:
             " ${training.tokens}"
         )
     plain = dict(OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True))  # type: ignore[arg-type]
+    _refuse_guesses(plain)
     data = plain["data"]
     is_other = data["dataset"] != dataset_of_file and "data.name" not in point
     if data["source"] == "hub" and (is_other or data["name"] == "hub"):
@@ -201,7 +206,9 @@ def _base_config(groups: dict[str, str], folders: tuple[Path, ...]) -> DictConfi
         signature = _signature(files.pop("encoding"))
     for group, choice in files.items():
         classes = encodings.names() if group == "encoding" else ()
-        choice_file(group, choice, folders, classes)
+        path = choice_file(group, choice, folders, classes)
+        if not path.is_relative_to(configs_dir()):
+            _refuse_guessed_numbers(path)
     words = tuple(f"{group}={choice}" for group, choice in files.items())
     cfg = copy.deepcopy(_hydra_config(words, folders))
     cfg.encoding = signature or cfg.encoding
@@ -223,8 +230,80 @@ def _signature(name: str) -> DictConfig:
         source = {"file": f"{path}:{cls.__name__}", "file_sha256": digest}
     options = {}
     for key, default in encodings.options_of(name).items():
-        options[key] = "???" if default is inspect.Parameter.empty else default
+        options[key] = default
+        if default is inspect.Parameter.empty:
+            options[key] = "???"  # it has to be given
     return OmegaConf.create({"name": name, **options, **source})
+
+
+def _refuse_guesses(plain: dict[str, Any]) -> None:
+    """Raise UserError for a text that YAML has read as a number: 2024_05_01, 695e0514.
+
+    What is typed stays text, so that such a value is from a file.
+    """
+    for key, given in flat(plain).items():
+        if not kind(KEYS.get(key)).startswith("text"):
+            continue
+        for text in given if isinstance(given, list) else [given]:
+            if text is not None and not isinstance(text, str):
+                expected = "text: put it into quotation marks in its file"
+                raise refused(key, text, expected)
+
+
+def _refuse_guessed_numbers(path: Path) -> None:
+    """Raise UserError for a number in a user's file that YAML reads as another: 010 as
+    8, 12:30 as 750.
+    """
+    for token in yaml.scan(path.read_bytes()):
+        if not isinstance(token, yaml.ScalarToken) or not token.plain:
+            continue
+        if _GUESSED.fullmatch(token.value):
+            line = token.start_mark.line + 1
+            raise UserError(
+                f"{path}, line {line}: YAML reads {token.value} as another number:"
+                " write that, or put it into quotation marks"
+            )
+
+
+def _with_class_inside(encoding: DictConfig) -> DictConfig:
+    """Return an encoding's settings in which a class in a file, inside of `layered`,
+    `heads` or `randomized`, stands under its name.
+    """
+    options: dict[str, Any] = OmegaConf.to_container(encoding)  # type: ignore[assignment]
+    places = {text for text in _texts(options) if encodings.PLACE.fullmatch(text)}
+    places.discard(options.get("file"))
+    if not places:
+        return encoding
+    if len(places) > 1 or options.get("file"):
+        raise UserError(
+            f"encoding has {' and '.join(sorted(places))}: expected one class of a file"
+        )
+    (place,) = places
+    inner = _signature(place)
+    inside = _renamed(options, place, inner.name)
+    return OmegaConf.create(
+        {**inside, "file": inner.file, "file_sha256": inner.file_sha256}
+    )
+
+
+def _texts(value: Any) -> list[str]:
+    """Return the texts in lists and mappings, at any depth."""
+    if isinstance(value, str):
+        return [value]
+    if isinstance(value, dict):
+        value = list(value.values())
+    if not isinstance(value, list):
+        return []
+    return [text for item in value for text in _texts(item)]
+
+
+def _renamed(value: Any, former: str, name: str) -> Any:
+    """Return lists and mappings with another text in the place of one."""
+    if isinstance(value, dict):
+        return {key: _renamed(item, former, name) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_renamed(item, former, name) for item in value]
+    return name if value == former else value
 
 
 def _check(config: Config) -> None:

@@ -32,25 +32,27 @@ def one_number(value: Any) -> Any:
         return {key: one_number(item) for key, item in value.items()}
     if isinstance(value, list):
         return [one_number(item) for item in value]
-    return int(value) if isinstance(value, float) and value.is_integer() else value
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    return value
 
 
 def with_paths(plain: dict[str, Any]) -> dict[str, Any]:
     """Return a configuration with `~` expanded, and each path to a text spelt in one
     way: one file is one run.
     """
-    data, runtime = plain["data"], plain["runtime"]
-    for key in ("path", "tokenizer"):
-        path = data[key]
-        # a tokenizer may be a name
-        if path and (key == "path" or os.path.exists(os.path.expanduser(path))):
-            data[key] = relative_path(path)
-    homes = {
-        key: os.path.expanduser(runtime[key])
-        for key in ("outputs", "cache")
-        if runtime[key]
-    }
-    return plain | {"runtime": runtime | homes}
+    data = dict(plain["data"])
+    if data["path"]:
+        data["path"] = relative_path(data["path"])
+    tokenizer = data["tokenizer"]
+    if tokenizer and os.path.exists(os.path.expanduser(tokenizer)):  # else a name
+        data["tokenizer"] = relative_path(tokenizer)
+
+    runtime = dict(plain["runtime"])
+    for key in ("outputs", "cache"):
+        if runtime[key]:
+            runtime[key] = os.path.expanduser(runtime[key])
+    return plain | {"data": data, "runtime": runtime}
 
 
 def relative_path(path: str) -> str:

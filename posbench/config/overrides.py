@@ -22,29 +22,30 @@ LENGTH, RATIOS = "evaluation.length", "evaluation.ratios"
 KEYS = schema.keys()
 # words for `posbench sweep` itself, not for its runs
 OF_A_SWEEP = ("sweep", "tune", "tune_grid")
-# Short words that may be typed, and the keys they stand for. `precision` is none:
-# training has one, too.
-WORDS = {
-    key.partition(".")[2]: key
-    for key in KEYS
-    if re.match(r"(evaluation|runtime)\.(?!precision)", key)
-}
-WORDS |= {
-    word: f"evaluation.{word}s" for word in ("protocol", "ratio", "extension", "task")
-}
-WORDS |= {
+# Short words that may be typed, and the keys they stand for: those of evaluation and
+# runtime without the section. `precision` is none: training has one, too.
+WORDS: dict[str, str] = {}
+# The words of `posbench evaluate`. `at_tokens` is not among them: it asks for
+# evaluations during training.
+OF_A_FINISHED_RUN: dict[str, str] = {}
+for _key in KEYS:
+    _section, _, _word = _key.partition(".")
+    if _section in ("evaluation", "runtime") and _word != "precision":
+        WORDS[_word] = _key
+        if _section == "evaluation" and _word != "at_tokens":
+            OF_A_FINISHED_RUN[_word] = _key
+_OTHER_SPELLINGS = {
+    "protocol": "evaluation.protocols",
+    "ratio": RATIOS,
+    "extension": "evaluation.extensions",
+    "task": "evaluation.tasks",
     "length": LENGTH,
     "lengths": LENGTH,
     "probe": "evaluation.tasks",
     "probes": "evaluation.tasks",
 }
-# The words of `posbench evaluate`. `at_tokens` is not among them: it asks for
-# evaluations during training.
-OF_A_FINISHED_RUN = {
-    word: key
-    for word, key in WORDS.items()
-    if key.startswith("evaluation.") and word != "at_tokens"
-}
+WORDS |= _OTHER_SPELLINGS
+OF_A_FINISHED_RUN |= _OTHER_SPELLINGS
 OF_A_FINISHED_RUN |= {
     "precision": "evaluation.precision",
     "device": "runtime.device",
@@ -136,14 +137,19 @@ def unknown_key(
         if spellings & set(names.split()):
             return UserError(f"unknown key '{key}' (it is {hint})")
 
-    by_name = {choice.rpartition(".")[2]: choice for choice in reversed(list(keys))}
-    by_name |= {word: word for word in words}
+    key_of_name: dict[str, str] = {}
+    for choice in keys:
+        key_of_name.setdefault(choice.rpartition(".")[2], choice)
+    for word in words:
+        key_of_name[word] = word
     # Below this likeness a suggestion misleads more often than it helps.
-    close = nearest(key, [*by_name, *keys], 0.75) or nearest(name, by_name, 0.75)
+    close = nearest(key, [*key_of_name, *keys], 0.75)
+    if not close:
+        close = nearest(name, key_of_name, 0.75)
     if not close:
         return UserError(f"unknown key '{key}' ('posbench train --cfg' shows all keys)")
     return UserError(
-        f"unknown key '{key}': did you mean '{by_name.get(close, close)}'?"
+        f"unknown key '{key}': did you mean '{key_of_name.get(close, close)}'?"
     )
 
 
@@ -159,20 +165,28 @@ def values(key: str, text: str) -> list[str]:
     return items
 
 
-def value(key: str, text: str, kind: str = "") -> Any:
+def value(key: str, text: str) -> Any:
     """Return the value of a full key from its typed text."""
-    kind = kind or ("ints" if key == LENGTH else schema.kind(KEYS.get(key)))
+    if key == LENGTH:
+        return _value("ints", text)
+    return _value(schema.kind(KEYS.get(key)), text)
+
+
+def _value(kind: str, text: str) -> Any:
+    """Return the value of a typed text; `kind` is that of its key in the schema."""
     if kind != "yaml" and re.search(r"\$\{|^[-+\d_]+:", text):
         return text  # also 12:30, which YAML takes for a number to base 60
     if kind.endswith("s"):
         items = text.strip()
         if items.startswith("[") and items.endswith("]"):
             items = items[1:-1]
-        return [value(key, item, kind[:-1]) for item in _items(items) if item]
+        return [_value(kind[:-1], item) for item in _items(items) if item]
     if kind != "text" or text == "null":
         return read(text)
     quoted = re.fullmatch(r"(['\"])(.*)\1", text, re.DOTALL)
-    return quoted[2] if quoted else text
+    if quoted:
+        return quoted[2]
+    return text
 
 
 def read(text: str) -> Any:
@@ -183,14 +197,15 @@ def read(text: str) -> Any:
     from omegaconf import OmegaConf
 
     with contextlib.suppress(ValueError):
-        return int(text) if re.fullmatch(r"[-+\d_\s]+", text) else float(text)
+        return int(text)
+    with contextlib.suppress(ValueError):
+        return float(text)
     try:
         spaced = re.sub(r"([{,]\s*[\w.-]+):(?=\S)", r"\1: ", text)
         return OmegaConf.to_container(OmegaConf.create(f"- {spaced}"))[0]  # type: ignore[index] # it is a list
     except yaml.YAMLError as error:
-        raise UserError(
-            f"cannot read '{text}': {getattr(error, 'problem', None) or error}"
-        ) from None
+        problem = getattr(error, "problem", None) or error
+        raise UserError(f"cannot read '{text}': {problem}") from None
 
 
 def _items(text: str) -> list[str]:
@@ -203,8 +218,8 @@ def _items(text: str) -> list[str]:
         else:
             items[-1] += f",{part}"
         unquoted = re.sub(r"^\s*(['\"]).*?\1", "", items[-1])
-        opened = sum(unquoted.count(bracket) for bracket in "[{(")
-        closed = sum(unquoted.count(bracket) for bracket in ")}]")
+        opened = len(re.findall(r"[\[{(]", unquoted))
+        closed = len(re.findall(r"[)}\]]", unquoted))
         in_quotes = re.match(r"\s*['\"]", unquoted) is not None
         is_complete = opened <= closed and not in_quotes
     return [item.strip() for item in items]
@@ -223,9 +238,6 @@ def apply(config: Config, words: list[str]) -> Config:
     evaluation = plain["evaluation"]
     if LENGTH in settings:
         evaluation["ratios"] = ratios(evaluation.pop("length"), config)
-    # new lengths score the run's own targets: all rows pair
-    if evaluation["longest"] is None:
-        evaluation["longest"] = max(1.0, *config.evaluation.ratios)
     return schema.validate(Config, plain)
 
 
@@ -238,8 +250,8 @@ def ratios(lengths: list[Any], config: Config) -> list[float]:
             f"length counts tokens of text: for '{config.data.name}' give ratio=2,4, in"
             " trained lengths"
         )
-    are_counts = all(type(length) is int and length >= 1 for length in lengths)
-    if not lengths or not are_counts:
+    wrong = [length for length in lengths if type(length) is not int or length < 1]
+    if wrong or not lengths:
         typed = ",".join(map(str, lengths))
         raise UserError(
             f"length is {typed}: expected lengths in tokens, such as 128,256"

@@ -116,8 +116,10 @@ class ModelConfig(Section):
         """Feed-forward channels. By default SwiGLU's three matrices have about as many
         weights as GELU's two.
         """
+        if self.d_ff is not None:
+            return self.d_ff
         defaults = {"gelu": 4 * self.d_model, "swiglu": -(-8 * self.d_model // 96) * 32}
-        return defaults[self.mlp] if self.d_ff is None else self.d_ff
+        return defaults[self.mlp]
 
     def __post_init__(self) -> None:
         refuse_uneven("model.d_model", self.d_model, self.n_heads, "heads")
@@ -140,7 +142,8 @@ def refuse_uneven(key: str, value: int, divisor: int, parts: str) -> None:
     """Refuse a number that `divisor` does not divide, and name the nearest numbers that
     it divides.
     """
-    if remainder := value % divisor:
+    remainder = value % divisor
+    if remainder:
         near = f"{value - remainder} or {value - remainder + divisor}"
         raise UserError(
             f"{key} is {value}: it does not divide among {divisor} {parts}, nearest:"
@@ -222,11 +225,10 @@ class TrainingConfig(Section):
         """The updates over which the learning rate rises; a tenth of all if the warm-up
         is longer than the training.
         """
-        return (
-            self.warmup_tokens
-            if self.warmup_tokens <= self.tokens
-            else self.tokens // 10
-        ) // self.tokens_per_step
+        tokens = self.warmup_tokens
+        if tokens > self.tokens:
+            tokens = self.tokens // 10
+        return tokens // self.tokens_per_step
 
 
 class EvaluationConfig(Section, kw_only=True):
@@ -257,6 +259,12 @@ class EvaluationConfig(Section, kw_only=True):
     batch_tokens: Count  # tokens per forward pass
     # the dtype of matrix products; auto = that of training
     precision: Precision
+
+    def refuse_repeated_values(self) -> None:
+        """Refuse a list that has a value twice: its rows would be the same."""
+        for name, values in vars(self).items():
+            if isinstance(values, tuple) and len(set(values)) < len(values):
+                raise refused(f"evaluation.{name}", values, "each value once")
 
 
 class TrackingConfig(Section):
@@ -401,9 +409,7 @@ class Config(Section):
         if training.steps < 1:
             expected = f"at least {training.tokens_per_step}, one update"
             raise refused("training.tokens", training.tokens, expected)
-        for name, values in vars(evaluation).items():
-            if isinstance(values, tuple) and len(set(values)) < len(values):
-                raise refused(f"evaluation.{name}", values, "each value once")
+        evaluation.refuse_repeated_values()
         if data.task is None:
             self._refuse_rows_of_problems()
         else:
@@ -509,12 +515,14 @@ def kind(hint: Any) -> str:
     for lists, else `yaml`.
     """
     origin, inner = typing.get_origin(hint), typing.get_args(hint)
-    if origin is Literal:
-        return "text" if all(isinstance(choice, str) for choice in inner) else "yaml"
     if origin in (None, dict):
         return {str: "text", int: "int", float: "float"}.get(hint, "yaml")
-    # a union's other type is None
-    return f"{kind(inner[0])}s" if origin is tuple else kind(inner[0])
+    if origin is Literal:
+        are_texts = {type(choice) for choice in inner} == {str}
+        return "text" if are_texts else "yaml"
+    if origin is tuple:
+        return kind(inner[0]) + "s"
+    return kind(inner[0])  # a union's other type is None
 
 
 def validate(cls: type[_Section], plain: Mapping[str, Any]) -> _Section:
@@ -525,8 +533,8 @@ def validate(cls: type[_Section], plain: Mapping[str, Any]) -> _Section:
     plain = dict(plain)
     encoding = plain.get("encoding")
     if isinstance(encoding, Mapping):
-        fields = {key: encoding.get(key) for key in ("name", *_SOURCE)}
-        options = {key: encoding[key] for key in encoding if key not in fields}
+        options = dict(encoding)
+        fields = {key: options.pop(key, None) for key in ("name", *_SOURCE)}
         plain["encoding"] = fields | {"options": options}
 
     for key, value in flat(plain).items():  # pydantic would read true as 1
@@ -584,10 +592,11 @@ def to_container(config: Any) -> dict[str, Any]:
     name.
     """
     plain: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(config)))
-    encoding = plain["encoding"]
-    source = {key: encoding.pop(key) for key in _SOURCE}
-    encoding |= encoding.pop("options")
-    encoding |= {key: value for key, value in source.items() if value}
+    fields = plain["encoding"]
+    plain["encoding"] = {"name": fields["name"], **fields["options"]}
+    for key in _SOURCE:
+        if fields[key]:
+            plain["encoding"][key] = fields[key]
     return plain
 
 

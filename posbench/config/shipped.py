@@ -38,11 +38,10 @@ def configs_dir() -> Path:
     wheel, beside it in a checkout.
     """
     package = Path(__file__).resolve().parent.parent
-    return (
-        packaged
-        if (packaged := package / "_configs").is_dir()
-        else package.parent / "configs"
-    )
+    packaged = package / "_configs"
+    if packaged.is_dir():
+        return packaged
+    return package.parent / "configs"
 
 
 def choices(
@@ -51,16 +50,13 @@ def choices(
     """Return a group's files by name. If several folders have a name, the first
     counts.
     """
-    roots = [folder / group for folder in (configs_dir(), *reversed(folders))]
-    return dict(
-        sorted(
-            {
-                str(p.relative_to(r).with_suffix("")): p
-                for r in roots
-                for p in r.glob(pattern)
-            }.items()
-        )
-    )
+    found = {}
+    for folder in (configs_dir(), *reversed(folders)):
+        top = folder / group
+        for path in top.glob(pattern):
+            name = str(path.relative_to(top).with_suffix(""))
+            found[name] = path
+    return dict(sorted(found.items()))
 
 
 def choice_file(
@@ -69,30 +65,31 @@ def choice_file(
     """Return the file of one choice. Raises UserError if there is none; `classes` are
     choices without files.
     """
-    if path := (files := choices(group, folders, EVERY)).get(name):
-        # Hydra reads that one
-        if (
-            path != (shipped := configs_dir() / group / f"{name}.yaml")
-            and shipped.is_file()
-        ):
-            raise UserError(
-                f"{path}: posbench has a file of this name: give yours another"
-            )
-        return path
-    hint = (
-        "'posbench list' shows all"
-        if group == "encoding"
-        else f"choices: {', '.join(files)}"
-    )
-    of_texts = (
-        "a text of your own is data.path=..., one of the hub data.dataset=OWNER/NAME; "
-        * (group == "data")
-    )
-    close = _SYNONYMS.get(name.lower()) or nearest(name, [*files, *classes], 0.6)
-    raise UserError(
-        f"unknown {group} '{name}'{f': did you mean {close!r}?' if close else ''}"
-        f" ({of_texts}{hint})"
-    )
+    files = choices(group, folders, EVERY)
+    if name not in files:
+        raise _unknown_choice(group, name, [*files, *classes])
+    path = files[name]
+    shipped = configs_dir() / group / f"{name}.yaml"
+    if path != shipped and shipped.is_file():  # Hydra reads that one
+        raise UserError(f"{path}: posbench has a file of this name: give yours another")
+    return path
+
+
+def _unknown_choice(group: str, name: str, names: list[str]) -> UserError:
+    message = f"unknown {group} '{name}'"
+    close = _SYNONYMS.get(name.lower()) or nearest(name, names, 0.6)
+    if close:
+        message += f": did you mean '{close}'?"
+    if group == "encoding":
+        hint = "'posbench list' shows all"
+    else:
+        hint = f"choices: {', '.join(names)}"
+    if group == "data":
+        hint = (
+            "a text of your own is data.path=..., one of the hub"
+            f" data.dataset=OWNER/NAME; {hint}"
+        )
+    return UserError(f"{message} ({hint})")
 
 
 def load(path: Path) -> dict[str, Any]:
@@ -106,7 +103,8 @@ def load(path: Path) -> dict[str, Any]:
         content = yaml.load(path.read_bytes(), Loader=loader)  # noqa: S506
     # ValueError: an impossible date
     except (OSError, yaml.YAMLError, ValueError, RecursionError) as error:
-        raise UserError(f"cannot read {path}: {' '.join(str(error).split())}") from None
+        reason = " ".join(str(error).split())
+        raise UserError(f"cannot read {path}: {reason}") from None
     if not isinstance(content, dict):
         raise UserError(f"{path}: expected keys with values")
     return content

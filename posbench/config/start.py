@@ -18,6 +18,7 @@ from posbench.config.overrides import value
 from posbench.config.schema import (
     SAVED,
     Config,
+    EncodingConfig,
     StartConfig,
     TrainingConfig,
     load_saved,
@@ -38,12 +39,11 @@ def run_folders(pattern: str) -> list[str]:
     """Return the run folders that a glob matches, except those that --restart moved
     aside; if none, the glob itself.
     """
-    paths = map(Path, sorted(glob.glob(os.path.expanduser(pattern))))
-    folders = [
-        str(path)
-        for path in paths
-        if (path / SAVED).is_file() and not MOVED_ASIDE.fullmatch(path.name)
-    ]
+    folders = []
+    for name in sorted(glob.glob(os.path.expanduser(pattern))):
+        folder = Path(name)
+        if (folder / SAVED).is_file() and not MOVED_ASIDE.fullmatch(folder.name):
+            folders.append(str(folder))
     return folders or [pattern]
 
 
@@ -134,9 +134,9 @@ def _stretch(cfg: DictConfig, source: Config, run: str, factor: float) -> None:
         if name in options and name in encoding:
             encoding[name] = options[name]
     if "factor" in encoding:
-        # dynamic_ntk multiplies it with the factor of each length
-        is_dynamic = encoding.name == "dynamic_ntk"
-        encoding.factor = 1.0 if is_dynamic else max(1.0, factor)
+        encoding.factor = max(1.0, factor)
+        if encoding.name == "dynamic_ntk":  # it multiplies with each length's factor
+            encoding.factor = 1.0
 
 
 def finished_run(run: str) -> tuple[Config, StartConfig]:
@@ -144,33 +144,19 @@ def finished_run(run: str) -> tuple[Config, StartConfig]:
     from it records.
     """
     folder = Path(run)
-    config = load_saved(folder / SAVED) if (folder / SAVED).is_file() else None
-    if not config or not config.is_trained_here or config.start or config.data.task:
-        hint = ""
-        if not folder.exists():
-            neighbours = [path.name for path in folder.parent.glob("*/")]
-            hint = did_you_mean(folder.name, neighbours)
-        raise UserError(
-            f"start={folder}: expected a finished run (a HuggingFace model trains in"
-            f" its own trainer) on text, from random weights{hint}"
-        )
-    training, record = config.training, json.loads((folder / "run.json").read_bytes())
+    config = _trained_from_scratch(folder)
+    training = config.training
+    record = json.loads((folder / "run.json").read_bytes())
+    newest: dict[str, Any] = {"step": 0}
     # names sort by step
-    manifest = max((folder / "checkpoint").glob("step-*/manifest.json"), default=None)
-    newest = json.loads(manifest.read_bytes()) if manifest else {}
-    if newest.get("step", 0) < training.steps or record["status"] != "done":
+    manifests = sorted((folder / "checkpoint").glob("step-*/manifest.json"))
+    if manifests:
+        newest = json.loads(manifests[-1].read_bytes())
+    if newest["step"] < training.steps or record["status"] != "done":
         raise UserError(
             f"start={folder}: that run is not finished; 'posbench train' with its"
             " settings continues it"
         )
-    defaults = {}
-    if not config.encoding.file:
-        defaults = encodings.options_of(config.encoding.name)
-    options = {
-        key: option
-        for key, option in config.encoding.options.items()
-        if option != defaults.get(key, ...)
-    }
     return config, StartConfig(
         run=str(folder),
         weights_sha256=newest["files"]["model.safetensors"]["sha256"],
@@ -182,8 +168,36 @@ def finished_run(run: str) -> tuple[Config, StartConfig]:
         steps=training.steps,
         tokens=training.tokens,
         warmup_tokens=training.warmup_tokens,
-        options=options,
+        options=_changed_options(config.encoding),
     )
+
+
+def _trained_from_scratch(folder: Path) -> Config:
+    """Return the configuration of a run on text that began from random weights."""
+    if (folder / SAVED).is_file():
+        config = load_saved(folder / SAVED)
+        if config.is_trained_here and not config.start and not config.data.task:
+            return config
+    hint = ""
+    if not folder.exists():
+        neighbours = [path.name for path in folder.parent.glob("*/")]
+        hint = did_you_mean(folder.name, neighbours)
+    raise UserError(
+        f"start={folder}: expected a finished run (a HuggingFace model trains in its"
+        f" own trainer) on text, from random weights{hint}"
+    )
+
+
+def _changed_options(encoding: EncodingConfig) -> dict[str, Any]:
+    """Return the options of an encoding that are not its defaults."""
+    defaults = {}
+    if not encoding.file:
+        defaults = encodings.options_of(encoding.name)
+    changed = {}
+    for key, option in encoding.options.items():
+        if option != defaults.get(key, ...):
+            changed[key] = option
+    return changed
 
 
 def refuse_other_parameters(encoding: "Encoding", run: str) -> None:

@@ -48,6 +48,8 @@ SPLIT_WORDS = {
     "eval": "test",
     "evaluation": "test",
 }
+# what `save_to_disk` of `datasets` writes: the names of splits, and of a split's files
+_SPLITS, _STATE = "dataset_dict.json", "state.json"
 # ` = Title = `, with exactly one pair, begins a WikiText article
 ARTICLE_HEADING = re.compile(r" = (?!=).*(?<!=) = ?")
 
@@ -67,6 +69,9 @@ def locate(config: DataConfig) -> Source:
         names = [config.dataset, config.subset, commit]
         sha256 = digest(str(name).encode() for name in names)
         return Source(commit, sha256, lambda: _of_hub(config, commit))
+
+    if config.source == "text" and _is_saved(_root(config)):
+        return _saved(config)
 
     if config.source == "builtin":
         splits = {"": builtin_modules()}
@@ -98,32 +103,77 @@ def digest(parts: Iterable[bytes]) -> str:
 
 
 def _of_hub(config: DataConfig, commit: str) -> dict[str, Iterable[str]]:
+    """Return the documents of a data set of the hub by split."""
+    return _of_rows(config, str(config.dataset), hub.rows(config, commit))
+
+
+def _of_rows(config: DataConfig, name: str, rows: Any) -> dict[str, Iterable[str]]:
     """Return the documents of a data set by split, under posbench's names. A single
     split is training text.
     """
-    rows = hub.rows(config, commit)
     splits = config.splits
     if not splits and len(rows) == 1:
         splits = {"train": next(iter(rows))}
     elif not splits:
         # of two names for one split, such as valid and dev, the first counts
-        named = [name for name in rows if name.lower() in SPLIT_WORDS]
-        splits = {SPLIT_WORDS[name.lower()]: name for name in reversed(named)}
+        named = [split for split in rows if split.lower() in SPLIT_WORDS]
+        splits = {SPLIT_WORDS[split.lower()]: split for split in reversed(named)}
 
     unknown = {*splits} - {*SPLIT_WORDS.values()} or {*splits.values()} - {*rows}
     if "train" not in splits or unknown:
         raise UserError(
-            f"'{config.dataset}' has the splits {', '.join(rows)}: give"
+            f"'{name}' has the splits {', '.join(rows)}: give"
             " data.splits={train: NAME}"
         )
-    return {split: _cells(config, rows[name]) for split, name in splits.items()}
+    return {
+        split: _cells(config.column, name, rows[of_rows])
+        for split, of_rows in splits.items()
+    }
 
 
-def _cells(config: DataConfig, rows: Any) -> Iterator[str]:
-    with hub.one_line(config.dataset):
-        refuse_unclear(config.column, [*(rows.features or [config.column])])
-        for value in rows[config.column]:
-            yield cell_text(value, config.column)
+def _cells(column: str, name: str, rows: Any) -> Iterator[str]:
+    with hub.one_line(name):
+        refuse_unclear(column, [*(rows.features or [column])])
+        for value in rows[column]:
+            yield cell_text(value, column)
+
+
+def _root(config: DataConfig) -> Path:
+    return Path(os.path.expanduser(str(config.path)))
+
+
+def _is_saved(root: Path) -> bool:
+    """Return whether `save_to_disk` of `datasets` wrote a folder."""
+    return any((root / name).is_file() for name in (_SPLITS, _STATE))
+
+
+def _saved(config: DataConfig) -> Source:
+    """Find a data set that `save_to_disk` wrote. Other files beside its own, such as
+    what `map` keeps there, are not read.
+    """
+    root = _root(config)
+    parts = []
+    with hub.one_line(str(root)):
+        folders = {"": root}
+        if (root / _SPLITS).is_file():
+            names = json.loads((root / _SPLITS).read_text("utf-8"))["splits"]
+            folders = {name: root / name for name in names}
+        for split, folder in folders.items():
+            state = json.loads((folder / _STATE).read_text("utf-8"))
+            for file in state["_data_files"]:
+                content = files.sha256(folder / file["filename"])
+                parts += [split.encode(), content]
+
+    def read() -> dict[str, Iterable[str]]:
+        import datasets
+
+        with hub.one_line(str(root)):
+            rows = datasets.load_from_disk(str(root))
+        if isinstance(rows, datasets.Dataset):
+            return {"": _cells(config.column, str(root), rows)}
+        return _of_rows(config, str(root), rows)
+
+    return Source(None, digest(parts), read)
 
 
 def builtin_modules() -> dict[str, Path]:
@@ -145,7 +195,7 @@ def local_files(config: DataConfig) -> dict[str, dict[str, Path]]:
     """Return the files of text on this machine by split and name. The only split is ""
     if names give none.
     """
-    root = Path(os.path.expanduser(str(config.path)))
+    root = _root(config)
     pattern = str(root)
     if root.exists():
         pattern = glob.escape(pattern)  # a name may contain the signs of a glob

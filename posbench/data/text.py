@@ -100,6 +100,7 @@ def load(
             "every": every,
             "shared": round(shared, 6),
             "dropped_documents": len(dropped),
+            "in_training": repeated(splits["train"]),
         },
         "sha256": _sha256(splits),
         "documents": {split: len(splits[split]) for split in SPLITS},
@@ -257,6 +258,11 @@ def copies(
             copied.append(number)
             found |= hits
     return copied, len(found) / max(1, len(sought))
+
+
+def repeated(texts: Sequence[str]) -> int:
+    """Return how many texts equal an earlier one."""
+    return len(texts) - len({hash(text) for text in texts})
 
 
 def _passages(text: str) -> np.ndarray:

@@ -11,9 +11,10 @@ import itertools
 import json
 import os
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import tokenizers
@@ -189,6 +190,28 @@ def from_file(path: Path, separator: int | None = None) -> Tokenizer:
     except Exception as error:
         reason = str(error).partition("\n")[0]
         raise UserError(f"data.tokenizer: '{path}' cannot be read: {reason}") from None
+
+
+class Lost(NamedTuple):
+    """What a tokenizer does not give back of a text."""
+
+    share: float  # of the characters that are no white space
+    examples: str  # the most frequent of them
+
+
+def lost(made: Tokenizer, texts: Iterable[str]) -> Lost:
+    """Return which characters of texts do not come back from their tokens. White space
+    does not count: tokenizers of words leave it out.
+    """
+    n_characters = 0
+    missing: Counter[str] = Counter()
+    for text in texts:
+        (ids,) = made.encode([text])
+        written = Counter("".join(text.split()))
+        n_characters += written.total()
+        missing += written - Counter(made.decode(ids))
+    examples = "".join(character for character, _ in missing.most_common(5))
+    return Lost(missing.total() / max(1, n_characters), examples)
 
 
 def _byte_level(model: models.Model) -> tokenizers.Tokenizer:

@@ -4,8 +4,10 @@ Tokens are kept in a cache and memory-mapped. Each document begins with the sepa
 """
 
 import dataclasses
+import functools
 import hashlib
 import importlib.metadata
+import itertools
 import json
 import logging
 import math
@@ -22,6 +24,7 @@ from posbench.config.schema import Config, DataConfig, TrainingConfig
 from posbench.data import batches, sources, text, tokenizer
 from posbench.data.batches import Batch, ProblemBatches, TrainingBatches
 from posbench.data.tokenizer import Tokenizer
+from posbench.errors import UserError
 from posbench.tasks.base import Task
 from posbench.terminal import console
 
@@ -34,6 +37,10 @@ NOT_IN_KEY = ("name", "path", "dataset", "revision", "document_mask")
 MADE_HERE = ("bpe", "bytes")  # other tokenizers are read from files
 # BPE learns from at most this much training text, from documents drawn evenly
 BPE_CHARACTERS = 16 * 2**20
+# a tokenizer that is read from a file may lose at most this share of the characters, of
+# the beginnings of documents of each split
+MOST_LOST = 1e-3
+LOSS_DOCUMENTS, LOSS_CHARACTERS = 64, 2**14
 VALIDATION_SIZE = 256  # blocks of validation text, or problems, of each validation loss
 
 
@@ -47,6 +54,20 @@ class TokenSplit:
     starts: np.ndarray  # (n_documents + 1,) int64, the last one is n_tokens
     # (n_documents,): which text each stretch was cut from; None: all are whole
     sources: np.ndarray | None = None
+
+    @functools.cached_property
+    def firsts(self) -> np.ndarray:
+        """The number of the first document that equals each document, (n_documents,).
+
+        Equal documents are one unit of an interval: a copy is no further evidence.
+        """
+        seen: dict[bytes, int] = {}
+        firsts = []
+        for number, (start, end) in enumerate(itertools.pairwise(self.starts.tolist())):
+            content = self.ids[start:end].tobytes()
+            digest = hashlib.sha256(content).digest()
+            firsts.append(seen.setdefault(digest, number))
+        return np.array(firsts, dtype=np.int64)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -215,8 +236,17 @@ def _write(
     logger.info("preparing the tokens of data '%s'", config.name)
     with files.atomic_folder(folder) as new:
         splits, record = text.load(config, source, new)
+        n_copies = record["copies"]["in_training"]
+        if n_copies:
+            logger.warning(
+                "data '%s': %s of %s training documents are copies of others",
+                config.name,
+                f"{n_copies:,}",
+                f"{len(splits['train']):,}",
+            )
         if loaded is not None:
             made = loaded
+            record["lost_characters"] = _refuse_lossy(made, splits)
         elif config.tokenizer == "bpe":
             made = tokenizer.train_bpe(_sample(splits["train"]), config.vocab_size)
         else:
@@ -232,6 +262,35 @@ def _write(
         (new / "meta.json").write_text(json.dumps(record, indent=1), "utf-8")
         for documents in new.glob("*.documents"):
             documents.unlink()
+
+
+def _refuse_lossy(made: Tokenizer, splits: dict[str, text.Texts]) -> float:
+    """Return the share of characters that a tokenizer loses. Raise UserError if it is
+    too large: a loss would be that of another text.
+    """
+    sample = []
+    for texts in splits.values():
+        for document in itertools.islice(texts, LOSS_DOCUMENTS):
+            sample.append(_beginning(document))
+    share, examples = tokenizer.lost(made, sample)
+    what = f"{share:.2%} of the characters do not come back, such as {examples!r}"
+    if share > MOST_LOST:
+        raise UserError(
+            f"data.tokenizer: {what}: expected a tokenizer of this text, at most"
+            f" {MOST_LOST:.1%}"
+        )
+    if share:
+        logger.warning("data.tokenizer: %s", what)
+    return share
+
+
+def _beginning(document: str) -> str:
+    """Return some `LOSS_CHARACTERS` of a document without its first and last word,
+    which a cut may have gone through.
+    """
+    after_first = document[:LOSS_CHARACTERS].strip().split(maxsplit=1)[-1:]
+    before_last = "".join(after_first).rsplit(maxsplit=1)[:1]
+    return "".join(before_last)
 
 
 def _sample(texts: text.Texts) -> Iterator[str]:

@@ -68,16 +68,29 @@ def from_file(place: str, sha256: str | None = None) -> tuple[type[Encoding], st
         except Exception as error:
             del sys.modules[module.__name__]
             raise UserError(f"encoding={place}: {fault(error)}") from error
-    encodings = [
-        cls
-        for cls in vars(module).values()
-        if isinstance(cls, type) and issubclass(cls, Encoding)
-    ]
-    classes = [cls for cls in encodings if cls.__module__ == module.__name__]
-    if len(matching := [cls for cls in classes if name in ("", cls.__name__)]) != 1:
-        names = ", ".join(cls.__name__ for cls in classes) or "none: it has no Encoding"
-        raise UserError(f"encoding={place}: expected FILE.py:CLASS, one of {names}")
-    return matching[0], digest
+    return _class_in(module, name, place), digest
+
+
+def _class_in(module: types.ModuleType, name: str, place: str) -> type[Encoding]:
+    """Return the encoding of a user's file that has this name, or the only one."""
+    classes = {}
+    for value in vars(module).values():
+        if isinstance(value, type) and value.__module__ == module.__name__:
+            classes[value.__name__] = value
+    found = [cls for cls in classes.values() if issubclass(cls, Encoding)]
+    matching = [cls for cls in found if name in ("", cls.__name__)]
+    if len(matching) == 1:
+        return matching[0]
+    if name in classes and not matching:
+        raise UserError(
+            f"encoding={place}: {name} is no encoding: derive it from posbench.Encoding"
+        )
+    if not found:
+        raise UserError(
+            f"encoding={place}: no class in the file derives from posbench.Encoding"
+        )
+    names = ", ".join(cls.__name__ for cls in found)
+    raise UserError(f"encoding={place}: expected FILE.py:CLASS, one of {names}")
 
 
 def construct(cls: type[Encoding], *args: Any, **options: Any) -> Encoding:
@@ -89,6 +102,7 @@ def construct(cls: type[Encoding], *args: Any, **options: Any) -> Encoding:
         raise UserError(
             f"{_place(cls, '__init__')}: expected super().__init__(shape) first"
         )
+    _refuse_signatures(cls)
     if not encoding.hooks:
         raise UserError(
             f"'{cls.name}' overrides no hook, so it encodes no position: is a hook"
@@ -106,6 +120,24 @@ def construct(cls: type[Encoding], *args: Any, **options: Any) -> Encoding:
                     " buffer or a module"
                 )
     return encoding
+
+
+def _refuse_signatures(cls: type[Encoding]) -> None:
+    """Raise UserError for a hook that does not take the arguments it is called with."""
+    for name in sorted(cls.overridden):
+        hook = getattr(cls, name)
+        if not callable(hook):
+            continue
+        expected = [*inspect.signature(getattr(Encoding, name)).parameters]
+        signature = inspect.signature(hook)
+        try:
+            signature.bind(*expected)
+        except TypeError:
+            given = ", ".join(signature.parameters)
+            raise UserError(
+                f"{_place(cls, name)}: expected {name}({', '.join(expected)}), not"
+                f" {name}({given})"
+            ) from None
 
 
 @functools.cache

@@ -18,8 +18,8 @@ from posbench import machine
 from posbench.config.schema import EvaluationConfig
 from posbench.data.tokenizer import Tokenizer
 from posbench.data.tokens import TokenSplit
-from posbench.errors import RunFailed, Undefined, UserError
-from posbench.evaluation import problems, protocols
+from posbench.errors import RowsFailed, RunFailed, Undefined, UserError
+from posbench.evaluation import plan, problems, protocols
 from posbench.evaluation.models import (
     METRICS,
     Floats,
@@ -29,28 +29,40 @@ from posbench.evaluation.models import (
     check_finite,
     score,
 )
-from posbench.evaluation.ngrams import CachedNGrams
-from posbench.evaluation.plan import AnyEvaluation, Measurement, Planned, measurements
+from posbench.evaluation.ngrams import Readers
+from posbench.evaluation.plan import AnyEvaluation, Measurement, Planned
 from posbench.evaluation.protocols import Integers, Targets
 from posbench.results.estimate import FEW_DOCUMENTS, estimate, units_of_text
 from posbench.run.rows import EVALUATION_KEY, PLAIN, EvaluationRow, multiple, plain
+
+_MORE_ROOM = "a smaller evaluation.batch_tokens, or shorter lengths,"
 
 
 def evaluate(
     evaluation: AnyEvaluation, existing: Sequence[EvaluationRow] = ()
 ) -> Iterator[EvaluationRow]:
     """Yield the requested rows that are missing from `existing`, each as soon as it is
-    computed.
+    computed. Existing ones are made again where the requested ones have other targets.
+
+    A row that fails says why, and the others are measured; then RowsFailed is raised.
     """
-    with machine.out_of_memory_as_failure(
-        "a smaller evaluation.batch_tokens, or shorter lengths,"
-    ):
-        for row, measure in evaluation.planned():
-            if any(same_row(row, other, evaluation.settings) for other in existing):
-                continue
-            if measure is not None:
+    failure: RunFailed | None = None
+    for row, measure in evaluation.planned(existing):
+        if any(same_row(row, other, evaluation.settings) for other in existing):
+            continue
+        if measure is not None:
+            try:
                 row = _computed(row, measure, evaluation)
-            yield row
+            except RunFailed as error:
+                if evaluation.world.size > 1:  # the others would wait for this process
+                    raise
+                row = dataclasses.replace(row, status="failed", reason=str(error))
+                failure = failure or RowsFailed(
+                    f"at {row.length} tokens: {error}", error.reason
+                )
+        yield row
+    if failure is not None:
+        raise failure
 
 
 def same_row(
@@ -66,6 +78,8 @@ def same_row(
     # that a row fails, and why, is known only after its passes
     if other.status != "failed":
         columns += ["status", "reason"]
+    elif (other.reason or "").startswith(machine.OUT_OF_MEMORY):
+        return False  # there may be more room now
     if settings.precision != "auto":
         columns.append("dtype")
     return all(getattr(row, column) == getattr(other, column) for column in columns)
@@ -76,15 +90,18 @@ def _computed(
     measure: Callable[[], EvaluationRow],
     evaluation: AnyEvaluation,
 ) -> EvaluationRow:
-    """Return the row with its numbers, or why it failed, and what it took."""
+    """Return the row with its numbers, or why it failed, and what it took. Raises
+    RunFailed for an error of a user's encoding, and if memory runs out.
+    """
     started = time.monotonic()
     machine.reset_peak_memory(evaluation.device)
     try:
-        row = measure()
+        with machine.out_of_memory_as_failure(_MORE_ROOM):
+            row = measure()
     except NotFinite as error:
         row = dataclasses.replace(row, status="failed", reason=str(error))
     except UserError as error:  # from a user's own encoding
-        raise RunFailed(f"at {row.length} tokens: {error}") from error
+        raise RunFailed(str(error)) from error
 
     # almost 0 if another row computed the nll
     seconds = round(time.monotonic() - started, 3)
@@ -121,14 +138,43 @@ class Evaluation(AnyEvaluation):
     subject: Subject
     split: TokenSplit  # the text that `settings.split` names
     tokenizer: Tokenizer  # the subject's
-    # counts the training tokens; None: these are unknown
-    reader: CachedNGrams | None = None
+    # know the training tokens; None: these are unknown
+    readers: Readers | None = None
 
-    def planned(self) -> list[Planned]:
+    def planned(self, existing: Sequence[EvaluationRow] = ()) -> list[Planned]:
         # rows with equal forward passes share them
         numbers_of = functools.cache(functools.partial(_numbers, self))
-        wanted = measurements(self.settings, self.split, self.subject.train_length)
-        return [_planned(self, measurement, numbers_of) for measurement in wanted]
+        train_length = self.subject.train_length
+        known = {row.key for row in existing}
+        of_existing = plan.settings_of(existing, self.settings, train_length)
+
+        # The existing rows come first. Whenever this ends, a curve is whole: on its
+        # former targets until all its rows are on the new ones.
+        wanted: dict[Any, Measurement] = {}
+        for measurement in plan.measurements(of_existing, train_length):
+            key = _row_of(self, measurement).key
+            if key in known:
+                wanted[key] = measurement
+        for measurement in plan.measurements(self.settings, train_length):
+            wanted[_row_of(self, measurement).key] = measurement
+
+        placed = plan.with_windows(
+            [*wanted.values()], self.settings, self.split, train_length
+        )
+        return [_planned(self, measurement, numbers_of) for measurement in placed]
+
+
+def _row_of(evaluation: Evaluation, measurement: Measurement) -> EvaluationRow:
+    """Return the row of a measurement, as far as it is known without its windows."""
+    return evaluation.row(
+        protocol=measurement.protocol,
+        length=measurement.length,
+        length_ratio=measurement.length / evaluation.subject.train_length,
+        window=measurement.variant.window,
+        extension=measurement.variant.name,
+        task=measurement.task,
+        offset=measurement.offset or None,
+    )
 
 
 def _planned(
@@ -138,16 +184,9 @@ def _planned(
 ) -> Planned:
     split = evaluation.split
     windows = measurement.windows
-    row = evaluation.row(
-        protocol=measurement.protocol,
-        length=measurement.length,
-        length_ratio=measurement.length / evaluation.subject.train_length,
-        window=measurement.variant.window,
-        extension=measurement.variant.name,
-        task=measurement.task,
-        offset=measurement.offset or None,
-        documents=windows.documents if windows else None,
-    )
+    documents = windows.documents if windows else None
+    row = _row_of(evaluation, measurement)
+    row = dataclasses.replace(row, documents=documents)
     if windows is None:
         reason = (
             f"the {evaluation.settings.split} text has too few windows of"
@@ -254,16 +293,17 @@ def _measured(
         bits = float(nll.sum()) / math.log(2)
         row = dataclasses.replace(row, n_bytes=n_bytes, bits_per_byte=bits / n_bytes)
 
-    reader = evaluation.reader
-    # a probe rewrites the text that the reader would score
-    if reader is not None and row.task is None:
-        order, of_ngrams = reader.ngrams.best(text, targets.indices)
+    readers = evaluation.readers
+    # a probe rewrites the text that the readers would score
+    if readers is not None and row.task is None:
+        order, of_ngrams = readers.ngram(targets.indices)
         ngram_nll = float(of_ngrams.mean())
         row = dataclasses.replace(row, ngram_order=order, ngram_nll=ngram_nll)
         units["ngram"] = _sums(of_ngrams, unit)
-        if row.protocol == "fixed_target" and row.kind == PLAIN:
-            with_cache = reader.nll(targets.indices, targets.context)
-            units["cached_ngram"] = _sums(with_cache, unit)
+        is_main = row.protocol == "fixed_target" and row.kind == PLAIN
+        if is_main and row.length_ratio == 1:
+            of_window = readers.with_window(targets.indices, targets.context)
+            units["cached_ngram"] = _sums(of_window, unit)
     return row
 
 
@@ -275,13 +315,14 @@ def _units(targets: Targets, split: TokenSplit) -> tuple[Integers, Integers]:
     """Return the document that contains each unit of text, and the unit of each target.
 
     A block belongs to the document of its first target and, where stretches are held
-    out, to the stretch of that token.
+    out, to the stretch of that token. Equal documents count as one.
     """
     order = np.argsort(targets.indices, kind="stable")
     _, first_of_block = np.unique(targets.blocks[order], return_index=True)
     first_targets = targets.indices[order][first_of_block]  # (blocks,)
 
     stretches = np.searchsorted(split.starts, first_targets, side="right") - 1
+    stretches = split.firsts[stretches]
     documents = stretches
     if split.sources is not None:
         documents = np.asarray(split.sources)[stretches]

@@ -15,19 +15,20 @@ from posbench import machine, tracking
 from posbench.config.schema import Config, EvaluationConfig
 from posbench.data.batches import merge_spans
 from posbench.data.tokens import TaskData, Tokens, data_of
-from posbench.encodings.base import Encoding
 from posbench.errors import UserError
 from posbench.evaluation.evaluate import Evaluation, describe, evaluate
-from posbench.evaluation.models import TrainedGPT, refuse_not_causal
-from posbench.evaluation.ngrams import CachedNGrams, NGrams
+from posbench.evaluation.models import TrainedGPT
+from posbench.evaluation.ngrams import Readers
 from posbench.evaluation.plan import AnyEvaluation, check
 from posbench.evaluation.problems import TaskEvaluation
+from posbench.evaluation.trial import is_own, refuse_later_tokens
 from posbench.model.gpt import GPT
 from posbench.processes import World
 from posbench.run import TOKENIZER, checkpoint
 from posbench.run.model import model_of
-from posbench.run.rows import EvaluationRow, every_row
+from posbench.run.rows import EvaluationRow, every_row, multiple, on_shared_targets
 from posbench.run.run import Run, load_record
+from posbench.terminal.exits import plural
 from posbench.terminal.signals import signals_as_errors
 
 logger = logging.getLogger(__name__)
@@ -109,7 +110,7 @@ def evaluate_into(
         evaluation = Evaluation(
             split=split,
             tokenizer=tokens.tokenizer,
-            reader=_reader(tokens, config, step, split.ids),
+            readers=_readers(tokens, config, step, split.ids),
             **common,
         )
     existing = world.from_first(every_row(run.folder) if run else None)
@@ -124,13 +125,8 @@ def subject_of(
     """
     train_length = config.training.train_length
     subject = TrainedGPT(model.eval(), train_length, device, dtype, config.seed)
-    for part in model.encoding.modules():
-        is_ours = type(part).__module__.startswith("posbench.")
-        if isinstance(part, Encoding) and not is_ours:
-            exact = dataclasses.replace(subject, dtype=torch.float32)
-            name = f"encoding '{model.encoding.name}'"
-            refuse_not_causal(exact, model.tokens.num_embeddings, "fp32", name)
-            break
+    if is_own(model.encoding):
+        refuse_later_tokens(subject)
     return subject
 
 
@@ -141,20 +137,61 @@ def rows_into(
     how many rows were missing.
     """
     started = time.monotonic()
-    n_rows = 0
+    rows: list[EvaluationRow] = []
     try:
         for row in evaluate(evaluation, existing):
             if run:
                 run.log(row.to_json())
                 run.sync()
             logger.info("%s", describe(row))
-            n_rows += 1
+            rows.append(row)
     finally:
         if run:
             earlier = run.record["evaluate_seconds"] or 0.0
             seconds = earlier + time.monotonic() - started
             run.update(evaluate_seconds=round(seconds, 3))
-    return n_rows
+    moved = moved_curve(existing, rows)
+    if moved:
+        logger.info("%s", moved)
+    return len(rows)
+
+
+def moved_curve(
+    existing: Sequence[EvaluationRow], rows: Sequence[EvaluationRow]
+) -> str:
+    """Return a line on how new rows moved a curve to other targets; empty if they did
+    not.
+    """
+    new = _losses(rows)
+    if not new:
+        return ""
+    last = new[-1]
+    curve = (last.split, last.checkpoint_step)
+    old = [
+        row for row in _losses(existing) if curve == (row.split, row.checkpoint_step)
+    ]
+    was = {row.length_ratio: row for row in on_shared_targets(old)}
+    if any(row.targets_sha256 == last.targets_sha256 for row in was.values()):
+        return ""
+
+    # an earlier command may have been stopped half-way
+    now = {}
+    for row in [*old, *new]:
+        if row.targets_sha256 == last.targets_sha256:
+            now[row.length_ratio] = row
+    again = was.keys() & now.keys()
+    if not again:
+        return ""
+    ratio = 1.0 if 1.0 in again else min(again)
+    reason = f" for {multiple(max(now))}" if max(now) > max(was) else ""
+    return (
+        f"new targets{reason}: {plural(len(again), 'length')} scored again; loss at"
+        f" {multiple(ratio)} was {was[ratio].nll:.3f}, is {now[ratio].nll:.3f}"
+    )
+
+
+def _losses(rows: Sequence[EvaluationRow]) -> list[EvaluationRow]:
+    return [row for row in rows if row.curve_name == "fixed_target" and row.measured]
 
 
 def evaluations_on_the_way(config: Config) -> dict[int, EvaluationConfig]:
@@ -179,10 +216,10 @@ def evaluations_on_the_way(config: Config) -> dict[int, EvaluationConfig]:
     return evaluations
 
 
-def _reader(
+def _readers(
     tokens: Tokens, config: Config, step: int, text: NDArray[np.integer]
-) -> CachedNGrams | None:
-    """Return the n-gram reader of the tokens that a run, and the run it began from,
+) -> Readers | None:
+    """Return the simple readers for the tokens that a run, and the run it began from,
     trained on; None if unknown.
     """
     spans = []
@@ -200,5 +237,10 @@ def _reader(
         )
         spans.append(tokens.batches(earlier, start.seed).spans(start.steps))
 
-    ngrams = NGrams(tokens.train.ids, merge_spans(spans), tokens.tokenizer.vocab_size)
-    return CachedNGrams(ngrams, text, tokens.validation.ids)
+    return Readers(
+        tokens.train.ids,
+        merge_spans(spans),
+        tokens.tokenizer.vocab_size,
+        text,
+        tokens.validation.ids,
+    )

@@ -1,29 +1,38 @@
-"""Two simple readers: n-gram models of the training tokens, and the best of them with a
-cache of the window's tokens.
+"""Two simple readers: n-gram models of the training tokens, and the best of them mixed
+with what the tokens of the window predict.
 
-A scheme has learned if it beats the first, which reads one to four tokens. It is shown
+A scheme has learned if it beats the first, which reads up to five tokens. It is shown
 to use its context if it beats the second, which also knows what its window repeats.
 
-    p_1(w)     = (c(w) + T / V) / (N + T)
-    p_n(w | h) = (c(hw) + T(h) p_{n-1}(w | h')) / (c(h) + T(h))
-    h: n - 1 tokens, h': h without its first
+The first is modified Kneser-Ney, interpolated. h is the n - 1 tokens before w, h' is h
+without its first token, V is the size of the vocabulary:
 
-c(hw): how often w follows h. c(h): how often any token follows h. T(h): how many
-different tokens follow h. N: the number of tokens. T: the number of different tokens.
-V: the vocabulary size. If nothing follows h, p_n is p_{n-1}.
+    p_n(w | h) = (c(hw) - D(c(hw)) + g(h) p_{n-1}(w | h')) / sum over v of c(hv)
+    g(h)       = sum over v of D(c(hv))
+    p_0(w)     = 1 / V
+    D(c)       = c - (c + 1) Y n_{c+1} / n_c, for c = 1, 2, 3
+    Y          = n_1 / (n_1 + 2 n_2)
 
-    p(w)       = a p_n(w | h) + b c(w) / C + d c(vw) / c(v)
+c(hw): how often w follows h; below the highest order, how many different tokens stand
+before hw. n_i: how many n-grams have the count i. D(0) is 0; counts above 3 have D(3).
+If nothing follows h, p_n is p_{n-1}. Lest small texts have none, n_i is at least 1
+and D(c) at least c / 10.
 
-In the cache c counts in the C tokens of context, and v is the last of them. If v does
-not occur earlier, c(w) / C replaces the last ratio. The weights a, b and d sum to one
-and maximise the likelihood of validation text.
+The second looks up the last k tokens among the C tokens of the window, k = 0 .. 5, as
+prediction by partial matching does. It escapes by method C to the first reader:
 
-Sources: Witten and Bell (1991), "The zero-frequency problem", IEEE Transactions on
-Information Theory 37(4), method C: a new token comes with probability T / (N + T).
-Interpolated as in Chen and Goodman (1998), "An empirical study of smoothing techniques
-for language modeling", TR-10-98. Kuhn and De Mori (1990), "A cache-based natural
-language model for speech recognition", IEEE Transactions on Pattern Analysis and
-Machine Intelligence 12(6).
+    q_k(w) = (c_k(w) + T_k p(w)) / (c_k + T_k)
+    p'(w)  = a p(w) + a_0 q_0(w) + .. + a_5 q_5(w)
+
+c_k: how many tokens of the window follow these k. c_k(w): how many of them are w. T_k:
+how many are different. If there are none, q_k is p. The weights sum to one and maximise
+the likelihood of validation text.
+
+Sources: Chen and Goodman (1998), "An empirical study of smoothing techniques for
+language modeling", TR-10-98, section 3: modified Kneser-Ney. Cleary and Witten (1984),
+"Data compression using adaptive coding and partial string matching", IEEE Transactions
+on Communications 32(4): contexts of several lengths, blended by weights. Moffat (1990),
+"Implementing the PPM data compression scheme", the same journal 38(11): method C.
 """
 
 import dataclasses
@@ -35,198 +44,159 @@ from numpy.typing import NDArray
 from posbench.evaluation.models import Floats
 from posbench.evaluation.protocols import Integers
 
-ORDERS = (1, 2, 3, 4, 5)
+Ids = NDArray[np.integer]  # tokens
+
+ORDERS = 6  # n-gram models of order 1 to 6
 COUNTED = 2**24  # at most so many training tokens are counted: the first ones
-# validation tokens, spread evenly, that choose the weights of the mixture
+# validation tokens, spread evenly, that choose the order and the weights
 WEIGHED = 2**13
 ROUNDS = 100  # rounds of expectation maximisation (Jelinek & Mercer, 1980)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class NGrams:
-    """N-gram models of the tokens that a run was trained on. Only the contexts that are
-    asked for are counted.
-    """
+class Readers:
+    """The two readers of a text, for the tokens that a run was trained on."""
 
-    ids: NDArray[np.integer]  # token ids of the training text
+    ids: Ids  # training text
     # (S, 2): first token and end of each part that the run was trained on
     spans: Integers
     vocab_size: int
-    _known: dict[bytes, tuple[int, Floats]] = dataclasses.field(default_factory=dict)
+    text: Ids  # the text that is scored
+    validation: Ids  # the text that chooses order and weights
 
-    def best(self, text: NDArray[np.integer], places: Integers) -> tuple[int, Floats]:
-        """Return the order, 2 or more, with the lowest mean nll on some tokens of a
-        text, and its nats of each token.
-
-        `text`: token ids, the same in every call; `places`: (n,), the places of the
-        tokens in the text.
+    def ngram(self, places: Integers) -> tuple[int, Floats]:
+        """Return the order of the n-gram model, and the nats (n,) of the tokens at
+        these places of the text.
         """
-        key = places.tobytes()  # curves score the same tokens at every length
-        if key not in self._known:
-            by_order = self.nll(tokens_before(text, places), text[places])
-            best = 1 + int(by_order[1:].mean(1).argmin())
-            self._known[key] = ORDERS[best], by_order[best]
-        return self._known[key]
+        order, p, _ = self._best(places.tobytes())
+        return order, -np.log(p)
 
-    def nll(self, before: NDArray[np.integer], tokens: NDArray[np.integer]) -> Floats:
-        """Return the nats of each token, given the tokens before it: (5, n), a row per
-        order.
+    def with_window(self, places: Integers, context: Integers) -> Floats:
+        """Return the nats (n,) of the same tokens if the window is read as well.
 
-        `before`: (n, 4), the four tokens before each token, the nearest one last;
-        `tokens`: (n,).
+        `context`: (n,), the number of tokens before each in its window.
+        """
+        _, p, p_chosen = self._best(places.tobytes())
+        alike = np.minimum(self._chosen, int(context.mean()))
+        parts = predictions(self.validation, self._chosen, alike, p_chosen)
+
+        # expectation maximisation (Jelinek & Mercer, 1980)
+        weights = np.ones(len(parts))
+        for _ in range(ROUNDS):
+            weights *= (parts / (weights @ parts)).mean(1)
+        return -np.log(weights @ predictions(self.text, places, context, p))
+
+    @functools.cached_property
+    def _chosen(self) -> Integers:
+        """Evenly spread places of the validation text."""
+        return np.linspace(1, len(self.validation) - 1, WEIGHED).astype(np.int64)
+
+    @functools.lru_cache(8)  # noqa: B019, since curves score the same tokens
+    def _best(self, places_as_bytes: bytes) -> tuple[int, Floats, Floats]:
+        """Return the order that is likeliest on validation text, and its p of tokens of
+        the text and of the validation text.
+        """
+        scored = grams_at(self.text, np.frombuffer(places_as_bytes, np.int64))
+        chosen = grams_at(self.validation, self._chosen)
+        p = self.probabilities(np.concatenate([scored, chosen]))
+        n = len(scored)
+        best = int(np.log(p[:, n:]).sum(1).argmax())
+        return 1 + best, p[best, :n], p[best, n:]
+
+    def probabilities(self, asked: Ids) -> Floats:
+        """Return p of the last token of each n-gram that is asked for, by order: (6,
+        n). `asked`: (n, 6), tokens.
         """
         size = self.vocab_size
-        targets = tokens.astype(np.int64)
-        places, n_before = self._counted()
-        unigrams = np.bincount(self.ids[places], minlength=size)
-        n_different = np.count_nonzero(unigrams)
-        n_tokens = unigrams.sum()
-        lower = (unigrams[targets] + n_different / size) / (n_tokens + n_different)
-        by_order: list[Floats] = [lower]
+        parts = []
+        left = COUNTED
+        for begin, end in self.spans:
+            parts.append(self.ids[begin:end][:left])
+            left -= len(parts[-1])
 
-        # A context is the next shorter one with one more token in front. Its number is
-        # its place among the contexts that are asked for. Only tokens after these are
-        # counted, so that memory shrinks from order to order.
-        of_target = np.zeros(len(targets), np.int64)  # the number of its context
-        of_place = np.zeros(len(places), np.int64)
-        for back in range(1, len(ORDERS)):
-            wanted = of_target * size + before[:, -back].astype(np.int64)
-            contexts, of_target = np.unique(wanted, return_inverse=True)
+        # What is asked for is numbered along with the training text, but not counted.
+        parts.extend(asked)
+        ids = np.concatenate(parts)
+        n_before = np.concatenate([np.arange(len(part)) for part in parts])
+        n_counted = len(ids) - asked.size
 
-            long_enough = n_before >= back
-            places = places[long_enough]
-            n_before = n_before[long_enough]
-            of_place = of_place[long_enough] * size + self.ids[places - back]
-            index, is_wanted = _find(contexts, of_place)
-            places = places[is_wanted]
-            n_before = n_before[is_wanted]
-            of_place = index[is_wanted]
+        numbers = np.zeros(len(ids), np.int64)  # of the n-gram that ends at each token
+        contexts = asked_numbers = numbers
+        lower = np.full(len(asked), 1 / size)
+        by_order = []
+        for order in range(1, ORDERS + 1):
+            places = np.flatnonzero(n_before >= order - 1)
+            keys = numbers[places - 1] * size + ids[places]
+            grams, one_place, number = np.unique(
+                keys, return_index=True, return_inverse=True
+            )
+            counts = np.bincount(number[places < n_counted], minlength=len(grams))
 
-            # c(hw), c(h) and T(h)
-            followed = of_place * size + self.ids[places]
-            grams, counts = np.unique(followed, return_counts=True)
-            index, occurs = _find(grams, of_target * size + targets)
-            hits = np.where(occurs, np.append(counts, 0)[index], 0)
-            totals = np.bincount(grams // size, counts, len(contexts))[of_target]
-            kinds = np.bincount(grams // size, minlength=len(contexts))[of_target]
+            if order > 1:
+                # of each n-gram that occurs, without its first token
+                shorter = numbers[places[one_place]][counts > 0]
+                n_different = np.bincount(shorter, minlength=len(contexts))
+                lower = _interpolated(n_different, contexts, asked_numbers, lower)
 
-            interpolated = (hits + kinds * lower) / np.maximum(totals + kinds, 1)
-            lower = np.where(totals > 0, interpolated, lower)
-            by_order.append(lower)
-        return -np.log(np.stack(by_order))
-
-    def _counted(self) -> tuple[Integers, Integers]:
-        """Return the places of the tokens that are counted, and how many tokens stand
-        before each in its span.
-        """
-        ends = (self.spans[:, 1] - self.spans[:, 0]).cumsum()
-        lengths = np.diff(np.minimum(ends, COUNTED), prepend=0)
-        n_before = np.concatenate([np.arange(length) for length in lengths])
-        return np.repeat(self.spans[:, 0], lengths) + n_before, n_before
+            numbers[places] = number
+            asked_numbers = numbers[n_counted + ORDERS - 1 :: ORDERS]
+            contexts = grams // size
+            by_order.append(_interpolated(counts, contexts, asked_numbers, lower))
+        return np.stack(by_order)
 
 
-def _find(ascending: Integers, items: Integers) -> tuple[Integers, NDArray[np.bool_]]:
-    """Return the index at which each item would stand in an ascending array, and
-    whether it is there.
+def grams_at(text: Ids, places: Integers) -> Ids:
+    """Return the tokens at these places of a text, each after the five before it: (n,
+    6). The first token of the text stands for those before it.
     """
-    index = np.searchsorted(ascending, items)
-    return index, np.append(ascending, -1)[index] == items
+    around = places[:, None] + np.arange(1 - ORDERS, 1)
+    grams: Ids = text[np.maximum(around, 0)]
+    return grams
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class CachedNGrams:
-    """The best n-gram model mixed with a cache of the tokens in the window."""
+def _interpolated(
+    counts: Integers, contexts: Integers, asked: Integers, lower: Floats
+) -> Floats:
+    """Return p_n of the n-grams that are asked for, by their numbers.
 
-    ngrams: NGrams
-    text: NDArray[np.integer]  # ids of the text that is scored
-    validation: NDArray[np.integer]  # ids of the text that the weights are chosen on
-
-    def nll(self, places: Integers, context: Integers) -> Floats:
-        """Return the nats (n,) of tokens of the text.
-
-        `places`: (n,), where they stand; `context`: (n,), the number of tokens before
-        each in its window, at least one.
-        """
-        order, of_ngrams = self.ngrams.best(self.text, places)
-        shares = self._text_cache.shares(places, context)
-        weights = self._weights(order, int(context.mean()))
-        mixture: Floats = weights @ np.stack([np.exp(-of_ngrams), *shares])
-        return -np.log(mixture)
-
-    def _weights(self, order: int, context: int) -> Floats:
-        """Return the weights (3,) of an order, of the cached tokens and of the cached
-        pairs, after `context` tokens.
-        """
-        places, by_order, cache = self._weighed
-        shares = cache.shares(places, np.minimum(places, context))
-        parts = np.stack([np.exp(-by_order[order - 1]), *shares])  # (3, n)
-        weights = np.full(3, 1 / 3)
-        for _ in range(ROUNDS):
-            likelihoods = weights[:, None] * parts
-            weights = (likelihoods / likelihoods.sum(0)).mean(1)
-        return weights
-
-    @functools.cached_property
-    def _text_cache(self) -> "_Cache":
-        return _Cache(self.text, self.ngrams.vocab_size)
-
-    @functools.cached_property
-    def _weighed(self) -> "tuple[Integers, Floats, _Cache]":
-        """Evenly spread places in the validation text, the nats of their tokens by each
-        order, and the text's cache.
-        """
-        text = self.validation
-        spread = np.linspace(1, len(text) - 1, WEIGHED)
-        places = np.unique(spread.astype(np.int64))
-        by_order = self.ngrams.nll(tokens_before(text, places), text[places])
-        return places, by_order, _Cache(text, self.ngrams.vocab_size)
-
-
-class _Cache:
-    """Counts of tokens and of pairs of tokens in any stretch of a text."""
-
-    def __init__(self, ids: NDArray[np.integer], vocab_size: int) -> None:
-        tokens: Integers = ids.astype(np.int64)
-        pairs = np.concatenate([[-1], tokens[:-1] * vocab_size + tokens[1:]])
-        self._tokens = _Occurrences(tokens)
-        self._pairs = _Occurrences(pairs)  # each at the place of its second token
-
-    def shares(self, places: Integers, context: Integers) -> tuple[Floats, Floats]:
-        """Return each token's share of its context, and its share of the tokens there
-        that follow its predecessor.
-
-        Where the predecessor does not occur earlier in the context, the second share
-        equals the first.
-        """
-        first = places - context
-        previous = places - 1
-        share = self._tokens.count(places, first, places) / context
-        n_after = self._tokens.count(previous, first, previous)
-        n_pairs = self._pairs.count(places, first + 1, places)
-        return share, np.where(n_after > 0, n_pairs / np.maximum(n_after, 1), share)
-
-
-class _Occurrences:
-    """Where equal items of a sequence stand."""
-
-    def __init__(self, items: Integers) -> None:
-        # a number of its own for each item at each place, those of equal items together
-        _, kinds = np.unique(items, return_inverse=True)
-        self._kinds = kinds * (len(items) + 1)
-        self._sorted = np.sort(self._kinds + np.arange(len(items)))
-
-    def count(self, places: Integers, first: Integers, end: Integers) -> Integers:
-        """Count the items in `first` .. `end` - 1 that equal those at `places`."""
-        kinds = self._kinds[places]
-        n_before_end = np.searchsorted(self._sorted, kinds + end)
-        n_before_first = np.searchsorted(self._sorted, kinds + first)
-        return n_before_end - n_before_first
-
-
-def tokens_before(text: NDArray[np.integer], places: Integers) -> NDArray[np.integer]:
-    """Return the four tokens before each place of a text, (n, 4). The first token
-    stands for those before the text.
+    `counts`, `contexts`: c(hw) and the number of h, of each n-gram; `lower`: p_{n-1}.
     """
-    back = np.arange(len(ORDERS) - 1, 0, -1)
-    before: NDArray[np.integer] = text[np.maximum(places[:, None] - back, 0)]
-    return before
+    n = np.maximum(np.bincount(np.minimum(counts, 5), minlength=5), 1)
+    c = np.arange(4)
+    y = n[1] / (n[1] + 2 * n[2])
+    discounts = np.maximum(c - (c + 1) * y * n[c + 1] / n[c], c / 10)
+    discount = discounts[np.minimum(counts, 3)]  # 0 where the count is
+
+    context = contexts[asked]
+    totals = np.bincount(contexts, counts)[context]
+    escapes = np.bincount(contexts, discount)[context]
+    p = ((counts - discount)[asked] + escapes * lower) / np.maximum(totals, 1)
+    return np.where(totals > 0, p, lower)
+
+
+def predictions(text: Ids, places: Integers, context: Integers, p: Floats) -> Floats:
+    """Return p and q_0 .. q_5 of the tokens at these places of a text: (7, n).
+
+    `context`: (n,), the number of tokens before each in its window; `p`: (n,), of the
+    first reader.
+    """
+    count = functools.partial(np.bincount, minlength=len(places))
+    # the number of its window, of each token of the windows
+    window, n_before = np.nonzero(np.arange(context.max()) < context[:, None])
+    place = (places - context)[window] + n_before
+    parts = [p]
+    for back in range(1, ORDERS + 1):
+        tokens = text[place].astype(np.int64)
+        n_tokens = count(window)
+        hits = count(window[tokens == text[places[window]]])
+        different = np.unique(window + tokens * len(places))
+        kinds = np.maximum(count(different % len(places)), 1)  # without any q is p
+        parts.append((hits + kinds * p) / (n_tokens + kinds))
+
+        # of these tokens, those that follow one token more
+        follows = text[place - back] == text[places[window] - back]
+        follows &= n_before >= back
+        window = window[follows]
+        place = place[follows]
+        n_before = n_before[follows]
+    return np.stack(parts)

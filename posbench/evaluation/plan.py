@@ -5,7 +5,7 @@ model and for its variants.
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -18,7 +18,7 @@ from posbench.evaluation import probes, protocols
 from posbench.evaluation.models import AS_TRAINED, Variant, parse_choice
 from posbench.evaluation.protocols import MIN_BLOCKS, Integers, Windows
 from posbench.processes import World
-from posbench.run.rows import EvaluationRow
+from posbench.run.rows import PAIRED, WINDOWED, EvaluationRow
 
 # a row with all that is known before its forward passes, and the function that makes
 # them and returns the row with its numbers; None: the row says why there is no number
@@ -37,8 +37,10 @@ class AnyEvaluation:
     # the processes that share the forward passes
     world: World = dataclasses.field(default_factory=World)
 
-    def planned(self) -> list[Planned]:
-        """Return all rows that the settings ask for."""
+    def planned(self, existing: Sequence[EvaluationRow] = ()) -> list[Planned]:
+        """Return all rows that the settings ask for, and on text the existing ones, so
+        that all share their targets.
+        """
         raise NotImplementedError
 
     def row(self, **columns: Any) -> EvaluationRow:
@@ -61,7 +63,8 @@ class Measurement:
 
     protocol: str = dataclasses.field(compare=False)
     length: int  # tokens
-    windows: Windows | None  # None: the text is too short
+    targets: int = dataclasses.field(compare=False)  # of a block, in `fixed_target`
+    windows: Windows | None = None  # None: the text is too short, or not asked yet
     variant: Variant = AS_TRAINED
     offset: int = 0  # the position of a window's first token
     # changes each window's length + 1 tokens
@@ -76,11 +79,9 @@ def lengths_of(settings: EvaluationConfig, train_length: int) -> list[int]:
     return sorted({max(1, round(ratio * train_length)) for ratio in settings.ratios})
 
 
-def measurements(
-    settings: EvaluationConfig, split: TokenSplit, train_length: int
-) -> list[Measurement]:
-    """Return all rows that the settings ask for: protocols, then probes. The plain rows
-    of each come first.
+def measurements(settings: EvaluationConfig, train_length: int) -> list[Measurement]:
+    """Return all rows that the settings ask for, without their windows: protocols, then
+    probes. The plain rows of each come first.
 
     Lengths below the training length have only `fixed_target` rows of the unchanged
     model.
@@ -89,29 +90,15 @@ def measurements(
     shorter = [length for length in all_lengths if length < train_length]
     lengths = [length for length in all_lengths if length >= train_length]
 
-    @functools.cache  # rows with equal windows share their forward passes
-    def windows_of(protocol: str, targets: int) -> dict[int, Windows]:
-        longest = round((settings.longest or 1) * train_length)
-        return protocols.plan(
-            protocol,
-            split,
-            sorted({*all_lengths, train_length}),  # which `offset` reads
-            targets,
-            settings.blocks,
-            settings.documents,
-            longest,
-            train_length,
-        )
-
     rows = []
     for protocol in settings.protocols:
         points = [(AS_TRAINED, length) for length in lengths]
         if protocol == "fixed_target":
             points = [(AS_TRAINED, length) for length in shorter]
             points += variants_at(settings, lengths, train_length)
-        windows = windows_of(protocol, settings.targets)
         for variant, length in points:
-            rows.append(Measurement(protocol, length, windows.get(length), variant))
+            row = Measurement(protocol, length, settings.targets, variant=variant)
+            rows.append(row)
 
     for text in settings.tasks:
         of_task = lengths
@@ -119,28 +106,85 @@ def measurements(
             of_task = sorted({train_length, *lengths})
         for variant, length in variants_at(settings, of_task, train_length):
             for probe in probes.of(text, length, settings.targets, train_length):
-                windows = windows_of("fixed_target", probe.targets)
                 # `offset` reads no more than the window, wherever the passage stands
                 if variant.window is not None and probe.length <= variant.window:
                     continue
-                rows.append(_of_probe(text, probe, windows.get(probe.length), variant))
+                rows.append(_of_probe(text, probe, variant))
     return rows
 
 
-def _of_probe(
-    text: str, probe: probes.Probe, windows: Windows | None, variant: Variant
-) -> Measurement:
+def _of_probe(text: str, probe: probes.Probe, variant: Variant) -> Measurement:
     _, colon, options = text.partition(":")
     return Measurement(
         "task",
         probe.length,
-        windows,
-        variant,
+        probe.targets,
+        variant=variant,
         offset=probe.offset,
         rewrite=probe.rewrite,
         poses=probe.poses,
         task=f"{probe.task}{colon}{options}",
     )
+
+
+def settings_of(
+    rows: Sequence[EvaluationRow], settings: EvaluationConfig, train_length: int
+) -> EvaluationConfig:
+    """Return settings that ask for at least these rows on text, otherwise as given."""
+    measured = {row.protocol for row in rows}
+    ratios = {(row.length + (row.offset or 0)) / train_length for row in rows}
+    tasks = {probes.text_of(row.task): None for row in rows if row.task}
+
+    extensions: dict[str, None] = {}
+    sinks = 0
+    for row in rows:
+        if row.extension == "sinks":
+            sinks = (row.extension_options or {}).get("sinks", sinks)
+        elif row.extension:
+            extensions[row.extension] = None
+
+    return dataclasses.replace(
+        settings,
+        protocols=tuple(name for name in PAIRED if name in measured),
+        ratios=tuple(ratios),
+        windowed=any(row.kind == WINDOWED for row in rows),
+        sinks=sinks,
+        extensions=tuple(extensions),
+        tasks=tuple(tasks),
+    )
+
+
+def with_windows(
+    rows: Sequence[Measurement],
+    settings: EvaluationConfig,
+    split: TokenSplit,
+    train_length: int,
+) -> list[Measurement]:
+    """Return the rows with their windows. Their targets allow the longest of all their
+    lengths for which the text suffices.
+    """
+    lengths = sorted({train_length, *(row.length for row in rows)})
+    longest = round((settings.longest or 1) * train_length)
+
+    @functools.cache  # rows with equal windows share their forward passes
+    def windows_of(protocol: str, targets: int) -> dict[int, Windows]:
+        return protocols.plan(
+            protocol,
+            split,
+            lengths,
+            targets,
+            settings.blocks,
+            settings.documents,
+            longest,
+            train_length,
+        )
+
+    placed = []
+    for row in rows:
+        protocol = "fixed_target" if row.protocol == "task" else row.protocol
+        windows = windows_of(protocol, row.targets)
+        placed.append(dataclasses.replace(row, windows=windows.get(row.length)))
+    return placed
 
 
 def variants_at(

@@ -18,7 +18,7 @@ match if it is the likeliest token of the vocabulary.
 import dataclasses
 import functools
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -63,7 +63,7 @@ class TaskEvaluation(AnyEvaluation):
     subject: Subject
     task: Task
 
-    def planned(self) -> list[Planned]:
+    def planned(self, existing: Sequence[EvaluationRow] = ()) -> list[Planned]:
         problems_of = functools.cache(
             functools.partial(_test_problems, self.task, self.settings)
         )

@@ -39,10 +39,14 @@ def run(plan: Plan, restart: bool = False) -> None:
     """Train and evaluate, with log and curve on the terminal, in a process that does
     nothing else.
     """
-    console.log_to_terminal()
-    machine.keep_freed_memory()
+    _set_up_process()
     if train(plan, restart):
         one_run.print_results(plan.folder, plan.config.evaluation.split)
+
+
+def _set_up_process() -> None:
+    console.log_to_terminal()
+    machine.keep_freed_memory()
 
 
 def train(plan: Plan, restart: bool = False) -> bool:
@@ -52,17 +56,7 @@ def train(plan: Plan, restart: bool = False) -> bool:
     Returns whether this process is to show the results.
     """
     config = plan.config
-    runtime = config.runtime
-    rank_place = place(runtime.processes)
-    size = runtime.processes or 1
-    if rank_place:
-        size = rank_place.size
-    if runtime.processes not in (None, size):
-        raise UserError(
-            f"runtime.processes is {runtime.processes}, but {size} were started"
-        )
-    refuse_uneven("training.batch_size", config.training.batch_size, size, "processes")
-
+    rank_place, size = _place_and_size(config)
     command = list(plan.command)
     work = functools.partial(training.train, config, plan.folder, command, restart)
     if rank_place or size == 1:
@@ -70,7 +64,7 @@ def train(plan: Plan, restart: bool = False) -> bool:
             work(world)
         return world.rank == 0
     try:
-        start_processes(size, runtime.threads, work)
+        start_processes(size, config.runtime.threads, work)
     except RunFailed as error:  # rank 0 knows at most that another rank has ended
         with (
             contextlib.suppress(PosbenchError, OSError),
@@ -81,6 +75,21 @@ def train(plan: Plan, restart: bool = False) -> bool:
     return True
 
 
+def _place_and_size(config: Config) -> tuple[Place | None, int]:
+    """Return this process's place among those that a launcher started, if any, and how
+    many processes train. Raises UserError if the batch does not divide among them.
+    """
+    asked = config.runtime.processes
+    rank_place = place(asked)
+    size = asked or 1
+    if rank_place:
+        size = rank_place.size
+    if asked not in (None, size):
+        raise UserError(f"runtime.processes is {asked}, but {size} were started")
+    refuse_uneven("training.batch_size", config.training.batch_size, size, "processes")
+    return rank_place, size
+
+
 def evaluate_runs(folders: list[Path], overrides: list[str]) -> None:
     """Evaluate finished runs one after the other and print their curves. A run that
     fails does not stop the others.
@@ -88,8 +97,7 @@ def evaluate_runs(folders: list[Path], overrides: list[str]) -> None:
     configs = {}  # all are read before the first is evaluated
     for folder in folders:
         configs[folder] = apply(config_with_measured_lengths(folder), overrides)
-    console.log_to_terminal()
-    machine.keep_freed_memory()
+    _set_up_process()
     failed = []
     for folder, config in configs.items():
         try:
@@ -208,8 +216,7 @@ def _rank(place: Place, work: Callable[[World], object]) -> None:
     """Do work as one of several processes; exit silently if another has ended, since
     `start_processes` says which.
     """
-    console.log_to_terminal()
-    machine.keep_freed_memory()
+    _set_up_process()
     try:
         with joined(place) as world:
             work(world)

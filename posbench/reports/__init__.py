@@ -37,10 +37,19 @@ class Section:
 
     heading: str
     facts: str  # what was run
-    answer: Sequence[str]
+    answer: answer.Answer
     figure: "Figure | None"
+    panels: Sequence["Figure"]  # the figure in parts, which a page stacks
     main: Table | None  # None: nothing was measured
-    more: Sequence[Table]  # folded away in the page, absent in the terminal
+    by_length: Table | None  # the losses of the main protocol
+    more: Sequence[Table]
+
+    @property
+    def folded(self) -> list[Table]:
+        """Tables that are folded away in the page and absent in the terminal."""
+        if self.by_length is None:
+            return [*self.more]
+        return [self.by_length, *self.more]
 
 
 def main(
@@ -107,6 +116,8 @@ def _write_section(folder: Path, number: int, section: Section) -> None:
             )
     if section.main:
         latex = section.main.latex(f"posbench-{number}")
+        if section.by_length:
+            latex += "\n" + section.by_length.latex(f"posbench-{number}-lengths")
         files.write(folder / "table.csv", csv_text(section.main.frame).encode())
         files.write(folder / "table.tex", latex.encode())
 
@@ -126,11 +137,10 @@ def _print(
 
     for section in sections:
         console.print(f"{section.heading or title}: {section.facts}")
-        for line in section.answer:
-            sentence, _, command = line.partition("\n")
+        for sentence in section.answer.sentences:
             console.print(sentence)
-            if command:  # on one line, so that it can be copied
-                console.print(command, soft_wrap=True)
+        if section.answer.command:  # on one line, so that it can be copied
+            console.print(f"  {section.answer.command}", soft_wrap=True)
         if section.main:
             section.main.print(console, MOST_ROWS)
 
@@ -256,15 +266,18 @@ def _task_section(heading: str, group: pd.DataFrame, reference: str | None) -> S
     from posbench.reports import charts
 
     table = tasks.compare_tasks(group, reference)
+    figure = charts.task_figure(group)
     main = None
     if len(table):
         main = tables.task_table(table)
     return Section(
         heading,
         answer.facts_line(group),
-        answer.task_sentences(group, table),
-        charts.task_figure(group),
+        answer.task_answer(group, table),
+        figure,
+        [figure] if figure else [],
         main,
+        None,
         tables.length_tables(group),
     )
 
@@ -279,14 +292,21 @@ def _text_section(
     from posbench.reports import charts
 
     table = compare.compare(group, reference, least)
+    by_length = None
+    if table.attrs["schemes"]:
+        by_length = tables.loss_table(group, table)
     more = [card.card_table(group, table), tables.facts_table(table)]
+    more += tables.training_tables(group)
+    more += tables.length_tables(group)
     return Section(
         heading,
         answer.facts_line(group),
-        answer.text_sentences(group, table),
+        answer.text_answer(group, table),
         charts.text_figure(group, table, figure),
+        charts.text_figures(group, table, figure),
         tables.main_table(table),
-        [*more, *tables.training_tables(group), *tables.length_tables(group)],
+        by_length,
+        more,
     )
 
 

@@ -2,19 +2,21 @@
 and what to type next.
 """
 
-import shlex
+import dataclasses
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
-from posbench.config.overrides import split
-from posbench.reports.sweeps import words_by_run
-from posbench.reports.tables import LONGEST_LABEL, short_label
+from posbench.reports.missing import (
+    Missing,
+    command_line,
+    missing_on_task,
+    missing_on_text,
+)
+from posbench.reports.tables import LONGEST_LABEL, compact_text, short_label
 from posbench.results.compare import (
     ENDPOINT_RATIO,
-    ENOUGH_SEEDS,
     HALF,
     NOT_BEATEN,
     NOT_RESOLVED,
@@ -22,9 +24,14 @@ from posbench.results.compare import (
 from posbench.terminal.exits import plural
 
 MOST_NAMED = 5
-ENOUGH_SEEDS_OF_TASKS = 10
-# factor on the training tokens, as a suggestion for models that have not learned
-LONGER = 4
+
+
+@dataclasses.dataclass(frozen=True)
+class Answer:
+    """Sentences, and what to type next; empty: nothing, or nothing that is known."""
+
+    sentences: Sequence[str]
+    command: str
 
 
 def facts_line(frame: pd.DataFrame) -> str:
@@ -40,62 +47,69 @@ def facts_line(frame: pd.DataFrame) -> str:
         plural(runs["seed"].nunique(), "seed"),
     ]
     if not pd.isna(first["parameters"]):
-        parts.append(f"{runs['parameters'].median() / 1e6:.3g}M parameters")
+        parts.append(f"{compact_text(runs['parameters'].median())} parameters")
 
     data = first["text"] or "text"
     if first["trained_task"]:
         data = f"task {first['trained_task']}"
     tokens = runs["trained_tokens"].max()
     if not pd.isna(tokens):
-        data = f"{tokens / 1e6:.3g}M tokens of {data}"
+        data = f"{compact_text(tokens)} tokens of {data}"
     parts.append(data)
     parts.append(f"training length {first['train_length']}")
     return ", ".join(parts)
 
 
-def text_sentences(frame: pd.DataFrame, table: pd.DataFrame) -> list[str]:
-    """Return a few sentences on the schemes of one setting; `table`: what
+def text_answer(frame: pd.DataFrame, table: pd.DataFrame) -> Answer:
+    """Return the answer on the schemes of one setting; `table`: what
     `results.compare.compare` returns.
     """
     if not table.attrs["schemes"]:
-        command = command_text(frame, {}, "To continue, type")
-        return [f"No run has a loss at its training length yet.{command}"]
+        return _answer_without_results(
+            frame, "No run has a loss at its training length yet."
+        )
     measured = table[table["nll"].notna()]
     is_unlearned = measured["learned"].isin(NOT_BEATEN)
     judged = measured[~is_unlearned]
 
     sentences = [_best_sentence(measured)]
     sentences += _reach_sentences(judged)
+    if is_unlearned.any():
+        unlearned = measured.loc[is_unlearned, "label"]
+        sentences.append(_unlearned_sentence(measured, unlearned))
     unused = judged.loc[judged["uses_context"].isin(NOT_BEATEN), "label"]
     if len(unused):
         sentences.append(
             "Not shown to use more context than a cached n-gram model:"
             f" {list_names(unused)}."
         )
-
-    changes: dict[str, str] = {}
-    n_seeds = int(measured["seeds"].min())
     largest = table.attrs["largest_document"]
     if largest >= HALF:
         sentences.append(
             f"One document has {largest:.0%} of the targets: nothing is said of other"
             " text."
         )
-    elif n_seeds < ENOUGH_SEEDS and len(measured) > 1:
-        changes["seed"] = _seed_list(ENOUGH_SEEDS)
-        sentences.append(
-            f"How sure: {plural(n_seeds, 'seed')}; verdicts need {ENOUGH_SEEDS}."
-        )
+    return _answer_with_missing(sentences, frame, missing_on_text(frame, table))
 
-    if is_unlearned.any():
-        unlearned = measured.loc[is_unlearned, "label"]
-        sentences.append(_unlearned_sentence(measured, unlearned))
-        tokens = frame["trained_tokens"].max()
-        if not pd.isna(tokens):
-            changes["training.tokens"] = str(int(tokens) * LONGER)
-    if changes:
-        sentences[-1] += command_text(frame, changes)
-    return sentences
+
+def _answer_without_results(frame: pd.DataFrame, sentence: str) -> Answer:
+    command = command_line(frame, Missing())
+    if command:
+        sentence += " To continue, type:"
+    return Answer([sentence], command)
+
+
+def _answer_with_missing(
+    sentences: Sequence[str], frame: pd.DataFrame, missing: Missing
+) -> Answer:
+    """Return sentences, what verdicts lack, and the command that supplies it."""
+    if not missing.parts:
+        return Answer(sentences, "")
+    sentence = f"Missing for verdicts: {', '.join(missing.parts)}."
+    command = command_line(frame, missing)
+    if command:
+        sentence += " Type:"
+    return Answer([*sentences, sentence], command)
 
 
 def _best_sentence(measured: pd.DataFrame) -> str:
@@ -150,13 +164,12 @@ def _unlearned_sentence(measured: pd.DataFrame, labels: pd.Series) -> str:
     return f"{text}: {list_names(labels)}."
 
 
-def task_sentences(frame: pd.DataFrame, table: pd.DataFrame) -> list[str]:
-    """Return a few sentences on the schemes of one setting; `table`: what
+def task_answer(frame: pd.DataFrame, table: pd.DataFrame) -> Answer:
+    """Return the answer on the schemes of one setting; `table`: what
     `results.tasks.compare_tasks` returns.
     """
     if table.empty:
-        command = command_text(frame, {}, "To continue, type")
-        return [f"No run was tested on its problems yet.{command}"]
+        return _answer_without_results(frame, "No run was tested on its problems yet.")
 
     ranked = table[table["ranked"]]
     learned = list_names(ranked["label"]) or "none"
@@ -168,12 +181,7 @@ def task_sentences(frame: pd.DataFrame, table: pd.DataFrame) -> list[str]:
         words = _words_sentence(table, name, ("better", "worse"), f"at {ratio} ")
         if words:
             sentences.append(words)
-
-    if table["seeds"].min() < ENOUGH_SEEDS:
-        seeds = _seed_list(ENOUGH_SEEDS_OF_TASKS)
-        command = command_text(frame, {"seed": seeds})
-        sentences.append(f"Words need {ENOUGH_SEEDS} seeds, better ten.{command}")
-    return sentences
+    return _answer_with_missing(sentences, frame, missing_on_task(frame, table))
 
 
 def _most_accurate_sentence(ranked: pd.DataFrame) -> str:
@@ -226,38 +234,6 @@ def _name_and_difference(row: dict[str, Any], name: str, word: str) -> str:
     if name not in ("nll", "rise") or word == NOT_RESOLVED:
         return label
     return f"{label} {row[f'{name}_difference']:+.3f}"
-
-
-def command_text(
-    frame: pd.DataFrame, changes: dict[str, str], invitation: str = "Type"
-) -> str:
-    """Return the sweeps that made a frame's runs, as they were typed but with these
-    values; empty if no sweep made them.
-    """
-    commands = []
-    for words in _sweeps(frame):
-        kept = [word for word in words if split(word)[0] not in changes]
-        changed = [f"{key}={value}" for key, value in changes.items()]
-        commands.append(f"posbench sweep {shlex.join(kept + changed)}")
-    if not commands:
-        return ""
-    return "\n  ".join([f" {invitation}:", *dict.fromkeys(commands)])
-
-
-def _sweeps(frame: pd.DataFrame) -> list[list[str]]:
-    """Return the words of the sweeps that a frame's runs are of, each sweep once."""
-    sweeps: list[list[str]] = []
-    for folder in frame["folder"].unique():
-        run = Path(folder)
-        words = words_by_run(run.parent).get(run.name)
-        if words and words not in sweeps:
-            sweeps.append(words)
-    return sweeps
-
-
-def _seed_list(count: int) -> str:
-    """Return the first seeds as they are typed: `0,1,2`."""
-    return ",".join(map(str, range(count)))
 
 
 def list_names(names: Sequence[str] | pd.Series, longest: int = LONGEST_LABEL) -> str:

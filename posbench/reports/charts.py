@@ -2,16 +2,20 @@
 task accuracies by length.
 """
 
+import colorsys
+import hashlib
 import io
 import math
 import re
-from collections.abc import Mapping, Sequence
+import textwrap
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 import matplotlib
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
+from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator
 
@@ -40,9 +44,38 @@ COLOURS = (
     "#4D9221",
     "#B2182B",
 )
-MOST_NAMED = len(COLOURS)
+# The colours of schemes that often stand side by side. All others follow from a digest
+# of their name.
+WELL_KNOWN = {
+    "rope": "#000000",
+    "alibi": "#0072B2",
+    "fox": "#D55E00",
+    "t5": "#56B4E9",
+    "none": "#8C6D1F",
+    "sinusoidal": "#E69F00",
+    "yarn": "#CC79A7",
+    "learned": "#009E73",
+    "fire": "#882255",
+    "kerple_log": "#6A3D9A",
+    "cope": "#4D9221",
+    "randomized": "#B2182B",
+    "dape": "#E7298A",
+    "dape_v2": "#17BECF",
+    "fox_pro": "#7F0000",
+    "path_fox": "#9467BD",
+    "projected_bias": "#9A9B00",
+    "kerple_power": "#1F3B73",
+    "cca": "#FF7F7F",
+    "transformer_xl": "#00441B",
+    "cable": "#008B8B",
+}
+LIGHTNESS = (0.28, 0.38, 0.48)  # of other schemes, dark enough on white
+MOST_NAMED = 12
 MOST_TICKS = 7
-LONGEST_NAME = 20  # characters
+LONGEST_LINE = 20  # characters of a name
+LINES_OF_PANEL = 19  # of names that fit beside a panel
+LINES_OF_COLUMN = 11  # the same in a column of a paper
+HEIGHT = 3.9  # inches, of panels
 STYLE: dict[Any, Any] = {
     "text.parse_math": False,  # a dollar sign in a name is a dollar sign
     "svg.fonttype": "none",
@@ -131,6 +164,13 @@ def _refuse_settings(frame: pd.DataFrame) -> None:
     )
 
 
+class Panel(NamedTuple):
+    """A part of a figure that can stand alone."""
+
+    width: float  # inches
+    draw: Callable[[Axes], None]
+
+
 def text_figure(
     frame: pd.DataFrame, table: pd.DataFrame, kind: FigureKind = "panels"
 ) -> Picture | None:
@@ -141,10 +181,39 @@ def text_figure(
     the lowest loss; others are grey. `curve` is the first panel alone, as wide as a
     column of a paper. None without any loss.
     """
-    if not table.attrs["schemes"]:
+    panels = _text_panels(frame, table, kind)
+    if not panels:
         return None
+    return _panels_figure(panels, kind)
+
+
+def text_figures(
+    frame: pd.DataFrame, table: pd.DataFrame, kind: FigureKind = "panels"
+) -> list[Picture]:
+    """Draw the panels of `text_figure` each as a figure of its own, for a page."""
+    panels = _text_panels(frame, table, kind)
+    return [_panels_figure([panel], kind) for panel in panels]
+
+
+def _panels_figure(panels: Sequence[Panel], kind: FigureKind) -> Picture:
+    widths = [panel.width for panel in panels]
+    height = HEIGHT if kind == "panels" else 2.7
+    with matplotlib.rc_context(STYLE):
+        figure = Picture(figsize=(sum(widths), height), layout="constrained")
+        grid = figure.subplots(1, len(panels), width_ratios=widths, squeeze=False)
+        for axes, panel in zip(grid[0], panels, strict=True):
+            panel.draw(axes)
+    return figure
+
+
+def _text_panels(
+    frame: pd.DataFrame, table: pd.DataFrame, kind: FigureKind
+) -> list[Panel]:
+    """Return the panels on the schemes of one setting; none without any loss."""
+    if not table.attrs["schemes"]:
+        return []
     base = table.attrs["reference"]
-    colours = _colours(table)
+    named = _named(table)
 
     points = compare.curves(frame)
     points = points[points["ratio"] >= 1 / ENDPOINT_RATIO]
@@ -153,86 +222,98 @@ def text_figure(
         points[losses] = np.exp(points[losses].astype("float64"))
     plain = points[points["variant"] == PLAIN]
     narrowed = points[(points["variant"] == WINDOWED) & (points["label"] == base)]
+    with_narrowed = pd.concat([plain, narrowed])
 
-    panels = ["loss"]
-    widths = [1.25]
-    size = (3.5, 2.7)
-    if kind == "panels":
-        size = (11.0, 3.9)
-        if points["length"].nunique() > 1:
-            panels.append("rise")
-            widths.append(1.0)
-        if "nll_difference" in table:
-            panels.append("difference")
-            widths.append(0.9)
+    def losses_panel(axes: Axes) -> None:
+        _draw_losses(axes, with_narrowed, table, named, kind)
 
-    with matplotlib.rc_context(STYLE):
-        figure = Picture(figsize=size, layout="constrained")
-        grid = figure.subplots(1, len(panels), width_ratios=widths, squeeze=False)
-        by_panel = dict(zip(panels, grid[0], strict=True))
-        _draw_losses(
-            by_panel["loss"], pd.concat([plain, narrowed]), table, colours, kind
-        )
-        if "rise" in by_panel:
-            _draw_rises(by_panel["rise"], plain, colours, table.attrs["train_length"])
-        if "difference" in by_panel:
-            compared = table["label"].isin(colours) & (table["label"] != base)
-            _draw_differences(by_panel["difference"], table[compared], colours)
-    return figure
+    def rises_panel(axes: Axes) -> None:
+        _draw_rises(axes, plain, table, named)
+
+    def differences_panel(axes: Axes) -> None:
+        is_compared = table["label"].isin(named) & (table["label"] != base)
+        _draw_differences(axes, table[is_compared])
+
+    if kind != "panels":
+        return [Panel(3.5, losses_panel)]
+    panels = [Panel(4.4, losses_panel)]
+    if points["length"].nunique() > 1:
+        panels.append(Panel(3.5, rises_panel))
+    if "nll_difference" in table:
+        panels.append(Panel(3.1, differences_panel))
+    return panels
 
 
-def _colours(table: pd.DataFrame) -> dict[str, str]:
-    """Return the colours of the schemes that are named, by label."""
+def scheme_colour(label: str) -> str:
+    """Return the colour of a scheme, the same in every figure."""
+    if label in WELL_KNOWN:
+        return WELL_KNOWN[label]
+    digest = hashlib.sha256(label.encode()).digest()
+    hue = int.from_bytes(digest[:2]) / 2**16
+    lightness = LIGHTNESS[digest[2] % len(LIGHTNESS)]
+    return to_hex(colorsys.hls_to_rgb(hue, lightness, 0.75))
+
+
+def _named(table: pd.DataFrame) -> list[str]:
+    """Return the labels of the schemes that have a name and a colour."""
     base = table.attrs["reference"]
     by_loss = table.loc[table["nll"].notna(), "label"]
     others = by_loss[by_loss != base]
-
-    n_others = MOST_NAMED
-    if base is not None:
-        n_others -= 1
-    named = [*others[:n_others], *by_loss[by_loss == base]]
-    return dict(zip(sorted(named), COLOURS, strict=False))
+    if base is None:
+        return [*others[:MOST_NAMED]]
+    return [base, *others[: MOST_NAMED - 1]]
 
 
 def _draw_losses(
     axes: Axes,
     points: pd.DataFrame,
     table: pd.DataFrame,
-    colours: Mapping[str, str],
+    named: Sequence[str],
     kind: FigureKind,
 ) -> None:
     """Draw the loss by context, with those of simple readers as grey levels."""
-    ends = [points["length"].min(), points["length"].max()]
+    span = [points["length"].min(), points["length"].max()]
     levels = {}
     for reader, name in compare.READERS.items():
         level = table[reader].median()
         if kind == "perplexity":
             level = np.exp(level)
-        levels[name] = pd.Series(level, ends)
+        levels[name] = pd.Series(level, span)
 
-    ends = _draw_curves(axes, points, "length", "nll", colours) + _draw_levels(
-        axes, levels
-    )
-    _set_heights(axes, points["nll"], [end.y for end in ends])
+    ends = _draw_curves(axes, points, "length", "nll", named)
+    shown = [end.y for end in ends]
+    shown += _reference_values(points, table, "nll")
+    _set_heights(axes, points["nll"], shown)
+    ends += _draw_levels(axes, levels)
+
+    lines = LINES_OF_COLUMN
     if kind == "panels":
         axes.set_title("Loss")
-        _name_ends(axes, ends, 19)
-    else:
-        _name_ends(axes, ends, 11)
+        lines = LINES_OF_PANEL
+    _name_ends(axes, ends, lines)
     _set_lengths(axes, points["length"], table.attrs["train_length"])
     axes.set_xlabel("context in tokens (dotted: training length)")
     axes.set_ylabel("perplexity" if kind == "perplexity" else "loss, nats per token")
 
 
 def _draw_rises(
-    axes: Axes, points: pd.DataFrame, colours: Mapping[str, str], train_length: int
+    axes: Axes, points: pd.DataFrame, table: pd.DataFrame, named: Sequence[str]
 ) -> None:
-    _draw_curves(axes, points, "length", "rise", colours)
-    _set_heights(axes, points["rise"], [])
-    _set_lengths(axes, points["length"], train_length)
+    _draw_curves(axes, points, "length", "rise", named)
+    shown = _reference_values(points, table, "rise")
+    _set_heights(axes, points["rise"], shown)
+    _set_lengths(axes, points["length"], table.attrs["train_length"])
     axes.set_title("Change from the training length")
     axes.set_xlabel("context in tokens")
     axes.set_ylabel("nats per token")
+
+
+def _reference_values(
+    points: pd.DataFrame, table: pd.DataFrame, name: str
+) -> list[float]:
+    """Return the curve of the reference, which a range holds."""
+    of_reference = points[points["label"] == table.attrs["reference"]]
+    return [*of_reference[name].astype("float64")]
 
 
 def task_figure(frame: pd.DataFrame) -> Picture | None:
@@ -247,20 +328,20 @@ def task_figure(frame: pd.DataFrame) -> Picture | None:
         columns={"accuracy_min": "accuracy_low", "accuracy_max": "accuracy_high"}
     )
 
-    # Colours go by accuracy beyond the trained lengths, the best first.
+    # Those have names that are the most accurate beyond the trained lengths.
     longer = points[points["length_ratio"] > 1].groupby("label")["accuracy"].mean()
     best_first = longer.sort_values(ascending=False).index
     labels = dict.fromkeys([*best_first, *points["label"]])
-    colours = dict(zip(labels, COLOURS, strict=False))
+    named = [*labels][:MOST_NAMED]
     trivial = points.groupby("length_ratio")["trivial"].median()
 
     with matplotlib.rc_context(STYLE):
         figure = Picture(figsize=(6.4, 3.9), layout="constrained")
         axes = figure.subplots()
-        ends = _draw_curves(axes, points, "length_ratio", "accuracy", colours)
-        ends += _draw_levels(axes, {"trivial reader": trivial})
+        ends = _draw_curves(axes, points, "length_ratio", "accuracy", named)
         axes.set_ylim(-0.03, 1.03)
-        _name_ends(axes, ends, 19)
+        ends += _draw_levels(axes, {"trivial reader": trivial})
+        _name_ends(axes, ends, LINES_OF_PANEL)
         _set_doublings(axes, points["length_ratio"], 1, "x")
         axes.set_xlabel("length of the problems / longest trained")
         axes.set_ylabel("share of right tokens (median of seeds)")
@@ -278,21 +359,20 @@ class End(NamedTuple):
 
 
 def _draw_curves(
-    axes: Axes, points: pd.DataFrame, x: str, y: str, colours: Mapping[str, str]
+    axes: Axes, points: pd.DataFrame, x: str, y: str, named: Sequence[str]
 ) -> list[End]:
     """Draw a curve for each scheme and variant, with its band if it has a name; return
     the ends of those with a name.
     """
     ends = []
     for (label, variant), curve in points.sort_values(x).groupby(["label", "variant"]):
-        name = short_label(label, LONGEST_NAME)
-        colour = colours.get(label, LIGHT)
+        is_named = label in named
+        colour = scheme_colour(label) if is_named else LIGHT
+        name = label
         line: Any = "-"
         if variant != PLAIN:
             name += f", {variant}"
-            colour = DARK
             line = (0, (4, 2))
-        is_named = label in colours
         has_dots = len(curve) == 1 or x != "length"
 
         group = f"curve-{label}"
@@ -308,7 +388,8 @@ def _draw_curves(
             ms=3,
         )
         if is_named:
-            ends.append(End(curve[y].iloc[-1], curve[x].iloc[-1], name, colour, group))
+            end = curve.iloc[-1]
+            ends.append(End(end[y], end[x], _wrapped_name(name), colour, group))
         if is_named and variant == PLAIN:
             low = curve[f"{y}_low"]
             high = curve[f"{y}_high"]
@@ -318,14 +399,39 @@ def _draw_curves(
     return ends
 
 
+def _wrapped_name(label: str) -> str:
+    """Return a label on one or two lines, without its middle if it is longer."""
+    if len(label) <= LONGEST_LINE:
+        return label
+    short = short_label(label, 2 * LONGEST_LINE - 4)
+    lines = textwrap.wrap(short, LONGEST_LINE, break_on_hyphens=False)
+    if len(lines) > 2:  # a word is longer than a line
+        return f"{short[:LONGEST_LINE]}\n{short[LONGEST_LINE:]}"
+    return "\n".join(lines)
+
+
 def _draw_levels(axes: Axes, levels: Mapping[str, pd.Series]) -> list[End]:
-    """Draw what simple readers reach as grey lines; return their ends."""
+    """Draw what simple readers reach as grey lines, in the range that the curves set;
+    return their ends.
+
+    A level outside the range stands at its edge in words.
+    """
     ends = []
+    low, high = axes.get_ylim()
     for name, level in levels.items():
         known = level.dropna()
-        if len(known):
+        if known.empty:
+            continue
+        last = known.iloc[-1]
+        if last < low:
+            name = f"{name} {last:.3g}, below"
+        elif last > high:
+            name = f"{name} {last:.3g}, above"
+        else:
             axes.plot(known.index, known, color=GREY, lw=1, zorder=1)
-            ends.append(End(known.iloc[-1], known.index[-1], name, GREY, ""))
+        height = min(max(last, low), high)
+        ends.append(End(height, known.index[-1], _wrapped_name(name), GREY, ""))
+    axes.set_ylim(low, high)
     return ends
 
 
@@ -374,16 +480,17 @@ def _tick_text(value: float, unit: str) -> str:
     return f"{value:.6g}{unit}"
 
 
-def _name_ends(axes: Axes, ends: Sequence[End], capacity: int) -> None:
+def _name_ends(axes: Axes, ends: Sequence[End], n_lines: int) -> None:
     """Write names right of the panel at the ends of their curves, pushed apart so that
-    `capacity` of them would fit.
+    so many lines would fit.
     """
     ends = sorted(ends)
     low, high = axes.get_ylim()
     heights = np.clip([end.y for end in ends], low, high)
-    gap = (high - low) / capacity
+    sizes = np.array([1 + end.name.count("\n") for end in ends])
+    gaps = (sizes[:-1] + sizes[1:]) / 2 * (high - low) / n_lines
     for _ in range(300):
-        close = np.maximum(0, gap - np.diff(heights)) / 2
+        close = np.maximum(0, gaps - np.diff(heights)) / 2
         heights[:-1] -= close
         heights[1:] += close
     heights += max(0.0, low - heights.min(initial=low))  # names stay above the ticks
@@ -404,6 +511,7 @@ def _name_ends(axes: Axes, ends: Sequence[End], capacity: int) -> None:
             textcoords=axes.get_yaxis_transform(),
             va="center",
             color=end.colour,
+            linespacing=0.95,
             annotation_clip=False,
             fontsize=8,
             gid=end.group,
@@ -411,9 +519,7 @@ def _name_ends(axes: Axes, ends: Sequence[End], capacity: int) -> None:
         )
 
 
-def _draw_differences(
-    axes: Axes, rows: pd.DataFrame, colours: Mapping[str, str]
-) -> None:
+def _draw_differences(axes: Axes, rows: pd.DataFrame) -> None:
     """Draw each difference of the loss at the training length from the reference, with
     its adjusted interval.
     """
@@ -421,16 +527,16 @@ def _draw_differences(
     for place, row in enumerate(from_below.to_dict("records")):
         low = row["nll_difference_adjusted_low"]
         high = row["nll_difference_adjusted_high"]
-        colour = colours[row["label"]]
+        colour = scheme_colour(row["label"])
         group = f"curve-{row['label']}"
         axes.plot([low, high], [place, place], color=colour, lw=2, gid=group)
         axes.plot(row["nll_difference"], place, "o", color=colour, ms=4.5, gid=group)
 
-    names = [short_label(label, LONGEST_NAME) for label in from_below["label"]]
+    names = [_wrapped_name(label) for label in from_below["label"]]
     axes.axvline(0, color=DARK, lw=0.8)
     axes.set_yticks(range(len(rows)), names)
     axes.set_ylim(-0.6, len(rows) - 0.4)
     axes.grid(axis="y", visible=False)
     axes.locator_params(axis="x", nbins=5)
-    axes.set_title(f"Loss above {short_label(rows.attrs['reference'], LONGEST_NAME)}")
+    axes.set_title(f"Loss above {short_label(rows.attrs['reference'], LONGEST_LINE)}")
     axes.set_xlabel("nats per token, adjusted 95 %")

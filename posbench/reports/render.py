@@ -1,6 +1,7 @@
 """One definition of a table, four outputs: terminal, HTML, LaTeX, CSV."""
 
 import dataclasses
+import re
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from html import escape
@@ -33,6 +34,8 @@ _LATEX = str.maketrans(
         "≥": r"$\geq$",
     }
 )
+_MINUS = re.compile(r"(?<!\w)-(?=\d)")
+_TIMES = re.compile(r"(?<=\d)x\b")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,7 +71,10 @@ def number_text(row: Row, name: str, form: str = ".3f") -> str:
     value = row.get(name)
     if value is None or pd.isna(value):
         return ""
-    return format(value, form)
+    text = format(value, form)
+    if re.fullmatch(r"[-+][0.]+", text):
+        return text[1:]  # a number that is rounded to zero has no sign
+    return text
 
 
 class Table:
@@ -253,4 +259,6 @@ def _latex_cell(text: str, best: bool) -> str:
 
 
 def _latex_text(text: str) -> str:
-    return " ".join(text.split()).translate(_LATEX)
+    text = " ".join(text.split()).translate(_LATEX)
+    text = _MINUS.sub("$-$", text)
+    return _TIMES.sub(r"$\\times$", text)

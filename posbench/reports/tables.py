@@ -1,6 +1,5 @@
 """The columns of a report's tables, and the lines that explain them."""
 
-import math
 from collections.abc import Callable, Sequence
 
 import pandas as pd
@@ -14,6 +13,7 @@ from posbench.results.compare import (
     USES_LIMIT,
 )
 from posbench.results.frame import GATE
+from posbench.run.rows import PLAIN
 from posbench.terminal.exits import plural
 
 LONGEST_LABEL = 40  # characters in a terminal
@@ -35,16 +35,18 @@ def short_label(text: str, longest: int = LONGEST_LABEL) -> str:
     return f"{text[: longest - n_end - 3]}...{text[-n_end:]}"
 
 
-def compact_number(row: Row, name: str) -> str:
+def compact_text(value: float) -> str:
     """Return a large number in few characters: 1.05M."""
-    text = number_text(row, name, "")
-    if not text:
-        return ""
-    value = float(text)
     for size, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
         if value >= size:
             return f"{value / size:.3g}{unit}"
     return f"{value:.3g}"
+
+
+def compact_cell(row: Row, name: str) -> str:
+    """Return a large number in few characters; empty where there is none."""
+    text = number_text(row, name, "")
+    return compact_text(float(text)) if text else ""
 
 
 def cell_or_status(cell: Callable[[Row, str], str]) -> Callable[[Row, str], str]:
@@ -71,8 +73,10 @@ def plus_minus_cell(row: Row, name: str) -> str:
     if not text:
         return ""
     half = (row[f"{name}_high"] - row[f"{name}_low"]) / 2
-    if not math.isnan(half):
+    if half >= 0.0005:
         text += f" ±{half:.3f}"
+    elif half >= 0:
+        text += " ±<0.001"
     if row[f"{name}_groups"] is True:
         text += GROUPED
     return text
@@ -117,15 +121,15 @@ def share_cell(row: Row, name: str) -> str:
 
 
 def runs_cell(row: Row, name: str) -> str:
-    """Return how many seeds a scheme has, and what became of others: `3, 2
+    """Return how many seeds a scheme has, and what became of others: `3 done, 2
     diverged`.
     """
-    text = str(row[name])
+    parts = [f"{row[name]} done"]
     if row["not_done"]:
-        text += f", {row['not_done']}"
+        parts.append(row["not_done"])
     if row["left_out"]:
-        text += f", {row['left_out']} not comparable"
-    return text
+        parts.append(f"{row['left_out']} not comparable")
+    return ", ".join(parts)
 
 
 ENCODING = Column(
@@ -252,11 +256,11 @@ def facts_table(table: pd.DataFrame) -> Table:
         Column("ngram", "n-gram", ".3f"),
         LEARNED,
         Column("above_windowed", "above windowed", plus_minus_cell),
-        Column("parameters", "parameters", compact_number),
-        Column("encoding_parameters", "of the encoding", compact_number),
-        Column("trained_tokens", "tokens", compact_number),
+        Column("parameters", "parameters", compact_cell),
+        Column("encoding_parameters", "of the encoding", compact_cell),
+        Column("trained_tokens", "tokens", compact_cell),
         Column("learning_rate", "learning rate", "g"),
-        Column("tokens_per_second", "tokens/s", compact_number),
+        Column("tokens_per_second", "tokens/s", compact_cell),
     ]
     note = (
         "Differences are paired by seed and document; below 0 is better. ±: half of a"
@@ -290,7 +294,7 @@ def training_tables(frame: pd.DataFrame) -> list[Table]:
 
     columns = [
         ENCODING,
-        Column("after", "tokens", compact_number),
+        Column("after", "tokens", compact_cell),
         Column("seeds", "seeds"),
         Column("nll", "loss", ".3f"),
         LEARNED,
@@ -301,6 +305,33 @@ def training_tables(frame: pd.DataFrame) -> list[Table]:
         columns.append(Column(name, f"at {name.removeprefix('rise_')}", cell))
     columns.append(Column("uses", "uses", ".0f"))
     return [Table("Over training", rows, columns)]
+
+
+def loss_table(frame: pd.DataFrame, table: pd.DataFrame) -> Table:
+    """Return a table of the loss by length on the same targets; `table`: what
+    `results.compare.compare` returns for rows `frame`.
+    """
+    losses = compare.Losses(compare.main_rows(frame))
+    lines = []
+    for label in table.loc[table["nll"].notna(), "label"]:
+        line: dict[str, str | float] = {"label": label}
+        for length in losses.lengths(label):
+            status = losses.statuses[label, PLAIN, length]
+            line[f"{length}_status"] = status
+            if status == "ok":
+                sums = losses.level(label, length)
+                line[str(length)] = losses.estimate(sums).mean
+        lines.append(line)
+
+    columns = [ENCODING]
+    cell = cell_or_status(number_text)
+    for length in losses.lengths():
+        columns.append(Column(str(length), f"{length:,}", cell))
+    note = (
+        "nats per token by tokens of context, on the same target tokens, mean of seeds;"
+        f" trained at {losses.train_length} tokens; perplexity is exp(loss)"
+    )
+    return Table("Loss by length", pd.DataFrame(lines), columns, note)
 
 
 def length_tables(frame: pd.DataFrame) -> list[Table]:
@@ -322,7 +353,11 @@ def length_tables(frame: pd.DataFrame) -> list[Table]:
     for length in lengths:
         columns.append(Column(str(length), f"{length:,}"))
     note = "Loss; of probes and problems the share of right answers"
-    return [Table("By length", pd.DataFrame(list(lines.values())), columns, note)]
+    return [
+        Table(
+            "Other curves by length", pd.DataFrame(list(lines.values())), columns, note
+        )
+    ]
 
 
 def _rows_by_length(frame: pd.DataFrame) -> pd.DataFrame:

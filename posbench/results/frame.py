@@ -86,8 +86,8 @@ def read(
             `read(...).to_parquet(path)` writes.
         split: the split of the main rows of runs in folders; None: the split that each
             run asks for.
-        counts: by digest of targets; the highest wins. None: how many runs have them
-            at 1x.
+        counts: by digest of targets; the highest wins. None: how many finished runs
+            have them at 1x.
 
     Returns:
         A row per run and `EVALUATION_KEY`: the columns of `EvaluationRow`, sums by
@@ -106,7 +106,8 @@ def read(
     frame = _frame(paths, split, counts)
     if counts is not None or not frame.duplicated(["folder", *EVALUATION_KEY]).any():
         return frame
-    at_one = frame[(frame["length_ratio"] == 1) & (frame["variant"] == PLAIN)]
+    done = frame[frame["run_status"] == "done"]
+    at_one = done[(done["length_ratio"] == 1) & (done["variant"] == PLAIN)]
     runs = at_one.drop_duplicates(["folder", "targets_sha256"])
     return _frame(paths, split, runs["targets_sha256"].value_counts())
 
@@ -198,6 +199,7 @@ def _measured_rows(
     """
     if counts is None:
         rows = run_rows.every_row(folder)
+        counts = {}
     else:
         rows = run_rows.evaluation_rows(folder, counts)
     split = run_rows.headline_split(rows, split)

@@ -24,6 +24,7 @@ from posbench.reports import charts
 from posbench.rope.extension import extended_rope, extension
 from posbench.rope.parameters import parameters_of
 from posbench.rope.reading import (
+    FOLLOW_LENGTH,
     ROUNDING,
     Rope,
     bound_by_base,
@@ -79,8 +80,7 @@ def _split(words: Sequence[str]) -> tuple[list[str], dict[str, str]]:
     if not {*names} & {*encodings.names()}:
         for word in values:
             if word not in _WORDS[:3]:
-                known = [f"{word}=" for word in _WORDS[:3]]
-                raise unknown("word", f"{word}=", known)
+                raise unknown("word", f"{word}=", [f"{word}=" for word in _WORDS[:3]])
     return names, values
 
 
@@ -103,10 +103,9 @@ def ropes_of(name: str, values: Mapping[str, str]) -> tuple[list[Rope], list[str
         if [*encoding.parameters()]:  # perhaps learned frequencies
             encoding = model_of(path, config, tokenizer_of(path)).encoding
         return [_of_encoding(encoding, config, values)], []
-    if path.suffix == ".json":
-        return _of_settings(_read(name, path), values)
-    if (path / "config.json").is_file():
-        return _of_settings(_read(name, path / "config.json"), values)
+    file = path if path.suffix == ".json" else path / "config.json"
+    if path.suffix == ".json" or file.is_file():
+        return _of_settings(_read(name, file), values)
     if name in encodings.names():
         config = _configured(name, values)
         return [_of_encoding(config.build_encoding(), config, values)], []
@@ -133,9 +132,10 @@ def _read(name: str, path: Path) -> dict[str, Any]:
 
 def _configured(name: str, values: Mapping[str, str]) -> Config:
     """Return a run's configuration whose heads and training length are as asked for."""
-    options = [
-        f"encoding.{key}={text}" for key, text in values.items() if key not in _WORDS
-    ]
+    options = []
+    for key, text in values.items():
+        if key not in _WORDS:
+            options.append(f"encoding.{key}={text}")
     size = [
         f"model.d_model={values.get('head_dim', 128)}",
         "model.n_heads=1",
@@ -170,9 +170,7 @@ def _of_encoding(encoding: Any, config: Config, values: Mapping[str, str]) -> Ro
         options |= {"factor": facts["factor"]}
 
     def extended(length: int) -> Rotary:
-        if parameters["rope_type"] == "longrope":
-            length = longest if length > train_length else train_length
-        elif parameters["rope_type"] != "dynamic":
+        if parameters["rope_type"] not in FOLLOW_LENGTH:
             length = longest
         length = max(length, train_length)
         return extended_rope(encoding, method, length, options)[0]
@@ -275,24 +273,20 @@ def stretches(rope: Rope, f: Tensor) -> str:
 
     parts = []
     for label, group in itertools.groupby(range(len(divisors)), label_of):
-        pairs = list(group)
-        parts.append(
-            f"pairs {pairs[0]} to {pairs[-1]} {label}"
-            if len(pairs) > 1
-            else f"pair {pairs[0]} {label}"
-        )
+        first, *others = group
+        pairs = f"pairs {first} to {others[-1]}" if others else f"pair {first}"
+        parts.append(f"{pairs} {label}")
     return ", ".join(parts)
 
 
 def compare_ropes(names: Sequence[str], ropes: Sequence[list[Rope]]) -> list[str]:
     """Return lines that say where the rotations of two configurations differ."""
     lines = ["", f"{names[0]} and {names[1]}"]
-    pairs = [
-        (a, b)
-        for a, b in itertools.product(*ropes)
-        if a.layers == b.layers or 1 in map(len, ropes)
-    ]
-    for first, second in pairs or zip(*ropes, strict=False):
+    pairs = [*itertools.product(ropes[0], ropes[1])]
+    if len(ropes[0]) > 1 and len(ropes[1]) > 1:
+        alike = [(a, b) for a, b in pairs if a.layers == b.layers]
+        pairs = alike or [*zip(ropes[0], ropes[1], strict=False)]
+    for first, second in pairs:
         length = max(first.longest, second.longest)
         place = first_difference(first, second, length)
         turning = "turn alike"
@@ -314,10 +308,8 @@ def picture(
     """Draw how many tokens a turn of each pair takes, by kind of layer, beside plain
     RoPE and the trained length.
     """
-    every_kind = {rope.layers for layers in ropes for rope in layers}
-    kinds: list[str | None] = [*sorted(kind for kind in every_kind if kind)]
-    if not kinds:
-        kinds = [None]
+    every_kind = {rope.layers or ALL for rope in itertools.chain(*ropes)}
+    kinds = sorted(every_kind - {ALL}) or [ALL]
     with matplotlib.rc_context(charts.STYLE):
         figure = charts.Picture(figsize=(4.2 * len(kinds), 3.2), layout="constrained")
         panels = figure.subplots(1, len(kinds), squeeze=False)[0]
@@ -326,11 +318,11 @@ def picture(
             for name, layers in zip(names, ropes, strict=True):
                 prefix = f"{name}: " if len(names) > 1 else ""
                 for rope in layers:
-                    if rope.layers in (kind, None):
+                    if (rope.layers or kind) == kind:
                         _draw(axes, rope, prefix, lengths, colours)
             axes.set(
                 yscale="log",
-                title=kind or ALL,
+                title=kind,
                 xlabel="pair of channels",
                 ylabel="tokens for a whole turn",
             )

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any, cast
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from posbench import encodings
 from posbench.encodings import extend
@@ -57,6 +57,7 @@ def extension(
             " these"
         )
     read = {rope.layers: rope for rope in ropes(config)}
+    # of one base and width per kind of layer, as if nothing were extended
     rotations = {
         layers: plain_rope(rope.width, rope.base, train_length)
         for layers, rope in read.items()
@@ -78,14 +79,12 @@ def extension(
     new_config.rope_parameters = stretched
     if layers is not None:
         new_config.rope_parameters = {**config.rope_parameters, layers: stretched}
-    unchanged = {
-        kind: rope for kind, rope in rotations.items() if read[kind].type == "default"
-    }
-    return Extension(
-        new_config,
-        unchanged | {layers: extended},
-        {**facts, "rope_parameters": stretched},
-    )
+
+    rotations[layers] = extended
+    for kind, rope in read.items():
+        if rope.type != "default":  # not extended here, and not by plain RoPE's law
+            del rotations[kind]
+    return Extension(new_config, rotations, {**facts, "rope_parameters": stretched})
 
 
 def extended_rope(
@@ -134,17 +133,14 @@ def extend_model(model: nn.Module, extension: Extension, length: int) -> Any:
     """Return a model with an extension's RoPE that shares all weights; Undefined if the
     library's RoPE differs.
     """
-    copied = copy.deepcopy(model, {id(weight): weight for weight in model.parameters()})
-    for parent in list(copied.modules()):
-        for name, module in list(parent.named_children()):
+    shared = {id(weight): weight for weight in model.parameters()}
+    copied = copy.deepcopy(model, shared)
+    for parent in [*copied.modules()]:
+        for name, module in [*parent.named_children()]:
             if is_rotary(module):
-                setattr(
-                    parent,
-                    name,
-                    type(module)(config=extension.config).to(
-                        next(module.buffers()).device
-                    ),
-                )
+                device = next(module.buffers()).device
+                rotary = type(module)(config=extension.config)
+                setattr(parent, name, rotary.to(device))
     if not turns_as(copied, extension.rotations, length):
         raise Undefined(
             "transformers computes other frequencies than the extension's definition"
@@ -158,37 +154,42 @@ def turns_as(
     """Return whether a model has rotary modules, and all have the right angles at
     position 1 for inputs of a length.
     """
-    positions = torch.tensor([[1, length - 1]])
-    modules = list(filter(is_rotary, model.modules()))
+    modules = [module for module in model.modules() if is_rotary(module)]
     for module in modules:
-        device = next(module.buffers()).device
         for layers, rope in rotations.items():
-            angles = rope.inv_freq()
-            with torch.no_grad():
-                parts = module(
-                    torch.zeros(1, device=device),
-                    positions.to(device),
-                    *filter(None, [layers]),
-                )
-            # Llama 4 has complex numbers
-            parts = (parts.real, parts.imag) if torch.is_tensor(parts) else parts
-            # others have each twice
-            step = 2 if torch.equal(parts[0][0, 0, ::2], parts[0][0, 0, 1::2]) else 1
-            halves = [
-                part[0, 0, ::step][: len(angles)].cpu().double() for part in parts
-            ]
-            actual, expected = (
-                torch.complex(*halves),
-                torch.polar(torch.ones_like(angles), angles),
-            )
-            expected = expected * rope.attention_factor
-            if (
-                actual.shape != expected.shape
-                or (actual - expected).abs().max() > _TOLERANCE
-            ):
-                return False
-            if (
-                (actual.angle() - angles).abs() / angles.clamp_min(1e-9)
-            ).max() > 10 * _TOLERANCE:
+            turn = _turn(module, layers, length, rope.width // 2)
+            if turn is None or not _is_turn_of(rope, turn):
                 return False
     return bool(modules)
+
+
+@torch.no_grad()
+def _turn(
+    module: nn.Module, layers: str | None, length: int, n_pairs: int
+) -> Tensor | None:
+    """Return the complex factors (P,) by which a rotary module turns the pairs at
+    position 1 of an input; None if it has fewer.
+    """
+    device = next(module.buffers()).device
+    positions = torch.tensor([[1, length - 1]], device=device)
+    kinds = [layers] if layers else []
+    made = module(torch.zeros(1, device=device), positions, *kinds)
+    if torch.is_tensor(made):  # Llama 4
+        turn = made[0, 0]
+    else:
+        cos, sin = made
+        turn = torch.complex(cos.double(), sin.double())[0, 0]
+    if torch.equal(turn[::2], turn[1::2]):  # interleaved: each twice in a row
+        turn = turn[::2]
+    if len(turn) < n_pairs:
+        return None
+    return turn[:n_pairs].cpu().to(torch.complex128)
+
+
+def _is_turn_of(rope: Rotary, turn: Tensor) -> bool:
+    angles = rope.inv_freq()
+    expected = rope.attention_factor * torch.polar(torch.ones_like(angles), angles)
+    # a slow pair's angle is far below the tolerance of its cosine and sine
+    relative = (turn.angle() - angles).abs() / angles.clamp_min(1e-9)
+    is_close = (turn - expected).abs() <= _TOLERANCE
+    return bool(is_close.all() and (relative <= 10 * _TOLERANCE).all())

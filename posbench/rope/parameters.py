@@ -56,53 +56,50 @@ def rope_parameters(
         long, short: radians per position of each pair, for inputs above and up to the
             original length.
     """
-    factor, scale, low, high = (
-        options.get(key) for key in ("factor", "attention_factor", "alpha", "beta")
-    )
     plain: dict[str, Any] = {"rope_type": "default", "rope_theta": rope.base}
+    factor = options.get("factor")
+    scale = options.get("attention_factor")
     stretched = plain | {"factor": factor, "original_max_position_embeddings": original}
-    match name, options.get("ramp"):
-        case "rope", _ if options.get("frequencies", "geometric") == "geometric":
-            return plain
-        case "abf", _:
-            return plain | {"rope_theta": options["base"]}
-        case "ntk", _:
-            return plain | {
-                "rope_theta": (
-                    rope.base
-                    * options["factor"] ** (rope.width / max(1, rope.width - 2))
-                )
-            }
-        case (("pi" | "dynamic_ntk"), _):
-            return plain | {
-                "rope_type": "linear" if name == "pi" else "dynamic",
-                "factor": factor,
-            }
-        case (("yarn" | "ntk_by_parts"), "index"):
-            return stretched | {
-                "rope_type": "yarn",
-                "beta_slow": low,
-                "beta_fast": high,
-                "attention_factor": scale,
-            }
-        case (("llama3" | "ntk_by_parts"), _):
-            low, high = (
-                options.get("low_freq_factor", low),
-                options.get("high_freq_factor", high),
-            )
-            return stretched | {
-                "rope_type": "llama3",
-                "low_freq_factor": low,
-                "high_freq_factor": high,
-            }
+
+    if name == "rope" and options.get("frequencies", "geometric") == "geometric":
+        return plain
+    if name == "abf":
+        return plain | {"rope_theta": options["base"]}
+    if name == "ntk":
+        exponent = rope.width / max(1, rope.width - 2)
+        return plain | {"rope_theta": rope.base * options["factor"] ** exponent}
+    if name == "pi":
+        return plain | {"rope_type": "linear", "factor": factor}
+    if name == "dynamic_ntk":
+        return plain | {"rope_type": "dynamic", "factor": factor}
+    if name in ("yarn", "ntk_by_parts") and options["ramp"] == "index":
+        return stretched | {
+            "rope_type": "yarn",
+            "beta_slow": options["alpha"],
+            "beta_fast": options["beta"],
+            "attention_factor": scale,
+        }
+    if name == "ntk_by_parts":
+        return stretched | {
+            "rope_type": "llama3",
+            "low_freq_factor": options["alpha"],
+            "high_freq_factor": options["beta"],
+        }
+    if name == "llama3":
+        return stretched | {
+            "rope_type": "llama3",
+            "low_freq_factor": options["low_freq_factor"],
+            "high_freq_factor": options["high_freq_factor"],
+        }
     if not bool((torch.minimum(long, short) > 0).all()):
         raise Undefined(
             f"transformers has no configuration for '{name}': a pair comes to a halt"
         )
     # LongRoPE can express any frequencies, by a divisor for each pair
     base = frequencies(rope.width, rope.base)
-    divisors = {
+    return stretched | {
+        "rope_type": "longrope",
         "short_factor": (base / short).tolist(),
         "long_factor": (base / long).tolist(),
+        "attention_factor": scale,
     }
-    return stretched | {"rope_type": "longrope", **divisors, "attention_factor": scale}

@@ -8,6 +8,7 @@ library's.
 import copy
 import dataclasses
 import importlib
+import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -82,8 +83,8 @@ def configuration(settings: Settings) -> Any:
         raise unknown(
             "model_type", str(kind), classes, "expected one that transformers has"
         )
-    misspelt = "".join(f"; {remark}" for remark in remarks(settings))
-    with library_errors(f"transformers refuses this '{kind}'{misspelt}"):
+    problem = "; ".join([f"transformers refuses this '{kind}'", *remarks(settings)])
+    with library_errors(problem):
         config = classes[kind].from_dict(copy.deepcopy(dict(settings)))
         return config.get_text_config()
 
@@ -112,13 +113,13 @@ def rope_sections(text: Settings) -> Iterator[tuple[str, Settings]]:
     """Yield each section on RoPE, or its parts by kind of layer, with its path."""
     for name in SECTIONS:
         section = text.get(name) or {}
-        parts = {
-            kind: part for kind, part in section.items() if isinstance(part, Mapping)
-        }
-        if section and not parts:
+        is_nested = False
+        for kind, part in section.items():
+            if isinstance(part, Mapping):
+                is_nested = True
+                yield f"{name}.{kind}", part
+        if section and not is_nested:
             yield name, section
-        for kind, part in parts.items():
-            yield f"{name}.{kind}", part
 
 
 def unread(settings: Settings, config: Any) -> list[str]:
@@ -126,16 +127,12 @@ def unread(settings: Settings, config: Any) -> list[str]:
     but does not know.
     """
     fields = {field.name for field in dataclasses.fields(config)}
-    about_rope = [
-        key
-        for key in language_part(settings)
-        if any(word in key for word in ("rope", "rotary", "ntk"))
-    ]
-    return [
-        f"{key} is not read by transformers' '{config.model_type}'"
-        for key in about_rope
-        if key in vars(config) and key not in fields
-    ]
+    lines = []
+    for key in language_part(settings):
+        is_kept = key in vars(config) and key not in fields
+        if is_kept and re.search("rope|rotary|ntk", key):
+            lines.append(f"{key} is not read by transformers' '{config.model_type}'")
+    return lines
 
 
 def ropes(config: Any) -> list[Rope]:
@@ -144,11 +141,14 @@ def ropes(config: Any) -> list[Rope]:
     Raises Undefined if the library's model has none, UserError for an unknown type.
     """
     module = rotary_module(config)
-    parts: dict[str | None, Any] = {None: config.rope_parameters}
-    if nested := config.nested_rope_parameter_keys(config.rope_parameters):
-        parts = {kind: parts[None][kind] for kind in sorted(nested)}
+    parameters = config.rope_parameters
+    nested = config.nested_rope_parameter_keys(parameters)
+    if not nested:
+        return [_rope(config, module, None, parameters)]
     return [
-        _rope(config, module, layers, part) for layers, part in parts.items() if part
+        _rope(config, module, kind, parameters[kind])
+        for kind in sorted(nested)
+        if parameters[kind]
     ]
 
 
@@ -170,15 +170,14 @@ def rotary_module(config: Any) -> nn.Module:
 
     with library_errors(f"transformers cannot rotate as this '{kind}'", Undefined):
         name = type(config).__module__.replace("configuration_", "modeling_")
-        found = [
-            item
-            for name, item in vars(importlib.import_module(name)).items()
+        modeling = importlib.import_module(name)
+        names = [
+            name
+            for name in vars(modeling)
             if name.endswith("RotaryEmbedding") and "Vision" not in name
         ]
         # others in the file are those of further parts, with longer names
-        rotary: nn.Module = min(found, key=lambda item: len(item.__name__))(
-            config=config
-        )
+        rotary: nn.Module = getattr(modeling, min(names, key=len))(config=config)
     return rotary
 
 
@@ -199,18 +198,20 @@ def _rope(config: Any, module: nn.Module, layers: str | None, part: Settings) ->
     train_length = part.get("original_max_position_embeddings") or longest
     if not train_length:
         raise UserError("no length of a sequence: expected max_position_embeddings")
-    factor = part.get("factor") or 1.0 if kind in STRETCHED else 1.0
+    factor = 1.0
+    if kind in STRETCHED and part.get("factor"):
+        factor = part["factor"]
     window = None
     if layers == "sliding_attention":
         window = config.sliding_window
     return Rope(
-        layers,
-        part,
-        float(part["rope_theta"]),
-        train_length,
-        max(longest or 0, round(factor * train_length)),
-        window,
-        at,
+        layers=layers,
+        parameters=part,
+        base=float(part["rope_theta"]),
+        train_length=train_length,
+        longest=max(longest or 0, round(factor * train_length)),
+        window=window,
+        at=at,
     )
 
 
@@ -230,8 +231,15 @@ def of_encoding(
         return encoding.inv_freq(length).detach(), encoding.attention_factor
 
     encoding = encoding_at(train_length)
-    facts = (parameters, encoding.base, train_length, longest, encoding.window)
-    return Rope(None, *facts, at)
+    return Rope(
+        layers=None,
+        parameters=parameters,
+        base=encoding.base,
+        train_length=train_length,
+        longest=longest,
+        window=encoding.window,
+        at=at,
+    )
 
 
 def restore(model: nn.Module) -> None:
@@ -239,16 +247,13 @@ def restore(model: nn.Module) -> None:
     longest one.
     """
     for rotary in filter(is_rotary, model.modules()):
-        for name, original in list(rotary.named_buffers()):
-            if name.endswith("original_inv_freq"):
-                prefix = name.removesuffix("original_inv_freq")
-                setattr(rotary, f"{prefix}inv_freq", original.clone())
-                if hasattr(rotary, f"{prefix}max_seq_len_cached"):
-                    setattr(
-                        rotary,
-                        f"{prefix}max_seq_len_cached",
-                        rotary.original_max_seq_len,
-                    )
+        for name, original in [*rotary.named_buffers()]:
+            if not name.endswith("original_inv_freq"):
+                continue
+            setattr(rotary, name.replace("original_", ""), original.clone())
+            longest = name.replace("original_inv_freq", "max_seq_len_cached")
+            if hasattr(rotary, longest):
+                setattr(rotary, longest, rotary.original_max_seq_len)
 
 
 def is_rotary(module: nn.Module) -> bool:

@@ -10,7 +10,7 @@ import hashlib
 import io
 import json
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -74,36 +74,35 @@ def save(
     import safetensors.torch
     import torch
 
-    path, buffer = folder / "checkpoint" / f"step-{step:08d}", io.BytesIO()
+    weights = {}
+    for name, tensor in model.items():
+        weights[name] = tensor.detach().cpu().contiguous()
+    buffer = io.BytesIO()
     torch.save(optimizer, buffer)
-    weights = {
-        name: tensor.detach().cpu().contiguous() for name, tensor in model.items()
+    contents = {
+        WEIGHTS: safetensors.torch.save(weights, metadata={"format": "pt"}),
+        OPTIMIZER: buffer.getvalue(),
+        STATE: json.dumps(state).encode(),
     }
-    data = (
-        safetensors.torch.save(weights, metadata={"format": "pt"}),
-        buffer.getvalue(),
-        json.dumps(state).encode(),
-    )
-    contents = dict(zip(PARTS, data, strict=True))
-    digests = {
-        name: {"sha256": hashlib.sha256(part).hexdigest()}
-        for name, part in contents.items()
-    }
+    digests = {}
+    for name, part in contents.items():
+        digests[name] = {"sha256": hashlib.sha256(part).hexdigest()}
     contents[_MANIFEST] = json.dumps({"step": step, "files": digests}).encode()
+
+    path = folder / "checkpoint" / f"step-{step:08d}"
     with files.atomic_folder(path, sum(map(len, contents.values()))) as new:
         for name, part in contents.items():
             (new / name).write_bytes(part)
-        # an earlier one of this step is damaged, or equal
-        _remove([path] if path.exists() else [])
-    # later ones are damaged
-    checkpoints = [
-        checkpoint for checkpoint in every(folder) if checkpoint.step <= step
-    ]
-    _remove(
-        checkpoint.path
-        for checkpoint in every(folder)
-        if checkpoint not in checkpoints[:2]
-    )
+        if path.exists():  # it is damaged, or equal
+            _remove(path)
+
+    n_kept = 0
+    for checkpoint in every(folder):
+        is_damaged = checkpoint.step > step  # or this one would not have been made
+        if is_damaged or n_kept == 2:
+            _remove(checkpoint.path)
+        else:
+            n_kept += 1
     return path
 
 
@@ -111,15 +110,12 @@ def every(folder: Path) -> list[Checkpoint]:
     """Return a run's checkpoints, verified or not, newest first by step, since clocks
     jump.
     """
-    paths = (folder / "checkpoint").glob("step-*")
-    return sorted(
-        (
-            Checkpoint(int(path.name[5:]), path)
-            for path in paths
-            if path.name[5:].isdecimal()
-        ),
-        reverse=True,
-    )
+    checkpoints = []
+    for path in (folder / "checkpoint").glob("step-*"):
+        step = path.name.removeprefix("step-")
+        if step.isdecimal():
+            checkpoints.append(Checkpoint(int(step), path))
+    return sorted(checkpoints, reverse=True)
 
 
 def newest(folder: Path, parts: tuple[str, ...] = PARTS) -> Checkpoint | None:
@@ -140,30 +136,26 @@ def at(folder: Path, step: int) -> Checkpoint | None:
     """Return the checkpoint after that many steps; None if it is missing or its weights
     are damaged.
     """
-    return next(
-        (
-            saved
-            for saved in every(folder)
-            if saved.step == step and saved.verifies([WEIGHTS])
-        ),
-        None,
-    )
+    for saved in every(folder):
+        if saved.step == step and saved.verifies([WEIGHTS]):
+            return saved
+    return None
 
 
 def trained(folder: Path) -> Checkpoint:
     """Return a run's newest checkpoint whose weights verify, to evaluate or export it;
     UserError if there is none.
     """
-    if (checkpoint := newest(folder, (WEIGHTS,))) is None:
+    checkpoint = newest(folder, (WEIGHTS,))
+    if checkpoint is None:
         raise UserError(
             f"{folder} has no checkpoint: expected the folder of a trained run"
         )
     return checkpoint
 
 
-def _remove(paths: Iterable[Path]) -> None:
-    """Delete checkpoints. Each is renamed first, so that a kill meanwhile leaves no
-    half checkpoint of a valid name.
+def _remove(path: Path) -> None:
+    """Delete a checkpoint. It is renamed first, so that a kill meanwhile leaves no half
+    checkpoint of a valid name.
     """
-    for path in paths:
-        files.delete(path.rename(files.temporary(path)))
+    files.delete(path.rename(files.temporary(path)))

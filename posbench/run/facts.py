@@ -26,13 +26,13 @@ def facts_of(folder: Path) -> dict[str, Any]:
     settings = settings_of(container)
 
     # A model that was only evaluated here has a name in place of an encoding.
-    elsewhere = "reading" in container
+    name = "model.name" if "reading" in container else "encoding.name"
     data = record.get("data") or {}
     parameters = record.get("parameters") or {}
     return {
         "asked_split": settings.get("evaluation.split", ""),
         "study": settings.get("study"),
-        "encoding": settings["model.name" if elsewhere else "encoding.name"],
+        "encoding": settings[name],
         "seed": settings.get("seed", 0),  # 0: unknown, it was trained elsewhere
         "run_status": _status(record, folder),
         "run_reason": record.get("message"),
@@ -73,8 +73,10 @@ def settings_of(container: dict[str, Any]) -> dict[str, Any]:
         if value is not None:
             settings[key] = value
     if "start.run" in settings:
+        settings["start.encoding"] = None
         match = _RUN_NAME.match(Path(settings["start.run"]).name)
-        settings["start.encoding"] = match[1] if match else None
+        if match:
+            settings["start.encoding"] = match[1]
     return settings
 
 

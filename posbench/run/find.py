@@ -11,49 +11,57 @@ from posbench.config.identity import MOVED_ASIDE
 from posbench.errors import UserError, did_you_mean
 from posbench.run import RECORD
 
+_MODEL_FILES = ("config.json", "model.safetensors", "pytorch_model.bin")
+
 
 def run_folders(paths: Collection[Path], or_else: str = "") -> list[Path]:
     """Return the run folders that folders, globs and ids name, except those moved aside
     (`.old-1`).
     """
-    folders: dict[Path, Path] = {}
+    folders: dict[Path, Path] = {}  # by their real paths: each once
     for path in map(of_id, paths):
-        matches = (
-            [path] if path.exists() else [Path(match) for match in glob.glob(str(path))]
-        )
+        matches = [path]
+        if not path.exists():
+            matches = list(map(Path, glob.glob(str(path))))
         if not matches:
-            expected = (
-                "expected run folders or study folders, such as outputs/demo, or ids of"
-                " runs in outputs"
-            )
-            hint = did_you_mean(
-                str(path),
-                map(
-                    str, [*path.parent.glob("[!.]*"), *Path("outputs").glob("[!.]*/*")]
-                ),
-            )
-            raise UserError(f"{path} does not exist{hint or f': {expected}{or_else}'}")
+            raise _missing(path, or_else)
         for top in matches:
-            # The runs of a study, without nested ones such as tuning trials; else those
-            # of the studies in a folder.
-            levels = (
-                [*top.glob(pattern)]
-                for pattern in (RECORD, f"[!.]*/{RECORD}", f"[!.]*/[!.]*/{RECORD}")
-            )
-            for record in next(filter(None, levels), []):
-                if not any(
-                    map(
-                        MOVED_ASIDE.fullmatch,
-                        (record.parent.name, *record.relative_to(top).parts),
-                    )
-                ):
-                    folders[record.parent.resolve()] = record.parent
+            for folder in _runs_in(top):
+                folders[folder.resolve()] = folder
     if not folders:
         raise UserError(
             f"no run folder in {', '.join(map(str, paths))}: expected folders with a"
             f" {RECORD} in them"
         )
     return sorted(folders.values())
+
+
+def _runs_in(top: Path) -> list[Path]:
+    """Return the run that a folder is, else the runs of a study, without nested ones
+    such as tuning trials; else those of the studies in the folder.
+    """
+    for pattern in (RECORD, f"[!.]*/{RECORD}", f"[!.]*/[!.]*/{RECORD}"):
+        records = list(top.glob(pattern))
+        if records:
+            return [path.parent for path in records if not _is_aside(path, top)]
+    return []
+
+
+def _is_aside(record: Path, top: Path) -> bool:
+    """Return whether a run, or the study that it is in, was moved aside."""
+    names = (record.parent.name, *record.relative_to(top).parts)
+    return any(map(MOVED_ASIDE.fullmatch, names))
+
+
+def _missing(path: Path, or_else: str) -> UserError:
+    beside = [*path.parent.glob("[!.]*"), *Path("outputs").glob("[!.]*/*")]
+    hint = did_you_mean(str(path), map(str, beside))
+    if not hint:
+        hint = (
+            ": expected run folders or study folders, such as outputs/demo, or ids of"
+            f" runs in outputs{or_else}"
+        )
+    return UserError(f"{path} does not exist{hint}")
 
 
 def run_folder(path: Path) -> Path:
@@ -81,7 +89,9 @@ def of_id(path: Path) -> Path:
             f"several studies have a run {path}: name its folder,"
             f" {' or '.join(map(str, folders))}"
         )
-    return folders[0] if folders else path
+    if not folders:
+        return path
+    return folders[0]
 
 
 def is_model(word: str) -> bool:
@@ -90,10 +100,7 @@ def is_model(word: str) -> bool:
     """
     path = Path(word)
     if path.exists():
-        has_model = any(
-            (path / name).is_file()
-            for name in ("config.json", "model.safetensors", "pytorch_model.bin")
-        )
+        has_model = any((path / name).is_file() for name in _MODEL_FILES)
         return has_model and not (path / RECORD).exists()
     hub_name = re.fullmatch(r"\w[\w.-]*/\w[\w.-]*(@[\w./-]+)?", word, re.ASCII)
     return hub_name is not None and not Path(path.parts[0]).exists()

@@ -43,15 +43,14 @@ def weights_of(start: StartConfig) -> dict[str, Tensor]:
     are gone or have changed.
     """
     saved = checkpoint.at(Path(start.run), start.steps)
-    if (
-        saved is None
-        or sha256(saved.path / checkpoint.WEIGHTS).hex() != start.weights_sha256
-    ):
-        raise UserError(
-            f"start.run is {start.run}: its weights are not those that this run was to"
-            " begin from"
-        )
-    return saved.weights()
+    if saved:
+        digest = sha256(saved.path / checkpoint.WEIGHTS).hex()
+        if digest == start.weights_sha256:
+            return saved.weights()
+    raise UserError(
+        f"start.run is {start.run}: its weights are not those that this run was to"
+        " begin from"
+    )
 
 
 @torch.inference_mode()
@@ -74,13 +73,11 @@ def sample(
     model, rng = model_of(folder, config, tokenizer), generator(seed, "sample", 0)
     ids = tokenizer.encode([prompt])[0].tolist()
     for _ in range(tokens):
-        logits = model.logits(
-            model.hidden(torch.tensor([ids[-config.training.train_length :]])).float()
-        )[0, -1]
-        probabilities = (
-            (logits / temperature).softmax(-1)
-            if temperature
-            else (logits == logits.max()).float()
-        )
+        seen = torch.tensor([ids[-config.training.train_length :]])
+        logits = model.logits(model.hidden(seen).float())[0, -1]  # (vocab_size,)
+        if temperature:
+            probabilities = (logits / temperature).softmax(-1)
+        else:
+            probabilities = (logits == logits.max()).float()
         ids.append(int(torch.multinomial(probabilities, 1, generator=rng)))
     return tokenizer.decode(ids)

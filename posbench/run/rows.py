@@ -7,17 +7,22 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from posbench.errors import UserError
 from posbench.run import ROWS
 
 PLAIN = "plain"
 WINDOWED = "windowed"
-PAIRED = ("fixed_target", "nonoverlap")  # they score the same targets at every length
+# protocols that score the same targets at every length
+PAIRED: tuple[Literal["fixed_target", "nonoverlap"], ...] = (
+    "fixed_target",
+    "nonoverlap",
+)
 
 # How much targets are preferred, by their digest.
 Counts = Mapping[Any, float]
+_NO_COUNTS: Counts = {}
 
 # The columns that tell one evaluation of a run from another.
 EVALUATION_KEY = (
@@ -133,8 +138,10 @@ def curve_name(row: Any) -> str:
     parts.append(row.extension)
     if row.window:
         parts.append(WINDOWED)
-    name = "_".join(part for part in parts if part)
-    return WINDOWED if name == f"fixed_target_{WINDOWED}" else name
+    name = "_".join(filter(None, parts))
+    if name == f"fixed_target_{WINDOWED}":
+        return WINDOWED
+    return name
 
 
 def multiple(ratio: float) -> str:
@@ -149,7 +156,7 @@ def plain(value: Any) -> Any:
     finite becomes None.
     """
     if isinstance(value, float):
-        return float(value) if math.isfinite(value) else None
+        return number(float(value))
     if isinstance(value, Mapping):
         return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -180,6 +187,12 @@ def read_rows(folder: Path) -> list[dict[str, Any]]:
         raise UserError(f"{path} has a line that is not JSON: {error}") from None
 
 
+def step_of(row: Mapping[str, Any]) -> int:
+    """Return the number of updates that were made before a row."""
+    step: int = row["checkpoint_step"] if "protocol" in row else row["step"]
+    return step
+
+
 def training_rows(folder: Path) -> list[dict[str, Any]]:
     """Return the rows of a run's training and validation: `step`, `tokens`, and numbers
     by name.
@@ -191,14 +204,17 @@ def every_row(folder: Path) -> list[EvaluationRow]:
     """Return the last evaluation row per key and targets. One without a number counts
     until its key has a later row.
     """
-    lines = [line for line in read_rows(folder) if "protocol" in line]
-    rows = [EvaluationRow.from_json(line) for line in lines]
-    last = {row.key: row for row in rows}
-    newest = {(row.key, row.targets_sha256): row for row in rows}
+    last = {}
+    newest = {}
+    for line in read_rows(folder):
+        if "protocol" in line:
+            row = EvaluationRow.from_json(line)
+            last[row.key] = row
+            newest[row.key, row.targets_sha256] = row
     return [row for row in newest.values() if row.measured or row is last[row.key]]
 
 
-def evaluation_rows(folder: Path, counts: Counts | None = None) -> list[EvaluationRow]:
+def evaluation_rows(folder: Path, counts: Counts = _NO_COUNTS) -> list[EvaluationRow]:
     """Return one evaluation row per key: the last one, unless an earlier one pairs with
     more rows of its curve.
 
@@ -221,7 +237,7 @@ def headline_split(rows: Sequence[EvaluationRow], split: str) -> str:
 
 
 def on_shared_targets(
-    rows: Sequence[EvaluationRow], counts: Counts | None = None
+    rows: Sequence[EvaluationRow], counts: Counts = _NO_COUNTS
 ) -> list[EvaluationRow]:
     """Return the rows that one line may join: for each split, checkpoint and protocol,
     those on its shared targets.
@@ -239,10 +255,7 @@ def on_shared_targets(
     shared: dict[Any, str | None] = {}
     highest: dict[Any, tuple[float, ...]] = {}
     for (curve, targets), members in on_targets.items():
-        ratios = [row.length_ratio for row in members if row.kind == PLAIN]
-        longer = [ratio for ratio in ratios if ratio >= 1]
-        count = 0 if counts is None else counts.get(targets, 0)
-        rank = (count, longer.count(1), len(longer), len(members))
+        rank = (counts.get(targets, 0), *_rank(members))
         if rank >= highest.get(curve, rank):
             highest[curve] = rank
             shared[curve] = targets
@@ -253,6 +266,17 @@ def on_shared_targets(
         if not row.measured or targets in (None, row.targets_sha256):
             kept.append(row)
     return kept
+
+
+def _rank(rows: Sequence[EvaluationRow]) -> tuple[int, int, int]:
+    """Return how often the rows have the training length, how many of them longer ones,
+    and how many they are.
+    """
+    longer = []
+    for row in rows:
+        if row.kind == PLAIN and row.length_ratio >= 1:
+            longer.append(row.length_ratio)
+    return longer.count(1), len(longer), len(rows)
 
 
 def _curve(row: EvaluationRow) -> tuple[str, int, str]:

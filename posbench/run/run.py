@@ -34,7 +34,7 @@ from posbench.config.schema import (
 )
 from posbench.errors import InUse, RunFailed, Stopped, UserError
 from posbench.run import CONFIG, RECORD, ROWS, checkpoint
-from posbench.run.rows import plain, read_rows
+from posbench.run.rows import plain, read_rows, step_of
 
 logger = logging.getLogger(__name__)
 ADDING = "running"  # the reason in the record of a finished run while rows are added
@@ -107,46 +107,18 @@ class Run:
             with files.full_disk_as_failure(folder):
                 folder.parent.mkdir(parents=True, exist_ok=True)
                 stack.enter_context(owned(folder))
-                if (
-                    not restart
-                    and command is not None
-                    and config.is_trained_here
-                    and (folder / RECORD).exists()
-                ):
-                    restart = load_record(folder)[
-                        "status"
-                    ] == "done" and not checkpoint.every(folder)
+                if not restart and command is not None:
+                    restart = _has_lost_its_weights(folder, config)
                 if restart and folder.exists():
-                    names = (
-                        folder.with_name(f"{folder.name}.old-{number}")
-                        for number in itertools.count(1)
-                    )
-                    moved = folder.rename(
-                        next(name for name in names if not os.path.lexists(name))
-                    )
-                    logger.info("the old run is now in %s", moved)
+                    _move_aside(folder)
                 folder.mkdir(exist_ok=True)
-                for path in (folder, folder / "checkpoint"):
-                    files.remove_stale(path)
-                existing = (
-                    load_saved(folder / CONFIG)
-                    if (folder / CONFIG).exists()
-                    else config
-                )
-                if existing.id != config.id:
-                    hint = (
-                        "choose another folder, start=RUN to go on from its weights, or"
-                        " --restart to move it aside"
-                    )
-                    raise UserError(
-                        f"{folder} holds another run ({existing.id}): {hint}"
-                    )
-                run = cls(
-                    folder,
-                    existing,
-                    shlex.join(command) if command is not None else None,
-                    stack,
-                )
+                files.remove_stale(folder)
+                files.remove_stale(folder / "checkpoint")
+                existing = _existing(folder, config)
+                typed = None
+                if command is not None:
+                    typed = shlex.join(command)
+                run = cls(folder, existing, typed, stack)
             try:
                 yield run
             except (Exception, KeyboardInterrupt) as error:
@@ -176,16 +148,10 @@ class Run:
 
     def cut(self, step: int) -> None:
         """Drop the rows after a step: training makes them again."""
-        rows = [
-            row
-            for row in self.rows
-            if row["checkpoint_step" if "protocol" in row else "step"] <= step
-        ]
-        if rows != self.rows:
-            files.write(
-                self.folder / ROWS,
-                "".join(json.dumps(row) + "\n" for row in rows).encode(),
-            )
+        kept = [row for row in self.rows if step_of(row) <= step]
+        if kept != self.rows:
+            lines = "".join(json.dumps(row) + "\n" for row in kept)
+            files.write(self.folder / ROWS, lines.encode())
             self._open_rows()
 
     def _open_rows(self) -> None:
@@ -201,39 +167,34 @@ class Run:
     def update(self, **fields: Any) -> None:
         """Set fields of `run.json`."""
         self.record |= plain(fields)
-        files.write(
-            self.folder / RECORD, json.dumps(self.record, indent=2).encode() + b"\n"
-        )
+        text = json.dumps(self.record, indent=2)
+        files.write(self.folder / RECORD, text.encode() + b"\n")
 
     def begin_attempt(self, **resources: Any) -> None:
         """Record that this process starts, and its resources. A run that is done stays
         done while rows are added.
         """
         if self.config.is_trained_here and not checkpoint.every(self.folder):
-            encoding = self.config.encoding
-            used = (
-                {}
-                if encoding.file
-                else encodings.installed_files(encoding.name, encoding.options)
-            )
             # without weights it trains anew
-            self.record |= {"installed_encodings": used, "status": "running"}
-        process = {
+            self.record["status"] = "running"
+            self.record["installed_encodings"] = _installed_files(self.config)
+        command = self._command or self.record["command"]
+        if self.record["status"] == "done":
+            self.update(reason=ADDING, message=None, command=command)
+            return
+        attempt = {
             "started": str(datetime.now(UTC)),
             "host": socket.gethostname(),
             "pid": os.getpid(),
+            **resources,
         }
-        status, reason = (
-            ("done", ADDING) if self.record["status"] == "done" else ("running", None)
-        )
-        trains = (
-            {}
-            if status == "done"
-            else {"attempt": process | resources, "versions": versions()}
-        )
-        command = self._command or self.record["command"]
         self.update(
-            status=status, reason=reason, message=None, command=command, **trains
+            status="running",
+            reason=None,
+            message=None,
+            command=command,
+            attempt=attempt,
+            versions=versions(),
         )
 
     def finish(
@@ -242,30 +203,23 @@ class Run:
         """Record how the attempt ended and why: `done`, `failed` or `stopped`. A run
         that is done stays done.
         """
-        self.update(
-            status="done" if self.record["status"] == "done" else status,
-            reason=reason,
-            message=message,
-        )
+        if self.record["status"] == "done":
+            status = "done"
+        self.update(status=status, reason=reason, message=message)
 
     def ended_by(self, error: BaseException) -> None:
         """Record the error that ended the attempt. A run that is done stays as it is if
         no attempt had begun.
         """
-        if self.record["status"] != "done" or self.record["reason"] == ADDING:
-            stopped = isinstance(error, Stopped | KeyboardInterrupt)
-            reason = (
-                "signal"
-                if stopped
-                else error.reason
-                if isinstance(error, RunFailed)
-                else "error"
-            )
-            self.finish(
-                "stopped" if stopped else "failed",
-                reason,
-                str(error) or type(error).__name__,
-            )
+        if self.record["status"] == "done" and self.record["reason"] != ADDING:
+            return
+        message = str(error) or type(error).__name__
+        if isinstance(error, Stopped | KeyboardInterrupt):
+            self.finish("stopped", "signal", message)
+        elif isinstance(error, RunFailed):
+            self.finish("failed", error.reason, message)
+        else:
+            self.finish("failed", "error", message)
 
     def as_begun(self, config: Config) -> Config:
         """Record and return a configuration. A begun run keeps cadence and evaluation,
@@ -273,11 +227,11 @@ class Run:
         """
         if self.rows:
             original = load_config(self.folder)
-            cadence = {
-                name: getattr(original.runtime, name)
-                for name in ("log_every_steps", "validate_every_steps")
-            }
-            runtime = dataclasses.replace(config.runtime, **cadence)
+            runtime = dataclasses.replace(
+                config.runtime,
+                log_every_steps=original.runtime.log_every_steps,
+                validate_every_steps=original.runtime.validate_every_steps,
+            )
             config = dataclasses.replace(
                 config, evaluation=original.evaluation, runtime=runtime
             )
@@ -296,25 +250,52 @@ class Run:
         """
         if not checkpoint.every(self.folder):
             return
-        text, tokenizer = (
-            (self.record["data"] or {}).get("sha256"),
-            self.record["tokenizer_sha256"],
-        )
-        for noun, recorded, current in (
-            ("text", text, text_sha256),
-            ("tokenizer", tokenizer, tokenizer_sha256),
-        ):
-            if recorded not in (None, current):
-                hint = (
-                    "restore that text, or train anew with study=NAME, or --restart,"
-                    " which moves this run aside"
-                )
-                raise UserError(
-                    f"{self.folder} was trained on another {noun} than its"
-                    f" configuration gives now: {hint}"
-                )
+        data = self.record["data"] or {}
+        if data.get("sha256") not in (None, text_sha256):
+            raise self._trained_on_another("text")
+        if self.record["tokenizer_sha256"] not in (None, tokenizer_sha256):
+            raise self._trained_on_another("tokenizer")
         for warning in other_code(self.config, self.record):
             logger.warning("%s", warning)
+
+    def _trained_on_another(self, noun: str) -> UserError:
+        return UserError(
+            f"{self.folder} was trained on another {noun} than its configuration gives"
+            " now: restore that text, or train anew with study=NAME, or --restart,"
+            " which moves this run aside"
+        )
+
+
+def _has_lost_its_weights(folder: Path, config: AnyConfig) -> bool:
+    """Return whether a folder holds a finished run without any weights."""
+    if not config.is_trained_here or not (folder / RECORD).exists():
+        return False
+    return load_record(folder)["status"] == "done" and not checkpoint.every(folder)
+
+
+def _move_aside(folder: Path) -> None:
+    """Rename a folder to `<folder>.old-1`, or the next number that is free."""
+    for number in itertools.count(1):
+        moved = folder.with_name(f"{folder.name}.old-{number}")
+        if not os.path.lexists(moved):
+            folder.rename(moved)
+            logger.info("the old run is now in %s", moved)
+            return
+
+
+def _existing(folder: Path, config: AnyConfig) -> AnyConfig:
+    """Return the configuration that a folder has, or this one if it has none. Raises
+    UserError if it is another run's.
+    """
+    if not (folder / CONFIG).exists():
+        return config
+    existing = load_saved(folder / CONFIG)
+    if existing.id != config.id:
+        raise UserError(
+            f"{folder} holds another run ({existing.id}): choose another folder,"
+            " start=RUN to go on from its weights, or --restart to move it aside"
+        )
+    return existing
 
 
 def _lock(folder: Path) -> Path:
@@ -336,12 +317,10 @@ def owned(folder: Path) -> contextlib.AbstractContextManager[object]:
 
 def in_use(folder: Path) -> bool:
     """Return whether a process owns the run folder at this moment."""
+    if not _lock(folder).exists():
+        return False
     try:
-        with (
-            FileLock(_lock(folder), timeout=0)
-            if _lock(folder).exists()
-            else contextlib.nullcontext()
-        ):
+        with FileLock(_lock(folder), timeout=0):
             return False
     except OSError as error:  # others: perhaps another user's file
         return isinstance(error, Timeout)
@@ -378,21 +357,25 @@ def other_code(config: AnyConfig, record: Mapping[str, Any]) -> list[str]:
     """Return a line for each encoding from outside of posbench whose source file has
     changed since training began.
     """
-    recorded = record.get("installed_encodings") or {}
-    current = (
-        encodings.installed_files(config.encoding.name, config.encoding.options)
-        if recorded
-        else {}
-    )
-    notice = (
-        "was trained with another version of its file: old rows are of that version,"
-        " --restart trains anew"
-    )
-    return [
-        f"'{name}' {notice}"
-        for name, digest in current.items()
-        if recorded.get(name, digest) != digest
-    ]
+    recorded = record.get("installed_encodings")
+    if not recorded:
+        return []
+    lines = []
+    for name, digest in _installed_files(config).items():
+        if recorded.get(name, digest) != digest:
+            lines.append(
+                f"'{name}' was trained with another version of its file: old rows are"
+                " of that version, --restart trains anew"
+            )
+    return lines
+
+
+def _installed_files(config: AnyConfig) -> dict[str, str]:
+    """Return the digests of the files that the encoding is from, if not posbench's."""
+    encoding = config.encoding
+    if encoding.file:
+        return {}
+    return encodings.installed_files(encoding.name, encoding.options)
 
 
 def load_config(folder: Path) -> Config:

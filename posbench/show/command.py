@@ -83,11 +83,11 @@ def builder(name: str, words: list[str]) -> tuple[str, Build]:
     typed = [f"encoding.{word}" for word in words]
     scheme = compose.single([f"encoding={name}", *typed]).encoding
     default = encodings.options_of(scheme.name)
-    options = {
-        key: value
-        for key, value in scheme.options.items()
-        if value != default[key] or f" {key}=" in label
-    }
+    typed_keys = [word.partition("=")[0] for word in words]
+    options = {}
+    for key, value in scheme.options.items():
+        if key in typed_keys or value != default[key]:
+            options[key] = value
     return label, functools.partial(panels.build, scheme.name, options)
 
 
@@ -164,14 +164,17 @@ def _draw_curves(axes: Axes, panel: Panel) -> None:
         places = np.flatnonzero(is_drawn)
         axes.plot(places, values[places], color=colour, lw=1.5, label=name)
 
-    low, high = axes.get_ylim()
+    # with much room above and below the data, so that noise looks flat
     if panel.log:
-        # with a factor of 4 above and below the data, so that noise looks flat
-        axes.set(yscale="log", ylim=(axes.dataLim.y0 / 4, axes.dataLim.y1 * 4))
+        data = axes.dataLim
+        axes.set(yscale="log", ylim=(data.y0 / 4, data.y1 * 4))
         axes.yaxis.set_major_formatter("{x:g}")
         axes.yaxis.set_minor_formatter("")
-    elif high - low < 1:
-        axes.set_ylim((low + high - 1) / 2, (low + high + 1) / 2)
+    else:
+        low, high = axes.get_ylim()
+        if high - low < 1:
+            middle = (low + high) / 2
+            axes.set_ylim(middle - 0.5, middle + 0.5)
     if len(panel.curves) > 1:
         axes.legend(
             ncols=2, fontsize=6, handlelength=1, columnspacing=0.8, framealpha=0

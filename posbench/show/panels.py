@@ -103,7 +103,8 @@ def rotated_ones(encoding: Encoding, positions: Tensor) -> tuple[Tensor, Tensor]
     """Return a query and a key of ones after `rotate`, in the first head: (1, T) to (T,
     anything) each.
     """
-    length, shape = positions.shape[-1], encoding.shape
+    shape = encoding.shape
+    length = positions.shape[-1]
     ones = torch.ones(1, shape.n_heads, length, shape.head_dim)
     x = random(1, 1, shape.d_model, seed=1).expand(-1, length, -1)
     scheme, layer = encoding.at(make_layer(encoding, positions, x=x))
@@ -135,12 +136,16 @@ def contribution(encoding: Encoding, positions: Tensor) -> Tensor:
     """Return what position alone adds to the last query's logits if all tokens are
     equal: (contents, H, T - MARGIN).
     """
-    length, shape = positions.shape[-1], encoding.shape
+    shape = encoding.shape
+    length = positions.shape[-1]
     vectors = random(2 * CONTENTS, 1, 1, shape.head_dim, seed=1)
-    q, k = vectors.expand(-1, shape.n_heads, length, -1).chunk(2)
+    q, k = vectors.expand(-1, shape.n_heads, length, -1).chunk(
+        2
+    )  # (contents, H, T, Dh)
     x = random(CONTENTS, 1, shape.d_model, seed=1).expand(-1, length, -1)
     logits = pairs_of(encoding, q, k, x, positions, last=1).logits
-    plain = q[..., -1:, :] @ k.mT * layer_encoding(encoding).logit_scale
+    last_q = q[..., -1:, :]
+    plain = last_q @ k.mT * layer_encoding(encoding).logit_scale
     return (logits - plain)[..., 0, MARGIN:]
 
 
@@ -229,7 +234,8 @@ def read(encoding: Encoding, tokens: Tensor, bare: bool = False) -> tuple[Tensor
     if bare:
         x = x - input_code(encoding, positions)
     weights = random(3, 1, shape.d_model, shape.d_model) / shape.d_model**0.5
-    q, k, v = (x @ weights).unflatten(-1, (shape.n_heads, -1)).transpose(2, 3)
+    projected = (x @ weights).unflatten(-1, (shape.n_heads, -1))  # (3, B, T, H, Dh)
+    q, k, v = projected.transpose(2, 3)
     return q, k, v, x, positions
 
 
@@ -373,9 +379,8 @@ def phrase_picture(
     phrase moves.
     """
     words = phrase.lower().split()
-    places = sorted(
-        {words.index(word) for word in pair.lower().split(",") if word in words}
-    )
+    asked = {*pair.lower().split(",")} & {*words}
+    places = sorted(words.index(word) for word in asked)
     if len(places) != 2 or len(words) >= SHAPE.train_length:
         raise UserError(
             f"--words is '{pair}': expected two different words of a phrase below"
@@ -452,9 +457,11 @@ def text_panels(model: GPT, config: Config, ids: Tensor) -> list[Panel]:
 
     curves = {}
     for length in lengths:
-        windows = ids[: len(ids) // length * length].view(-1, length)[:WINDOWS]
-        if len(windows) and length <= longest:
-            measured = [_by_distance(model, window[None]) for window in windows]
+        n_windows = min(len(ids) // length, WINDOWS)
+        if n_windows and length <= longest:
+            windows = ids[: n_windows * length].view(n_windows, 1, length)
+            measured = [_by_distance(model, window) for window in windows]
+            # what is added is drawn for the last of these lengths
             added, weights = torch.stack(measured).mean(0).numpy()
             curves[f"at {length}"] = weights.mean((0, 1))
     if not curves:

@@ -83,7 +83,7 @@ def measure(words: list[str] | None = None) -> pd.DataFrame:
         encoding = build(SHAPE)
         # at scale 1, at the start of training
         code = _input_code(build(SHAPE, draw=False), SHAPE.train_length)
-        row = {
+        row: dict[str, object] = {
             "encoding": label,
             "order": _order(encoding),
             "unique": _unique(encoding),
@@ -161,8 +161,9 @@ def _order(encoding: Encoding) -> float:
     tokens = panels.random(LENGTH, encoding.token_dim())
     batches = torch.split(places, 32)
     outputs = torch.cat([_output(encoding, tokens[batch], last=1) for batch in batches])
-    changes = (outputs[:-1] - outputs[-1]).abs().flatten(1).amax(-1)
-    has_changed = changes > 1e-6 * outputs[-1].abs().max()
+    unswapped = outputs[-1]
+    changes = (outputs[:-1] - unswapped).abs().flatten(1).amax(-1)
+    has_changed = changes > 1e-6 * unswapped.abs().max()
     return float(has_changed.double().mean())
 
 

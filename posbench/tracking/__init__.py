@@ -112,10 +112,12 @@ def row_values(
     """Return a row's numbers by name. Rows on a curve's first targets, which `targets`
     keeps, have its plain name.
     """
-    if "protocol" not in line:
-        return {
-            name: value for name, value in line.items() if number(value) is not None
-        }
+    if "protocol" not in line:  # a row of the training
+        of_training = {}
+        for name, value in line.items():
+            if number(value) is not None:
+                of_training[name] = value
+        return of_training
     row = EvaluationRow.from_json(line)
     curve = _curve(row, config, targets)
     values: dict[str, Any] = {CONTEXT: row.length}

@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 from posbench.config.schema import EvaluationConfig
 from posbench.data.batches import Batch
+from posbench.errors import RowsFailed
 from posbench.run.run import Run
 from posbench.training.resume import save
 from posbench.training.schedule import Schedule
@@ -55,7 +56,10 @@ class Duties:
         n_tokens = step * self.trainer.training.tokens_per_step
         logger.info("after %s tokens of training:", f"{n_tokens:,}")
         with self.clock.paused():
-            self.evaluate(step, self.schedule.evaluations[step])
+            try:
+                self.evaluate(step, self.schedule.evaluations[step])
+            except RowsFailed as error:
+                logger.warning("%s", error)
 
     def save(self, step: int) -> None:
         """Write a checkpoint, in the process that has the run folder."""

@@ -14,13 +14,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from posbench import machine, tracking
 from posbench.config.schema import Config, EvaluationConfig, to_container
 from posbench.data.batches import ProblemBatches, TrainingBatches
 from posbench.data.tokens import TaskData, Tokens, data_of
-from posbench.errors import Stopped, UserError
-from posbench.evaluation.job import evaluate_into, subject_of
-from posbench.model.gpt import build, parameter_counts
+from posbench.errors import RowsFailed, Stopped, UserError
+from posbench.evaluation.job import evaluate_into
+from posbench.evaluation.trial import refuse_broken
+from posbench.model.gpt import GPT, build, parameter_counts
 from posbench.processes import World
 from posbench.run import TOKENIZER, checkpoint
 from posbench.run.run import Run
@@ -64,12 +67,10 @@ def train(
     aside. `command` is the command line, for the record.
     """
     world = world or World()
-    requested = machine.resolve(config.runtime.device)
-    device = world.device(requested)  # with several processes each has its own GPU
-    dtype = machine.resolve_precision(config.training.precision, device)
-    threads = machine.set_threads(config.runtime.threads)
-    machine.be_deterministic(device, config.runtime.deterministic)
+    device, dtype, resources = _set_up_machine(config, world)
     tokens, batches = _data(config, world)
+    if restart or checkpoint.at(folder, config.training.steps) is None:
+        _try_encoding(config, tokens, device)
 
     opened: contextlib.AbstractContextManager[Run | None] = contextlib.nullcontext()
     if world.rank == 0:
@@ -77,15 +78,8 @@ def train(
     with opened as run, signals_as_errors():
         if run:
             tracking.mirror(config, run)
-            resources = {
-                "device": str(requested),
-                "threads": threads,
-                "processes": world.size,
-            }
-            begin(run, config, tokens, machine.dtype_name(dtype), **resources)
-        with machine.out_of_memory_as_failure("a smaller model"):
-            tokenizer = tokens.tokenizer
-            model = build(config, tokenizer.vocab_size, tokenizer.texts).to(device)
+            begin(run, config, tokens, resources)
+        model = _build(config, tokens, device)
         if run:
             run.update(data=tokens.record, parameters=parameter_counts(model))
 
@@ -96,18 +90,45 @@ def train(
             return evaluate_into(run, model, tokens, with_settings, step, device, world)
 
         with machine.out_of_memory_as_failure(_MORE_ROOM):
-            # else refused before time is spent
-            causal_model = subject_of(model, config, device, dtype).model
-            trainer = Trainer(causal_model, config, device, dtype, world)
+            trainer = Trainer(model, config, device, dtype, world)
             n_updates = fit(trainer, batches, tokens, config, run, evaluate)
-        n_rows = evaluate(config.training.steps, config.evaluation)
+        try:
+            n_rows = evaluate(config.training.steps, config.evaluation)
+        except RowsFailed:
+            end(run, config)  # the others have their numbers
+            raise
+        end(run, config)
         if run:
-            end(run, config)
             if run.tracker and tracking.in_sweep():
                 # the agent waits for this run, even if it was finished before
                 run.tracker.send()
             if not n_updates and not n_rows:
                 logger.info("finished; nothing to do: %s", run.folder)
+
+
+def _set_up_machine(
+    config: Config, world: World
+) -> tuple[torch.device, torch.dtype, dict[str, Any]]:
+    """Return device, dtype of matrix products, and what the record says of them."""
+    requested = machine.resolve(config.runtime.device)
+    device = world.device(requested)  # with several processes each has its own GPU
+    dtype = machine.resolve_precision(config.training.precision, device)
+    threads = machine.set_threads(config.runtime.threads)
+    machine.be_deterministic(device, config.runtime.deterministic)
+    resources = {
+        "dtype": machine.dtype_name(dtype),
+        "device": str(requested),
+        "threads": threads,
+        "processes": world.size,
+    }
+    return device, dtype, resources
+
+
+def _build(config: Config, tokens: Tokens | TaskData, device: torch.device) -> GPT:
+    """Return the model with its initial weights, or those that it begins from."""
+    tokenizer = tokens.tokenizer
+    with machine.out_of_memory_as_failure("a smaller model"):
+        return build(config, tokenizer.vocab_size, tokenizer.texts).to(device)
 
 
 def _data(config: Config, world: World) -> tuple[Tokens | TaskData, Batches]:
@@ -126,8 +147,16 @@ def _data(config: Config, world: World) -> tuple[Tokens | TaskData, Batches]:
     return tokens, batches
 
 
+def _try_encoding(
+    config: Config, tokens: Tokens | TaskData, device: torch.device
+) -> None:
+    """Refuse a user's class that cannot be trained and evaluated, as `_data` does."""
+    with signals_as_errors(), machine.out_of_memory_as_failure(_MORE_ROOM):
+        refuse_broken(config, tokens, device)
+
+
 def begin(
-    run: Run, config: Config, tokens: Tokens | TaskData, dtype: str, **resources: Any
+    run: Run, config: Config, tokens: Tokens | TaskData, resources: dict[str, Any]
 ) -> None:
     """Begin an attempt of a run. Raises UserError if it may not be continued on this
     text or in this precision.
@@ -135,20 +164,22 @@ def begin(
     run.refuse_changes(tokens.record["sha256"], tokens.tokenizer.sha256)
     newest = checkpoint.newest(run.folder, (checkpoint.STATE,))
     if newest and newest.step < config.training.steps:
-        saved = newest.state()["dtype"]
+        saved, dtype = newest.state()["dtype"], resources["dtype"]
         if saved != dtype:
             raise UserError(
                 f"{run.folder} was trained in {saved} up to step {newest.step} and"
                 f" would go on in {dtype} here: continue it where training.precision is"
                 " that, or begin anew with --restart"
             )
-    run.begin_attempt(dtype=dtype, **resources)
+    run.begin_attempt(**resources)
     tokens.tokenizer.save(run.folder / TOKENIZER)
     run.update(tokenizer_sha256=tokens.tokenizer.sha256)
 
 
-def end(run: Run, config: Config) -> None:
-    """Record that a run is done."""
+def end(run: Run | None, config: Config) -> None:
+    """Record that a run is done, in the process that has its folder."""
+    if run is None:
+        return
     if run.record["status"] != "done":
         run.write_config(dataclasses.replace(run.config, evaluation=config.evaluation))
     run.record["evaluated"] = to_container(config)["evaluation"]
@@ -165,8 +196,9 @@ def fit(
 ) -> int:
     """Train to the token budget from where the run stands; return the updates made."""
     training, world = config.training, trainer.world
+    n_steps = training.steps
     first_step, state = resume(trainer, config, run)
-    if first_step == training.steps:
+    if first_step == n_steps:
         return 0
     clock = Clock(trainer, first_step * training.tokens_per_step, state)
     config = world.from_first(run.as_begun(config) if run else None)
@@ -188,16 +220,15 @@ def fit(
     if first_step == 0 and 0 in schedule.evaluations:
         duties.evaluate_on_the_way(0)
 
-    progress: contextlib.AbstractContextManager[console.Updates | None]
-    progress = contextlib.nullcontext()
-    if run:
-        progress = console.progress(training.steps, first_step, clock.full_speed)
     step, stopped = first_step, None
-    with stop_signals(second_interrupts=True) as world.received, progress as updates:
+    with (
+        stop_signals(second_interrupts=True) as world.received,
+        _progress(run, n_steps, first_step, clock) as updates,
+    ):
         unread = Unread(updates)
-        while step < training.steps and not stopped:
+        while step < n_steps and not stopped:
             trainer.model.train()
-            rate = learning_rate(step, training.steps, training)
+            rate = learning_rate(step, n_steps, training)
             batch = batches.batch(step)
             batch = batch.share(training.accumulation, world.rank, world.size)
             unread.add(begin_update(trainer, batch, step, rate))
@@ -223,3 +254,12 @@ def fit(
         raise Stopped(stopped, f"stopped by {name} after step {step}; saved")
     tell_progress(trainer.model, 1.0)
     return step - first_step
+
+
+def _progress(
+    run: Run | None, n_steps: int, first_step: int, clock: Clock
+) -> contextlib.AbstractContextManager[console.Updates | None]:
+    """Show the progress of training, in the process that has the run folder."""
+    if run:
+        return console.progress(n_steps, first_step, clock.full_speed)
+    return contextlib.nullcontext()

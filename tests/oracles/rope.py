@@ -17,6 +17,10 @@ from oracles._shared import (
 from oracles.absolute import none
 
 
+def harmonic(pairs):
+    return [1.0 / (1 + pair) for pair in range(pairs)]
+
+
 class rope:
     """transformers: Llama's frequencies, and its rotation for the half layout, GPT-J's
     for the interleaved one.
@@ -27,11 +31,7 @@ class rope:
         {"layout": "half"},
         {"base": 500.0},
         {"frequencies": "resonance"},
-        {
-            "frequencies": lambda shape: [
-                1.0 / (1 + pair) for pair in range(shape.head_dim // 2)
-            ]
-        },
+        {"frequencies": lambda shape: harmonic(shape.head_dim // 2)},
     ]
     TOLERANCE = ROPE_TOLERANCE
 
@@ -61,18 +61,19 @@ class partial_rope(rope):
 
     def reference(parameters, shape, options, q, k, v, x, positions, layer, causal):
         neox = third_party("transformers.models.gpt_neox.modeling_gpt_neox")
-        rope_parameters = {
-            "rope_theta": options["base"],
-            "partial_rotary_factor": options["fraction"],
-        }
         config = third_party("transformers").GPTNeoXConfig(
             hidden_size=shape.d_model,
             num_attention_heads=shape.n_heads,
-            rope_parameters=rope_parameters | {"rope_type": "default"},
+            rope_parameters={
+                "rope_type": "default",
+                "rope_theta": options["base"],
+                "partial_rotary_factor": options["fraction"],
+            },
         )
         embedding = neox.GPTNeoXRotaryEmbedding(config)
         if options["layout"] == "half":
-            q, k = neox.apply_rotary_pos_emb(q, k, *embedding(q, positions))
+            cos, sin = embedding(q, positions)
+            q, k = neox.apply_rotary_pos_emb(q, k, cos, sin)
             return {"q": q, "k": k}
         law = embedding.inv_freq
         width = 2 * len(law)
@@ -114,9 +115,8 @@ class hope:
 
     def reference(parameters, shape, options, q, k, v, x, positions, layer, causal):
         law = powers(options["base"], shape.head_dim)
-        law = torch.stack(
-            [f if shape.train_length * f / (2 * math.pi) >= 1 else 0 * f for f in law]
-        )
+        turns = shape.train_length * law / (2 * math.pi)
+        law = law * (turns >= 1)
         angles = positions[:, None, :, None] * law
         return turned(q, k, angles.cos(), angles.sin(), options["layout"])
 
@@ -132,12 +132,9 @@ class lerope(rope):
         return shape.head_dim // 2
 
     def reference(parameters, shape, options, q, k, v, x, positions, layer, causal):
-        mistral = third_party(
-            "transformers.models.mistral_large4.modeling_mistral_large4"
-        )
-        config = third_party(
-            "transformers.models.mistral_large4"
-        ).MistralLarge4TextConfig(
+        package = "transformers.models.mistral_large4"
+        mistral = third_party(f"{package}.modeling_mistral_large4")
+        config = third_party(package).MistralLarge4TextConfig(
             head_dim=shape.head_dim,
             qk_rope_head_dim=shape.head_dim,
             rope_parameters={"rope_type": "default", "rope_theta": options["base"]},
@@ -151,9 +148,8 @@ class lerope(rope):
         # outside of no_grad
         cos, sin = inspect.unwrap(type(embedding).forward)(embedding, q, positions)
         if options["layout"] == "half":
-            q, k = third_party(
-                "transformers.models.llama.modeling_llama"
-            ).apply_rotary_pos_emb(q, k, cos, sin)
+            llama = third_party("transformers.models.llama.modeling_llama")
+            q, k = llama.apply_rotary_pos_emb(q, k, cos, sin)
             return {"q": q, "k": k}
         # pairs are parted in what it gives back
         parted = mistral.apply_rotary_pos_emb_interleave(q, k, cos, sin)
@@ -176,28 +172,19 @@ class grape_m:
         width = shape.head_dim
         generator = torch.zeros(width, width, dtype=torch.float64)
         for pair, frequency in enumerate(powers(options["base"], width)):
-            one, two = (
-                (2 * pair, 2 * pair + 1)
-                if options["layout"] == "interleaved"
-                else (pair, pair + width // 2)
-            )
+            one, two = pair, pair + width // 2
+            if options["layout"] == "interleaved":
+                one, two = 2 * pair, 2 * pair + 1
             plane = torch.zeros(width, width, dtype=torch.float64)
             plane[two, one] = 1
             plane[one, two] = -1
-            generator = (
-                generator
-                + plane
-                * frequency
-                * (parameters["alpha"][layer, pair] / options["divisor"]).exp()
-            )
-        # (1|B, 1, T, Dh, Dh)
-        rotation = torch.linalg.matrix_exp(positions[..., None, None] * generator)[
-            :, None
-        ]
-        return {
-            "q": (rotation @ q[..., None])[..., 0],
-            "k": (rotation @ k[..., None])[..., 0],
-        }
+            scale = (parameters["alpha"][layer, pair] / options["divisor"]).exp()
+            generator = generator + plane * frequency * scale
+        rotation = torch.linalg.matrix_exp(positions[..., None, None] * generator)
+        rotation = rotation[:, None]  # (1|B, 1, T, Dh, Dh)
+        q = (rotation @ q[..., None])[..., 0]
+        k = (rotation @ k[..., None])[..., 0]
+        return {"q": q, "k": k}
 
 
 class drope(Ordered):
@@ -226,14 +213,17 @@ class ntk(rope):
 
     def reference(parameters, shape, options, q, k, v, x, positions, layer, causal):
         embedding = third_party("x_transformers.x_transformers").RotaryEmbedding
-        law = embedding(
-            shape.head_dim, base=options["base"], base_rescale_factor=options["factor"]
-        ).inv_freq
+        options_of_theirs = {
+            "base": options["base"],
+            "base_rescale_factor": options["factor"],
+        }
+        law = embedding(shape.head_dim, **options_of_theirs).inv_freq
         return rotated(q, k, positions, options["layout"], law)
 
 
 def lengths(positions):
-    return (int(last) + 1 for last in positions.amax(-1))
+    """Return the length of each sequence."""
+    return [int(last) + 1 for last in positions.amax(-1)]
 
 
 class dynamic_ntk(rope):
@@ -248,12 +238,14 @@ class dynamic_ntk(rope):
         base = options["base"]
         factor = options["factor"]
         original = options["original_length"] or shape.train_length
-        laws = [
-            frequencies("dynamic", shape, base, original, each, factor=factor)[0]
-            for each in lengths(positions)
-        ]
-        # (1|B, 1, Dh/2)
-        return rotated(q, k, positions, options["layout"], torch.stack(laws)[:, None])
+        laws = []
+        for length in lengths(positions):
+            law, _ = frequencies(
+                "dynamic", shape, base, original, length, factor=factor
+            )
+            laws.append(law)
+        law = torch.stack(laws)[:, None]  # (1|B, 1, Dh/2)
+        return rotated(q, k, positions, options["layout"], law)
 
 
 class ntk_by_parts(rope):
@@ -273,21 +265,15 @@ class ntk_by_parts(rope):
 
 def by_parts(shape, options):
     """Frequencies of a ramp, and YaRN's temperature."""
-    base, factor, slow, fast = (
-        options[name] for name in ("base", "factor", "alpha", "beta")
-    )
-    law, temperature = frequencies(
-        "yarn", shape, base, factor=factor, beta_slow=slow, beta_fast=fast
-    )
+    base = options["base"]
+    factor = options["factor"]
+    slow = options["alpha"]
+    fast = options["beta"]
+    parts = {"factor": factor, "beta_slow": slow, "beta_fast": fast}
+    law, temperature = frequencies("yarn", shape, base, **parts)
     if options["ramp"] == "rotations":
-        law, _ = frequencies(
-            "llama3",
-            shape,
-            base,
-            factor=factor,
-            low_freq_factor=slow,
-            high_freq_factor=fast,
-        )
+        parts = {"factor": factor, "low_freq_factor": slow, "high_freq_factor": fast}
+        law, _ = frequencies("llama3", shape, base, **parts)
     return law, temperature
 
 
@@ -295,7 +281,8 @@ class yarn(ntk_by_parts):
     """The same, with YaRN's temperature."""
 
     def reference(parameters, shape, options, q, k, v, x, positions, layer, causal):
-        return rotated(q, k, positions, options["layout"], *by_parts(shape, options))
+        law, temperature = by_parts(shape, options)
+        return rotated(q, k, positions, options["layout"], law, temperature)
 
 
 class llama3(rope):
@@ -312,17 +299,10 @@ class llama3(rope):
     ]
 
     def reference(parameters, shape, options, q, k, v, x, positions, layer, causal):
-        parts = {
-            name: options[name]
-            for name in ("factor", "low_freq_factor", "high_freq_factor")
-        }
-        return rotated(
-            q,
-            k,
-            positions,
-            options["layout"],
-            *frequencies("llama3", shape, options["base"], **parts),
-        )
+        names = ("factor", "low_freq_factor", "high_freq_factor")
+        parts = {name: options[name] for name in names}
+        law, scale = frequencies("llama3", shape, options["base"], **parts)
+        return rotated(q, k, positions, options["layout"], law, scale)
 
 
 class longrope(rope):
@@ -346,10 +326,9 @@ class longrope(rope):
             "short_factor": [1.0] * len(plain),
             "factor": factor,
         }
-        laws = [
-            frequencies("longrope", shape, base, original, each, **parts)
-            for each in lengths(positions)
-        ]
-        # (1|B, 1, Dh/2)
-        law = torch.stack([frequency for frequency, _ in laws])[:, None]
-        return rotated(q, k, positions, options["layout"], law, laws[0][1])
+        laws = []
+        for length in lengths(positions):
+            law, scale = frequencies("longrope", shape, base, original, length, **parts)
+            laws.append(law)
+        law = torch.stack(laws)[:, None]  # (1|B, 1, Dh/2)
+        return rotated(q, k, positions, options["layout"], law, scale)

@@ -2,6 +2,7 @@
 
 import logging
 import os
+import re
 import secrets
 import shutil
 from collections.abc import Mapping
@@ -16,7 +17,8 @@ from posbench.tracking.session import CONTEXT, in_sweep
 
 logger = logging.getLogger(__name__)
 _AXES = ("tokens", "step", "seconds", CONTEXT)
-_SHOWN = ("eval/loss", "eval/accuracy")  # of the curves of evaluation, with a panel
+# of the curves of evaluation, with a panel; longer lengths may need other targets
+SHOWN = re.compile(r"eval/(targets \w+/)?(loss|accuracy)")
 _EXIT_CODES = {"done": 0, "stopped": 255}
 
 
@@ -45,7 +47,7 @@ class Wandb:
         if name in _AXES:
             self._run.define_metric(name, summary="none", hidden=True)
         elif name.startswith("eval/"):
-            hidden = name not in _SHOWN
+            hidden = SHOWN.fullmatch(name) is None
             self._run.define_metric(
                 name, step_metric=CONTEXT, summary="none", hidden=hidden
             )
@@ -84,8 +86,29 @@ def _init(config: Config, run: Run) -> Any:
     place = _place(config, run)
     run.update(wandb=place)
     logging.getLogger("wandb").propagate = False  # its diary goes to its own debug.log
-    # The command line, the environment and the code are not uploaded.
-    settings = wandb.Settings(
+    if in_sweep():
+        place = {}  # the agent has chosen it
+    return wandb.init(
+        **place,
+        name=run.id,
+        group=config.study,
+        job_type="train",
+        resume="allow",
+        mode="online" if online else "offline",
+        tags=[config.encoding.name, *tracking.tags],
+        config=to_container(config),
+        settings=_settings(),
+        dir=run.folder,
+    )
+
+
+def _settings() -> Any:
+    """Return W&B's settings: nothing is printed, and the command line, the environment
+    and the code are not uploaded.
+    """
+    import wandb
+
+    return wandb.Settings(
         silent=True,
         quiet=True,
         console="off",
@@ -100,18 +123,6 @@ def _init(config: Config, run: Run) -> Any:
         disable_git=True,
         x_disable_stats=True,
         x_disable_machine_info=True,
-    )
-    return wandb.init(
-        **{} if in_sweep() else place,
-        name=run.id,
-        group=config.study,
-        job_type="train",
-        resume="allow",
-        mode="online" if online else "offline",
-        tags=[config.encoding.name, *tracking.tags],
-        config=to_container(config),
-        settings=settings,
-        dir=run.folder,
     )
 
 

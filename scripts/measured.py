@@ -1,0 +1,61 @@
+"""Make the measured section of an encoding's page from the kept rows of docs/rows."""
+
+import functools
+from pathlib import Path
+
+import pandas as pd
+
+from posbench.results.compare import compare
+from posbench.results.frame import read
+
+ROWS = Path(__file__).parents[1] / "docs" / "rows"
+STUDIES = {"six": "five seeds", "catalogue": "seed 0", "catalogue_again": "seed 1"}
+COLUMNS = ("nll", "rise_2x", "rise_4x", "rise_8x")
+HEAD = """
+| | loss at 128 tokens | change at 256 (2x) | at 512 (4x) | at 1,024 (8x) |
+|---|---:|---:|---:|---:|
+"""
+LEGEND = """
+Loss is in nats per token; the change is on the same target tokens. The models have 1.0M parameters and were
+trained on 4.0M tokens of Python's own library (`experiment=reader`). Seeds of one encoding differ by up to 0.25
+nats, so smaller differences between encodings mean nothing here. [All encodings](../catalogue.md) in one table;
+[the protocol](../protocol.md) defines the numbers.
+"""
+
+
+def section(name: str) -> str:
+    """Return the section of an encoding, with RoPE's numbers for comparison."""
+    rows = []
+    for study, seeds in STUDIES.items():
+        table = _table(study)
+        of_name = table[table["encoding"] == name]
+        for label, row in of_name.iterrows():
+            rows.append(_row(f"`{label}`, {seeds}", row))
+        if len(of_name) and name != "rope":
+            rows.append(_row(f"RoPE, {seeds}", table.loc["rope"]))
+    if not rows:
+        command = f"`posbench train encoding={name} experiment=reader`"
+        return f"## Measured\n\nNot yet at the size of the catalogue: {command}.\n"
+    return "## Measured\n" + HEAD + "\n".join(rows) + "\n" + LEGEND
+
+
+@functools.cache
+def _table(study: str) -> pd.DataFrame:
+    """Return the comparison of a kept study: a row per scheme, by its label."""
+    rows = read([ROWS / f"{study}.parquet"])
+    # only runs of one precision are compared
+    tables = [compare(part) for _, part in rows.groupby("dtype")]
+    return pd.concat(tables).set_index("label")
+
+
+def _row(name: str, values: pd.Series) -> str:
+    cells = [_number(values[column], column != "nll") for column in COLUMNS]
+    return f"| {name} | {' | '.join(cells)} |"
+
+
+def _number(value: float, signed: bool) -> str:
+    if pd.isna(value):
+        return "undefined"
+    if signed:
+        return f"{round(value, 3) + 0:+.3f}"  # no -0.000
+    return f"{value:.3f}"
