@@ -68,7 +68,7 @@ ALIASES = {
     "model.n_heads": "heads n_head num_heads",
     "model.d_model": "dim width n_embd hidden_size embed_dim",
     "encoding.base": "theta rope_theta",
-    "AdamW, set by training.learning_rate, betas, weight_decay and clip": (
+    "training.optimizer: AdamW, with learning_rate, betas and weight_decay": (
         "optimizer optim adam adamw"
     ),
     "tracking: tracking=none, tracking.mode=offline, tracking.project": (
