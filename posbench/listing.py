@@ -237,8 +237,9 @@ def task_row(name: str) -> dict[str, Any]:
 
 def _docstring_row(name: str, text: str) -> dict[str, Any]:
     """Return a docstring's title, its text, and its last paragraphs by their label."""
-    title, _, document = inspect.cleandoc(text).partition("\n")
-    row: dict[str, Any] = {"name": name, "title": title.rstrip(".")}
+    paragraph, _, document = inspect.cleandoc(text).partition("\n\n")
+    title = " ".join(paragraph.split()).rstrip(".")
+    row: dict[str, Any] = {"name": name, "title": title}
     for key, label in _LABELS.items():
         match = re.search(
             rf"^{label}:(.*?)(?=^[A-Z][\w ]*:|^\s*$|\Z)",

@@ -62,7 +62,7 @@ def _page(name: str, pictured: bool) -> str:
         f"# {name}\n",
         f"{configuration_pages.head(choices('encoding')[name])}\n",
         f"```console\nposbench train encoding={name}\n```\n",
-        f"## {facts['title']}\n",
+        f"## Definition\n\n{facts['title']}.\n",
         _body(facts["document"]),
         f"Source: {facts['source']}\n",
         measured.section(name),

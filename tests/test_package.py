@@ -9,6 +9,7 @@ import sys
 import zipfile
 
 import pytest
+import support
 
 ROOT = pathlib.Path(__file__).parent.parent
 
@@ -77,3 +78,13 @@ def test_the_wheel_is_enough_for_the_commands(wheel, tmp_path, monkeypatch):
     assert done.returncode == 0, done.stdout[-500:] + done.stderr
     report = tmp_path / "outputs" / "demo" / "report" / "index.html"
     assert report.stat().st_size > 10_000
+
+
+def test_links_of_the_packages_page_lead_into_the_repository():
+    page = "[![drawn](docs/a.png)](docs/b.md) [c](https://example.org) [d](#e)"
+    home = "https://github.com/somebody/posbench"
+
+    absolute = support.script("metadata").absolute(page, home, "v1.2.3")
+
+    drawn = f"[![drawn]({home}/raw/v1.2.3/docs/a.png)]({home}/blob/v1.2.3/docs/b.md)"
+    assert absolute == f"{drawn} [c](https://example.org) [d](#e)"
