@@ -102,3 +102,24 @@ def test_baselines_and_rows_on_other_targets_are_no_candidates(changes):
     others = frame.assign(nll=0.5, **changes)
     both = pd.concat([frame, others], ignore_index=True)
     pd.testing.assert_frame_equal(ranked(both, 192), ranked(frame, 192))
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("", "needs one length beyond 48, such as length=192"),
+        ("length=48", "needs one length beyond 48"),
+        ("length=96,192", "needs one length beyond 48"),
+        ("length=192 task=induction", "evaluation.tasks cannot be set"),
+        ("length=192 split=test", "evaluation.split cannot be set"),
+        ("length=192 protocol=nonoverlap", "evaluation.protocols cannot be set"),
+    ],
+)
+def test_words_that_a_search_cannot_follow_are_refused(
+    words, message, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    hf_models.save("llama", Path("llama"))
+    asked = ["extension=search", "data.path=text.txt", *words.split()]
+    assert posbench("evaluate", "./llama", *asked) == 2
+    assert message in capsys.readouterr().err
