@@ -158,9 +158,9 @@ class LoadedRun:
         """
 
         def as_trained_first(row: EvaluationRow) -> tuple[Any, ...]:
-            varied = ":" in (row.task or "") or row.kind != PLAIN
+            is_variant = ":" in (row.task or "") or row.kind != PLAIN
             return (
-                varied,
+                is_variant,
                 row.curve_name != "fixed_target",
                 row.offset or 0,
                 row.curve_name,
@@ -286,8 +286,8 @@ def runs(*paths: str | Path) -> pd.DataFrame:
 def _order(name: str) -> tuple[int, float]:
     if name in _ORDER:
         return _ORDER.index(name), 0.0
-    kind, _, ratio = name.rpartition("_")  # rise_4x
-    return _ORDER.index(kind), float(ratio.removesuffix("x"))
+    measure, _, ratio = name.rpartition("_")  # rise_4x
+    return _ORDER.index(measure), float(ratio.removesuffix("x"))
 
 
 def plot(*runs: LoadedRun | str | Path, reference: str | None = None) -> charts.Picture:
