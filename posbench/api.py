@@ -178,10 +178,9 @@ class LoadedRun:
         """Return training metrics, a row per logged step: `step`, `tokens`,
         `train/loss`, `val/loss` (nats), ...
         """
-        rows = [
-            {key: number(value) for key, value in line.items()}
-            for line in training_rows(self.folder)
-        ]
+        rows = []
+        for line in training_rows(self.folder):
+            rows.append({key: number(value) for key, value in line.items()})
         frame = pd.DataFrame(rows or {"step": [], "tokens": []})
         last = frame.groupby("step", as_index=False).last()
         return last.astype({"step": "int64", "tokens": "int64"})
@@ -194,14 +193,14 @@ class LoadedRun:
         runs, too.
         """
         keys = (*EVALUATION_KEY, "targets_sha256")
-        rows = [
-            {name: getattr(row, name) for name in keys} | row.units
-            for row in self._rows
-            if row.units
-        ]
-        if not rows:
+        frames = []
+        for row in self._rows:
+            if row.units:
+                of_row = {name: getattr(row, name) for name in keys}
+                frames.append(pd.DataFrame(of_row | row.units))
+        if not frames:
             return pd.DataFrame()
-        return pd.concat(map(pd.DataFrame, rows), ignore_index=True)
+        return pd.concat(frames, ignore_index=True)
 
     @functools.cached_property
     def tokenizer(self) -> Tokenizer:
