@@ -158,9 +158,9 @@ class LoadedRun:
         """
 
         def as_trained_first(row: EvaluationRow) -> tuple[Any, ...]:
-            varied = ":" in (row.task or "") or row.kind != PLAIN
+            is_variant = ":" in (row.task or "") or row.kind != PLAIN
             return (
-                varied,
+                is_variant,
                 row.curve_name != "fixed_target",
                 row.offset or 0,
                 row.curve_name,
@@ -178,10 +178,9 @@ class LoadedRun:
         """Return training metrics, a row per logged step: `step`, `tokens`,
         `train/loss`, `val/loss` (nats), ...
         """
-        rows = [
-            {key: number(value) for key, value in line.items()}
-            for line in training_rows(self.folder)
-        ]
+        rows = []
+        for line in training_rows(self.folder):
+            rows.append({key: number(value) for key, value in line.items()})
         frame = pd.DataFrame(rows or {"step": [], "tokens": []})
         last = frame.groupby("step", as_index=False).last()
         return last.astype({"step": "int64", "tokens": "int64"})
@@ -194,14 +193,14 @@ class LoadedRun:
         runs, too.
         """
         keys = (*EVALUATION_KEY, "targets_sha256")
-        rows = [
-            {name: getattr(row, name) for name in keys} | row.units
-            for row in self._rows
-            if row.units
-        ]
-        if not rows:
+        frames = []
+        for row in self._rows:
+            if row.units:
+                of_row = {name: getattr(row, name) for name in keys}
+                frames.append(pd.DataFrame(of_row | row.units))
+        if not frames:
             return pd.DataFrame()
-        return pd.concat(map(pd.DataFrame, rows), ignore_index=True)
+        return pd.concat(frames, ignore_index=True)
 
     @functools.cached_property
     def tokenizer(self) -> Tokenizer:
@@ -286,8 +285,8 @@ def runs(*paths: str | Path) -> pd.DataFrame:
 def _order(name: str) -> tuple[int, float]:
     if name in _ORDER:
         return _ORDER.index(name), 0.0
-    kind, _, ratio = name.rpartition("_")  # rise_4x
-    return _ORDER.index(kind), float(ratio.removesuffix("x"))
+    measure, _, ratio = name.rpartition("_")  # rise_4x
+    return _ORDER.index(measure), float(ratio.removesuffix("x"))
 
 
 def plot(*runs: LoadedRun | str | Path, reference: str | None = None) -> charts.Picture:

@@ -40,7 +40,7 @@ from posbench.config.overrides import (
     value,
     values,
 )
-from posbench.config.schema import Config, flat, kind, refused, validate
+from posbench.config.schema import Config, flat, refused, validate, value_type
 from posbench.config.shipped import EVERY, GROUPS, choice_file, choices, configs_dir
 from posbench.errors import UserError
 
@@ -242,7 +242,7 @@ def _refuse_guesses(plain: dict[str, Any]) -> None:
     What is typed stays text, so that such a value is from a file.
     """
     for key, given in flat(plain).items():
-        if not kind(KEYS.get(key)).startswith("text"):
+        if not value_type(KEYS.get(key)).startswith("text"):
             continue
         for text in given if isinstance(given, list) else [given]:
             if text is not None and not isinstance(text, str):

@@ -510,7 +510,7 @@ def keys(cls: type = Config, prefix: str = "") -> dict[str, Any]:
     return hints
 
 
-def kind(hint: Any) -> str:
+def value_type(hint: Any) -> str:
     """Return how a value of a type is read: `text`, `int`, `float`, `texts` and so on
     for lists, else `yaml`.
     """
@@ -521,8 +521,8 @@ def kind(hint: Any) -> str:
         are_texts = {type(choice) for choice in inner} == {str}
         return "text" if are_texts else "yaml"
     if origin is tuple:
-        return kind(inner[0]) + "s"
-    return kind(inner[0])  # a union's other type is None
+        return value_type(inner[0]) + "s"
+    return value_type(inner[0])  # a union's other type is None
 
 
 def validate(cls: type[_Section], plain: Mapping[str, Any]) -> _Section:
@@ -538,7 +538,7 @@ def validate(cls: type[_Section], plain: Mapping[str, Any]) -> _Section:
         plain["encoding"] = fields | {"options": options}
 
     for key, value in flat(plain).items():  # pydantic would read true as 1
-        is_number = kind(hints.get(key)).startswith(("int", "float"))
+        is_number = value_type(hints.get(key)).startswith(("int", "float"))
         if is_number and re.search("True|False", str(value)):
             raise refused(key, value, "a number")
 

@@ -149,7 +149,7 @@ class Outcome(NamedTuple):
         if self.arrived is not None:
             self.arrived.synchronize()
         loss, norm, *signals = self.numbers.tolist()
-        self.trainer.world.hear(signals)
+        self.trainer.world.note_signals(signals)
         hint = "check the encoding's hooks"
         if self.step:
             hint = "a lower training.learning_rate usually helps"
