@@ -114,7 +114,7 @@ def test_a_simple_reader_never_sets_a_range(tmp_path, template, ngram, words):
     assert low > 3
     assert high < 5
     assert charts.GREY not in colours_of(axes).values()
-    assert f"n-gram model {ngram:g},\n{words}" in names
+    assert f"n-gram model {ngram:g}, {words}" in names
 
 
 def test_a_simple_reader_in_the_range_is_a_grey_line():
