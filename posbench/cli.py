@@ -56,6 +56,8 @@ def _run(arguments: list[str]) -> None:
 def _hint(error: Exception) -> str:
     """Return what an unknown option may mean: `--seed 3` is `seed=3`."""
     name = getattr(error, "option_name", "").lstrip("-").replace("-", "_")
+    if name == "config_name":
+        return "(experiment=NAME chooses a file, --config-dir=DIR has further ones)"
     if name not in ("seed", "study", *GROUPS, *WORDS) and "." not in name:
         return "('posbench --help' shows all)"
     return f"Settings are key=value, without dashes: {name}=..."
@@ -112,6 +114,10 @@ Runs = Annotated[list[Path], typer.Argument(help=f"{_RUNS}.")]
 AnyRuns = Annotated[
     list[Path] | None, typer.Argument(help=f"{_RUNS}; default: outputs.")
 ]
+Delete = Annotated[
+    bool, typer.Option("--delete", help="Delete these runs, after a question.")
+]
+Yes = Annotated[bool, typer.Option("--yes", help="Delete without the question.")]
 SyncedRuns = Annotated[list[Path], typer.Argument(metavar="RUN", help=f"{_RUNS}.")]
 Run = Annotated[
     Path, typer.Argument(help="A run: its folder (outputs/STUDY/RUN) or id.")
@@ -470,11 +476,26 @@ def report(
 
 
 @app.command()
-def runs(paths: AnyRuns = None) -> None:
-    """List runs: what tells them apart, status, loss at the training length, size."""
+def runs(paths: AnyRuns = None, delete: Delete = False, yes: Yes = False) -> None:
+    """List runs: what tells them apart, status, loss at the training length, size.
+
+    --delete deletes them, after a question.
+    """
     from posbench.reports import runs as listed
 
-    listed.main(paths or [Path("outputs")])
+    if not delete:
+        listed.main(paths or [Path("outputs")])
+        return
+    from posbench.run import delete as deleted
+
+    if not paths:
+        raise UserError("which runs? posbench runs outputs/STUDY --delete")
+    folders = deleted.deletable(paths)
+    listed.main(folders)
+    if not yes:
+        typer.confirm(f"Delete {exits.plural(len(folders), 'run')}?", abort=True)
+    deleted.delete(folders)
+    print(f"Deleted {exits.plural(len(folders), 'run')}.")
 
 
 @app.command()

@@ -154,7 +154,12 @@ def place(processes: int | None) -> Place | None:
     own.
     """
     env = os.environ
-    if "RANK" in env and int(env.get("WORLD_SIZE", "1")) > 1:
+    if env.get("RANK") and int(env.get("WORLD_SIZE") or 1) > 1:
+        if "MASTER_ADDR" not in env or "MASTER_PORT" not in env:
+            raise UserError(
+                "RANK and WORLD_SIZE are set, MASTER_ADDR and MASTER_PORT are not:"
+                " expected all four, as torchrun sets them, or none"
+            )
         local_rank = int(env.get("LOCAL_RANK", "0"))
         return Place(int(env["RANK"]), int(env["WORLD_SIZE"]), local_rank, "env://")
     if processes in (None, 1) or int(env.get("SLURM_STEP_NUM_TASKS", "1")) == 1:

@@ -20,9 +20,10 @@ _OFFLINE = Path(__file__).with_name("offline")
 
 def pytest_configure() -> None:
     """Keep this process, and all processes that it starts, off the network."""
-    os.environ["PYTHONPATH"] = os.pathsep.join(
-        filter(None, [str(_OFFLINE), os.environ.get("PYTHONPATH")])
-    )
+    paths = [str(_OFFLINE)]
+    if os.environ.get("PYTHONPATH"):
+        paths.append(os.environ["PYTHONPATH"])
+    os.environ["PYTHONPATH"] = os.pathsep.join(paths)
     sys.path.insert(0, str(_OFFLINE))
     # the system's own, if there is one, has done its work
     sys.modules.pop("sitecustomize", None)
@@ -45,20 +46,19 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     If it were always the last, some values of a product of two lists would never be
     chosen.
     """
-    cases: collections.defaultdict[str, list[pytest.Item]] = collections.defaultdict(
-        list
-    )
+    cases = collections.defaultdict[str, list[pytest.Item]](list)
     for item in items:
         if item.get_closest_marker("sample") and not item.get_closest_marker("slow"):
             cases[item.nodeid.split("[")[0]].append(item)
     for group in cases.values():
         (n,) = group[0].get_closest_marker("sample").args
-        kept = [
-            group[start + (n - 1 - start // n) % n]
-            for start in range(0, len(group) - n + 1, n)
-        ] or group[-1:]
-        for item in group:
-            if item not in kept:
+        kept = set[int]()
+        for number in range(len(group) // n):
+            kept.add(n * number + (n - 1 - number) % n)
+        if not kept:
+            kept.add(len(group) - 1)
+        for place, item in enumerate(group):
+            if place not in kept:
                 item.add_marker(pytest.mark.slow)
 
 

@@ -79,16 +79,16 @@ def write_run(
     """Write a run folder and return it; with `truth` None it has no evaluation, like
     that of a run that failed.
     """
-    parameters = {"total": 1049728, "encoding": 0, "non_embedding": 787584}
-    known = {
-        "parameters": parameters,
-        "tokens": config.training.tokens if truth else None,
+    known: dict[str, Any] = {"tokens": config.training.tokens if truth else None}
+    known["parameters"] = {
+        "total": 1049728,
+        "encoding": 0,
+        "non_embedding": 787584,
     }
     folder = begin_run(study, config, status, **known | record)
     if truth is not None:
-        (folder / "rows.jsonl").write_text(
-            "".join(json.dumps(row) + "\n" for row in _evaluation(config, truth))
-        )
+        lines = [json.dumps(row) + "\n" for row in _evaluation(config, truth)]
+        (folder / "rows.jsonl").write_text("".join(lines))
     return folder
 
 
@@ -147,43 +147,59 @@ def begin_run(study: Path, config: Config, status: str, **record: Any) -> Path:
 
 
 def _evaluation(config: Config, truth: Truth) -> Iterator[dict[str, Any]]:
-    digest = hashlib.sha256(config.encoding.name.encode()).digest()
-    trained = config.training.train_length
-    rng = np.random.default_rng([config.seed, digest[0], digest[1]])
+    """Yield the rows of a run, by checkpoint, length and window."""
+    encoding = hashlib.sha256(config.encoding.name.encode()).digest()
+    rng = np.random.default_rng([config.seed, encoding[0], encoding[1]])
     # the seed's, alike for all schemes: pairs cancel it
     luck = np.random.default_rng(config.seed).normal(0, 0.02)
     level, steeper = rng.normal(0, 0.01, 2)
+    trained = config.training.train_length
+
     stages = [*truth.earlier, truth]
     for stage, of_stage in enumerate(stages, 1):
-        for ratio in (
-            RATIOS if of_stage.used is None else (0.125, 0.25, 0.5, 0.75, *RATIOS)
-        ):
-            for window in (
-                [None] if ratio <= 1 or of_stage is not truth else [None, trained]
-            ):
-                doublings = max(0.0, math.log2(ratio))
-                mean = of_stage.nll + luck + level
-                mean += (
-                    0.002 * doublings
-                    if window
-                    else (of_stage.rise + steeper) * doublings
-                )
-                mean += 0.1 * max(
-                    0.0, math.log2((of_stage.used or 0.01) / (ratio * trained))
-                )
-                noise = (
-                    0.01
-                    if of_stage.used is not None and ratio <= 1
-                    else 0.05 + 0.05 * doublings * (window is None)
-                )
-                sums = (mean + TEXT + rng.normal(0, noise, BLOCKS)) * TARGETS
-                row = _row(round(ratio * trained), ratio, window, of_stage, sums)
+        lucky = dataclasses.replace(
+            of_stage,
+            nll=of_stage.nll + luck + level,
+            rise=of_stage.rise + steeper,
+        )
+        for ratio in _ratios(of_stage):
+            has_window = ratio > 1 and of_stage is truth
+            for window in [None, trained] if has_window else [None]:
+                sums = _sums(lucky, ratio, window, trained, rng)
+                length = round(ratio * trained)
+                row = _row(length, ratio, window, of_stage, sums)
                 if len(stages) > 1:
-                    row |= {
-                        "tokens": stage * 1_000_000,
-                        "checkpoint_step": 12 - len(stages) + stage,
-                    }
+                    row["tokens"] = stage * 1_000_000
+                    row["checkpoint_step"] = 12 - len(stages) + stage
                 yield row
+
+
+def _ratios(truth: Truth) -> tuple[float, ...]:
+    if truth.used is None:
+        return RATIOS
+    return (0.125, 0.25, 0.5, 0.75, *RATIOS)
+
+
+def _sums(
+    truth: Truth,
+    ratio: float,
+    window: int | None,
+    trained: int,
+    rng: np.random.Generator,
+) -> np.ndarray:
+    """Return the nats of each block: the truth, the text, and noise."""
+    doublings = max(0.0, math.log2(ratio))
+    rise = 0.002 if window else truth.rise
+    mean = truth.nll + rise * doublings
+    if truth.used is not None:
+        mean += 0.1 * max(0.0, math.log2(truth.used / (ratio * trained)))
+
+    noise = 0.05
+    if truth.used is not None and ratio <= 1:
+        noise = 0.01
+    elif window is None:
+        noise += 0.05 * doublings
+    return (mean + TEXT + rng.normal(0, noise, BLOCKS)) * TARGETS
 
 
 def _row(
@@ -194,43 +210,44 @@ def _row(
         "length": length,
         "length_ratio": float(ratio),
         "window": window,
-    }
-    place |= {
         "split": "test",
         "documents": "doc",
         "checkpoint_step": 12,
         "dtype": "fp32",
     }
     if ratio > truth.last_ratio:
-        return EvaluationRow(
-            **place, status="undefined", reason="defined up to 16 tokens"
-        ).to_json()
-    tokens = BLOCKS * TARGETS
-    mean = float(sums.sum() / (BLOCKS * TARGETS))
-    units = {
+        reason = "defined up to 16 tokens"
+        return EvaluationRow(**place, status="undefined", reason=reason).to_json()
+
+    n_tokens = BLOCKS * TARGETS
+    nll = float(sums.sum() / n_tokens)
+    result = {
+        "targets_sha256": "a1" * 32,
+        "n_tokens": n_tokens,
+        "n_bytes": 3 * n_tokens,
+        "n_blocks": BLOCKS,
+        "n_documents": BLOCKS,
+        "seconds": 0.5,
+        "ci_low": nll - 0.3,
+        "ci_high": nll + 0.3,
+        "nll": nll,
+        "perplexity": math.exp(nll),
+        "bits_per_byte": nll / math.log(2) / 3,
+        "ngram_nll": truth.ngram,
+        "units": _units(truth, sums),
+    }
+    return EvaluationRow(**place, status="ok", **result).to_json()
+
+
+def _units(truth: Truth, sums: np.ndarray) -> dict[str, list[Any]]:
+    """Return the sums by block, each of which is a document."""
+    units: dict[str, list[Any]] = {
         "document": [*range(BLOCKS)],
         "tokens": [TARGETS] * BLOCKS,
         "nll": sums.tolist(),
     }
     if truth.ngram is not None:
         noise = np.random.default_rng(7).normal(0, 0.2, BLOCKS)
-        units["ngram"] = (
-            (truth.ngram + TEXT + noise - noise.mean()) * TARGETS
-        ).tolist()
-    return EvaluationRow(
-        **place,
-        status="ok",
-        targets_sha256="a1" * 32,
-        n_tokens=tokens,
-        n_bytes=3 * tokens,
-        n_blocks=BLOCKS,
-        n_documents=BLOCKS,
-        seconds=0.5,
-        ci_low=mean - 0.3,
-        ci_high=mean + 0.3,
-        nll=mean,
-        perplexity=math.exp(mean),
-        bits_per_byte=mean / math.log(2) / 3,
-        ngram_nll=truth.ngram,
-        units=units,
-    ).to_json()
+        nats = (truth.ngram + TEXT + noise - noise.mean()) * TARGETS
+        units["ngram"] = nats.tolist()
+    return units

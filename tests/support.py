@@ -68,20 +68,19 @@ class Largest(TorchDispatchMode):
         self, function: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         made = function(*args, **(kwargs or {}))
-        for part in made if isinstance(made, tuple | list) else (made,):
+        parts = made if isinstance(made, tuple | list) else (made,)
+        for part in parts:
             if isinstance(part, Tensor):
-                self.numbers = max(
-                    self.numbers, part.untyped_storage().nbytes() // part.element_size()
-                )
+                size = part.untyped_storage().nbytes() // part.element_size()
+                self.numbers = max(self.numbers, size)
         return made
 
 
 @functools.cache
 def script(name: str) -> Any:
     """Return a file of scripts/ as a module."""
-    spec = importlib.util.spec_from_file_location(
-        f"scripts_{name}", SCRIPTS / f"{name}.py"
-    )
+    path = SCRIPTS / f"{name}.py"
+    spec = importlib.util.spec_from_file_location(f"scripts_{name}", path)
     assert spec
     assert spec.loader
     module = importlib.util.module_from_spec(spec)
@@ -100,41 +99,35 @@ def write_words(folder: Path) -> None:
     """Write a `text.txt` of thirty words of random letters, in random order."""
     rng = random.Random(0)
     words = ["".join(rng.choices("abcdefgh", k=rng.randint(2, 5))) for _ in range(30)]
-    (folder / "text.txt").write_text(
-        " ".join(rng.choices(words, k=8000)), encoding="utf-8"
-    )
+    text = " ".join(rng.choices(words, k=8000))
+    (folder / "text.txt").write_text(text, encoding="utf-8")
 
 
 def each_once(words: Sequence[str]) -> list[str]:
     """Return the last word of each key. Tests put their own words after those of TINY,
     which would else be reported.
     """
-    keys = (
-        word.partition("=")[0].removeprefix("evaluation.").removeprefix("runtime.")
-        for word in words
-    )
-    return list(
-        {
-            WORDS.get(key, key): word for key, word in zip(keys, words, strict=True)
-        }.values()
-    )
+    last = {}
+    for word in words:
+        key = word.partition("=")[0]
+        key = key.removeprefix("evaluation.").removeprefix("runtime.")
+        last[WORDS.get(key, key)] = word
+    return list(last.values())
 
 
 def posbench(*arguments: str) -> int:
     """Run the command line in this process; returns the exit code."""
-    given = (
-        each_once(arguments)
-        if {*arguments[:1]} & {"train", "sweep", "evaluate"}
-        else arguments
-    )
+    given = list(arguments)
+    if arguments and arguments[0] in ("train", "sweep", "evaluate"):
+        given = each_once(arguments)
     before = sys.argv
     sys.argv = ["posbench", *given]
     try:
         return main()
     finally:
         sys.argv = before
-        for name in ("POSBENCH_DEBUG", "PYTHONSAFEPATH"):
-            os.environ.pop(name, None)
+        os.environ.pop("POSBENCH_DEBUG", None)
+        os.environ.pop("PYTHONSAFEPATH", None)
 
 
 def start_child(work: Callable[[], None]) -> int:
@@ -158,7 +151,8 @@ def in_child(work: Callable[[], None]) -> int:
     """Run `work` in a forked child to its end; return its exit status, negative for a
     signal.
     """
-    return os.waitstatus_to_exitcode(os.waitpid(start_child(work), 0)[1])
+    _, status = os.waitpid(start_child(work), 0)
+    return os.waitstatus_to_exitcode(status)
 
 
 def snapshot(folder: Path) -> dict[str, bytes]:

@@ -97,7 +97,7 @@ def kernel(request, monkeypatch):
         monkeypatch.setattr(module, "FUSED_FROM", 1)
 
 
-@pytest.mark.sample(60)
+@pytest.mark.sample(7)
 @SCHEMES
 @LIMITS
 @pytest.mark.parametrize("trains", [True, False])
@@ -123,7 +123,7 @@ def flex_calls(monkeypatch):
     return calls
 
 
-@pytest.mark.sample(20)
+@pytest.mark.sample(7)
 @SCHEMES
 @LIMITS
 @pytest.mark.parametrize("trains", [True, False])

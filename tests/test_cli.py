@@ -2,6 +2,7 @@
 into an empty folder.
 """
 
+import io
 import json
 import os
 import re
@@ -16,12 +17,12 @@ import yaml
 from support import posbench
 
 from posbench import encodings, listing, tasks
-from posbench.config import compose
+from posbench.config import compose, start
 from posbench.config.schema import load_saved
 from posbench.encodings.base import Shape
 from posbench.evaluation import probes
 from posbench.run.rows import evaluation_rows
-from posbench.run.run import load_record
+from posbench.run.run import load_record, owned
 from posbench.terminal import exits
 
 # Two updates of a very small model, from an empty folder.
@@ -134,6 +135,13 @@ train lr=3 | unknown key 'lr' (it is training.learning_rate)
 train epochs=3 | (it is training.tokens: a step has 
 sweep encoding=rope seeds=5 | (it is a list: posbench sweep seed=0,1,2,3,4)
 train seed=0,1 | seed=0,1 gives several values: 'posbench sweep' runs each of them
+train encoding=[rope,alibi] | encoding=[rope,alibi] gives several values: 'posbench sweep' runs each of them
+train encoding=abili | unknown encoding 'abili': did you mean 'alibi'?
+train modle=llama | unknown key 'modle': did you mean 'model'?
+train tracking.mode=disabled | tracking.mode is 'disabled': expected tracking=none instead
+train --config-name demo | (experiment=NAME chooses a file, --config-dir=DIR has further ones)
+train +seed=3 | cannot read '+seed=3': a key needs no '+', type seed=3
+train hydra/launcher=x | (it is posbench sweep: --n-jobs=N runs at a time, --slurm=OPTIONS on a cluster)
 train seed=abc | seed is 'abc': expected a whole number
 train training.tokens=1M | training.tokens is '1M': expected a whole number, such as 1e6
 train study=../x | study is '../x': expected letters, digits,
@@ -407,3 +415,66 @@ def test_runs_are_listed_and_found_by_their_ids(capsys):
         f"several studies have a run {large.name}: name its folder, {large} or"
         " outputs/other/" in error_line(capsys)
     )
+
+
+def test_a_study_is_found_by_its_name(capsys):
+    assert train("study=five", "seed=0") == 0
+    (folder,) = Path("outputs/five").glob("rope-*")
+    capsys.readouterr()
+    assert posbench("runs", "five") == 0
+    assert folder.name in capsys.readouterr().out
+    assert posbench("sample", f"five/{folder.name}", "word", "--tokens", "1") == 0
+    assert posbench("evaluate", f"five/{folder.name}", "length=24") == 0
+    assert 24 in {row.length for row in evaluation_rows(folder)}
+
+
+def test_a_start_is_found_below_outputs():
+    assert train("study=five", "seed=0") == 0
+    (folder,) = Path("outputs/five").glob("rope-*")
+    assert start.run_folders(f"five/{folder.name}") == [str(folder)]
+
+
+@pytest.fixture
+def two_runs():
+    assert train("seed=0") == train("seed=1") == 0
+    return [Path("outputs/demo") / name for name in runs()]
+
+
+@pytest.mark.parametrize(("answer", "kept"), [("y", 1), ("n", 2)])
+def test_runs_are_deleted_after_a_question(two_runs, monkeypatch, answer, kept):
+    monkeypatch.setattr("sys.stdin", io.StringIO(f"{answer}\n"))
+    code = posbench("runs", two_runs[0].name, "--delete")
+    assert code == (0 if answer == "y" else 130)
+    assert len(runs()) == kept
+    assert two_runs[1].is_dir()
+
+
+def test_a_study_is_deleted_without_a_question(two_runs, capsys):
+    Path("outputs/demo/notes.txt").touch()
+    assert posbench("runs", "demo", "--delete", "--yes") == 0
+    assert capsys.readouterr().out.endswith("Deleted 2 runs.\n")
+    assert runs() == []
+    assert Path("outputs/demo/notes.txt").exists()
+
+
+def test_a_run_in_use_is_not_deleted_nor_any_beside_it(two_runs, capsys):
+    with owned(two_runs[1]):
+        assert posbench("runs", "demo", "--delete", "--yes") == 75
+    assert "in use by another process: nothing was deleted" in error_line(capsys)
+    assert all(folder.is_dir() for folder in two_runs)
+
+
+def test_nothing_is_deleted_that_is_not_named(two_runs, capsys):
+    assert posbench("runs", "--delete", "--yes") == 2
+    assert "which runs?" in error_line(capsys)
+    assert len(runs()) == 2
+
+
+@pytest.mark.parametrize("rank", ["0", ""])
+def test_a_launcher_without_an_address_is_one_line(rank, monkeypatch, capsys):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", rank)
+    monkeypatch.delenv("MASTER_ADDR", raising=False)
+    assert train() == (2 if rank else 0)
+    if rank:
+        assert "MASTER_ADDR and MASTER_PORT are not" in error_line(capsys)

@@ -523,14 +523,14 @@ def test_of_a_data_set_on_disk_only_its_own_files_are_read(tmp_path):
 
     splits, record = load(tmp_path / "saved")
 
-    found = [text for split in splits.values() for text in split]
+    found = splits["train"] + splits["validation"] + splits["test"]
     assert sorted(found) == sorted(texts)
     assert record["split"] == "document"
 
 
 def test_what_map_leaves_beside_a_data_set_changes_nothing(tmp_path):
     save_to_disk(tmp_path / "saved")
-    settings = config(path=tmp_path / "saved")
+    settings = config(path=str(tmp_path / "saved"))
     before = sources.locate(settings).sha256
 
     for path in (tmp_path / "saved").glob("cache-*.arrow"):
@@ -551,9 +551,9 @@ def test_splits_of_a_data_set_on_disk_are_kept(tmp_path):
     splits, record = load(tmp_path / "saved")
 
     assert record["split"] == "given"
-    assert [*splits["train"]] == texts[:30]
-    assert [*splits["validation"]] == texts[30:35]
-    assert [*splits["test"]] == texts[35:]
+    assert splits["train"] == texts[:30]
+    assert splits["validation"] == texts[30:35]
+    assert splits["test"] == texts[35:]
 
 
 def test_copies_within_training_are_said_and_counted(tmp_path, caplog):
@@ -562,7 +562,7 @@ def test_copies_within_training_are_said_and_counted(tmp_path, caplog):
         texts[f"copy_of_{name}"] = document
     path = write(tmp_path / "texts", texts)
 
-    made = tokens.prepare(config(path=path, tokenizer="bytes"), tmp_path / "cache")
+    made = tokens.prepare(config(path=str(path), tokenizer="bytes"), tmp_path / "cache")
 
     n_copies = made.record["copies"]["in_training"]
     assert n_copies > 0
@@ -581,7 +581,7 @@ def test_a_tokenizer_that_loses_text_is_refused(bpe, tmp_path, kind):
     inner = tokenizers.Tokenizer.from_str(bpe._inner.to_str())
     inner.normalizer = LOSSY[kind]
     path = write(tmp_path / "texts", {"a.txt": "The Hen SAT there. " * 500})
-    lossy = config(path=path, tokenizer=str(saved(inner, tmp_path)))
+    lossy = config(path=str(path), tokenizer=str(saved(inner, tmp_path)))
 
     with pytest.raises(UserError, match=r"% of the characters do not come back"):
         tokens.prepare(lossy, tmp_path / "cache")
@@ -594,7 +594,7 @@ def test_a_tokenizer_of_bytes_without_some_bytes_is_refused(tmp_path):
     inner.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
     inner.decoder = tokenizers.decoders.ByteLevel()
     path = write(tmp_path / "texts", {"a.txt": "ab abc ab " * 500})
-    lossy = config(path=path, tokenizer=str(saved(inner, tmp_path)))
+    lossy = config(path=str(path), tokenizer=str(saved(inner, tmp_path)))
 
     with pytest.raises(UserError, match="do not come back, such as 'c'"):
         tokens.prepare(lossy, tmp_path / "cache")
@@ -611,7 +611,8 @@ def test_what_a_tokenizer_loses_of_a_text_is_said_and_recorded(tmp_path, caplog)
     path = write(tmp_path / "texts", texts)
 
     made = tokens.prepare(
-        config(path=path, tokenizer=str(saved(inner, tmp_path))), tmp_path / "cache"
+        config(path=str(path), tokenizer=str(saved(inner, tmp_path))),
+        tmp_path / "cache",
     )
 
     assert 0 < made.record["lost_characters"] < 1e-3

@@ -150,7 +150,7 @@ def test_the_chosen_attention_equals_the_definition(case, setting):
     assert_is_the_definition(case, *setting)
 
 
-@pytest.mark.sample(10)
+@pytest.mark.sample(5)
 @CASES
 def test_attention_computed_again_equals_the_definition(case, monkeypatch):
     monkeypatch.setattr(attention, "KEPT_BYTES", 0)

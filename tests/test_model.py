@@ -80,11 +80,6 @@ def test_building_a_model_draws_nothing_from_the_global_stream(tiny_config):
     assert torch.equal(torch.get_rng_state(), state)
 
 
-def test_a_model_has_no_biases_and_no_head_of_its_own(tiny_config):
-    names = weights_of(built(tiny_config, "none"))
-    assert not [name for name in names if name.endswith("bias") or "head" in name]
-
-
 def test_parameters_are_counted_apart(tiny_config):
     counts = parameter_counts(built(tiny_config, "learned"))
     d = tiny_config.model.d_model

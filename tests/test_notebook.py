@@ -53,13 +53,8 @@ def study(tmp_path_factory):
     fake_study.write_study(folder, template, schemes, 2)
     other = fake_study.configured(template, "rope", 0, base=64)
     fake_study.write_run(folder, other, fake_study.SCHEMES["rope"], tokens=38_912)
-    fake_study.write_run(
-        folder,
-        fake_study.configured(template, "t5", 0),
-        None,
-        "failed",
-        reason="diverged",
-    )
+    failed = fake_study.configured(template, "t5", 0)
+    fake_study.write_run(folder, failed, None, "failed", reason="diverged")
     return folder
 
 
@@ -88,12 +83,13 @@ def trained(tmp_path_factory):
 
 def test_a_curve_is_the_rows_of_the_file_the_headline_first(study):
     run = posbench.load(next(study.glob("alibi-s0-*")))
-    rows = sorted(
-        evaluation_rows(run.folder), key=lambda row: (row.window or 0, row.length)
-    )
+
     frame = run.curve()
+
     assert frame.curve.tolist() == ["fixed_target"] * 5 + ["windowed"] * 4
     assert frame.length.tolist()[:5] == [64, 128, 256, 512, 1024]
+    rows = evaluation_rows(run.folder)
+    rows.sort(key=lambda row: (row.window or 0, row.length))
     assert frame.nll.tolist() == [row.nll for row in rows]
 
 
@@ -106,24 +102,30 @@ def test_what_is_undefined_is_nan_in_a_curve(study):
 
 def test_a_table_has_a_row_per_run_with_its_headline(study):
     table = posbench.runs(study.parent / "*")
+
     assert len(table) == 8
     row = table[table.label == "rope base=64"].iloc[0]
-    expected = pd.Series(headline(read([Path(row.folder)]))).drop("learned")
-    pd.testing.assert_series_equal(
-        row[expected.index].astype(float), expected.astype(float), check_names=False
-    )
     assert row.tokens == 38_912  # what it was trained on
+    for name, expected in headline(read([Path(row.folder)])).items():
+        if expected is None:
+            assert pd.isna(row[name])
+        elif name != "learned":
+            assert row[name] == pytest.approx(expected)
 
+
+def test_a_run_that_failed_has_a_row_without_numbers(study):
+    table = posbench.runs(study.parent / "*")
     failed = table[table.encoding == "t5"].iloc[0]
     assert failed.status == "diverged"
     assert pd.isna(failed.tokens)
+    assert pd.isna(failed.nll_1x)
     assert table.nll_1x.isna().sum() == 1
 
 
 def test_units_add_up_to_the_curve(trained):
     run = posbench.load(trained)
-    rows = ["protocol", "length", "window"]
-    sums = run.units().groupby(rows, dropna=False)[["nll", "tokens"]].sum()
+    by_row = run.units().groupby(["protocol", "length", "window"], dropna=False)
+    sums = by_row[["nll", "tokens"]].sum()
     means = (sums.nll / sums.tokens).astype(float)
     np.testing.assert_allclose(sorted(means), sorted(run.curve().nll), rtol=1e-5)
 
@@ -209,16 +211,22 @@ class Slope(posbench.Encoding):
         self.slope = slope
 
     def distance_bias(self, distance: Tensor, layer: Layer) -> Tensor:
-        return -self.slope * distance.float().expand(
-            self.shape.n_heads, *distance.shape
-        )
+        bias = -self.slope * distance.float()
+        return bias.expand(self.shape.n_heads, *distance.shape)
+
+
+def test_a_class_that_was_not_registered_has_no_name(here):
+    with pytest.raises(UserError, match="unknown encoding 'slope'"):
+        posbench.train(["encoding=slope", *TINY])
+
+
+def test_registering_a_class_may_be_a_decorator(here):
+    assert posbench.register(Slope) is Slope
 
 
 def test_a_class_typed_into_a_notebook_trains_under_its_name(here):
-    with pytest.raises(UserError, match="unknown encoding 'slope'"):
-        posbench.train(["encoding=slope", *TINY])
-    assert posbench.register(Slope) is Slope
     run = posbench.train(TINY, encoding={"name": Slope, "slope": 0.25})
+
     assert run.config.encoding.options == {"slope": 0.25}
     digest = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()
     assert run.record["installed_encodings"] == {"slope": digest}
@@ -228,6 +236,7 @@ def test_a_class_takes_the_place_of_an_earlier_one_but_not_of_ours(here):
     posbench.register(Slope)
     again = type("Slope", (Slope,), {})  # the cell was changed and run again
     posbench.register(again)
+
     assert posbench.encodings.load("slope") is again
     with pytest.raises(UserError, match="another encoding has that name"):
         posbench.register(type("ALiBi", (Slope,), {}))
@@ -262,29 +271,24 @@ def test_a_class_that_learns_to_see_later_tokens_gets_no_numbers(here):
     assert evaluation_rows(folder) == []
 
 
-@pytest.mark.parametrize(
-    ("several", "given", "words"),
-    [
-        (
-            False,
-            {"encoding": {"name": "rope", "base": 100}, "training": {"tokens": 512}},
-            ["encoding=rope", "encoding.base=100", "training.tokens=512"],
-        ),
-        (
-            False,
-            {"training": {"betas": [0.9, 0.95]}, "start": None},
-            ["training.betas=[0.9,0.95]", "start=null"],
-        ),
-        (
-            True,
-            {"encoding": ["rope", "alibi"], "seed": range(2)},
-            ["encoding=rope,alibi", "seed=0,1"],
-        ),
-    ],
-)
-def test_keywords_are_the_words_of_the_command_line(several, given, words):
-    assert api._words([], given, several=several) == words
-    assert api._words(["model=llama"], given, several) == ["model=llama", *words]
+def test_keywords_are_the_words_of_the_command_line():
+    encoding = {"name": "rope", "base": 100}
+    training = {"betas": [0.9, 0.95], "tokens": 512}
+    settings = {"encoding": encoding, "training": training, "start": None}
+    assert api._words(["model=llama"], settings) == [
+        "model=llama",
+        "encoding=rope",
+        "encoding.base=100",
+        "training.betas=[0.9,0.95]",
+        "training.tokens=512",
+        "start=null",
+    ]
+
+
+def test_a_list_is_the_values_of_a_sweep():
+    settings = {"encoding": ["rope", "alibi"], "seed": range(2)}
+    words = api._words([], settings, several=True)
+    assert words == ["encoding=rope,alibi", "seed=0,1"]
 
 
 def test_any_text_in_a_value_comes_back():
@@ -313,16 +317,14 @@ print(len(posbench.report("outputs/demo", out="again", reference="none")))
 def test_a_sweep_from_a_plain_script_returns_its_runs(tmp_path):
     support.write_text(tmp_path)
     (tmp_path / "script.py").write_text(SWEEP.replace("{TINY!r}", repr(TINY)))
-    done = subprocess.run(
-        [sys.executable, "script.py"],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+
+    python = [sys.executable, "script.py"]
+    done = subprocess.run(python, cwd=tmp_path, capture_output=True, text=True)
+
     assert done.returncode == 0, done.stderr
-    for name in ("none", "rope", "mine"):
-        assert f"{name},done" in done.stdout
+    assert "none,done" in done.stdout
+    assert "rope,done" in done.stdout
+    assert "mine,done" in done.stdout
     assert done.stdout.splitlines()[-1] == "3"
     assert len([*tmp_path.glob("outputs/demo/[!.]*-s0-*")]) == 3
     assert (tmp_path / "again/index.html").is_file()
@@ -334,18 +336,23 @@ def test_the_example_runs_from_training_to_figure(tmp_path, monkeypatch):
     nbformat = pytest.importorskip("nbformat")
     monkeypatch.setenv("IPYTHONDIR", str(tmp_path / "i"))
     notebook = nbformat.read(ROOT / "examples" / "compare.ipynb", as_version=4)
-    assert not any(cell.get("outputs") for cell in notebook.cells)  # none are committed
+    for cell in notebook.cells:
+        assert not cell.get("outputs")  # none are committed
     first = notebook.cells[1]
     assert "training.tokens=400000" in first.source  # here fewer
     first.source = first.source.replace("tokens=400000", "tokens=40960")
+
     where = {"metadata": {"path": str(tmp_path)}}
-    nbclient.NotebookClient(
-        notebook, timeout=200, kernel_name="python3", resources=where
-    ).execute()
-    outputs = [output for cell in notebook.cells for output in cell.get("outputs", [])]
-    log = "".join(output.text for output in outputs if "text" in output)
-    data = [output.data for output in outputs if "data" in output]
+    client = nbclient.NotebookClient(notebook, kernel_name="python3", resources=where)
+    client.execute()
+
+    log = ""
+    data = []
+    for cell in notebook.cells:
+        for output in cell.get("outputs", []):
+            log += output.get("text", "")
+            data.append(output.get("data", {}))
     assert log.count("step 40/40") == 2
     assert log.count("<run ") == 3
-    assert "learned" in data[1]["text/plain"]
+    assert any("learned" in each.get("text/plain", "") for each in data)
     assert any("image/png" in each for each in data)

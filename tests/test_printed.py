@@ -1,6 +1,9 @@
 """One run as a table in the terminal: what it says, and that it fits."""
 
 import json
+import math
+import re
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -9,131 +12,214 @@ import yaml
 from posbench.config.schema import to_container
 from posbench.reports import one_run
 
+Row = dict[str, Any]
+OFFSETS = (0, 16, 48)
+LENGTHS = (16, 32, 64)
 
-def row(length: int, nll: float | None, **more: Any) -> dict[str, Any]:
-    status = "ok" if nll is not None else "undefined"
-    return {
+
+def row(length: int, nll: float | None, **more: Any) -> Row:
+    """Return an evaluation row as `rows.jsonl` has it; without a loss it is
+    undefined.
+    """
+    line: Row = {
         "protocol": "fixed_target",
         "length": length,
         "length_ratio": length / 16,
-        "window": None,
-        "extension": None,
-        "task": None,
         "split": "test",
         "documents": "doc",
         "checkpoint_step": 1,
-        "status": status,
-        "reason": None,
+        "status": "undefined",
         "dtype": "fp32",
         "targets_sha256": "ab",
-        "nll": nll,
-        "ci_low": nll and nll - 0.1,
-        "ci_high": nll and nll + 0.1,
-        "perplexity": nll and 2.718281828**nll,
-        "bits_per_byte": nll and nll / 2,
-        **more,
     }
+    if nll is not None:
+        line["status"] = "ok"
+        line["nll"] = nll
+        line["ci_low"] = nll - 0.1
+        line["ci_high"] = nll + 0.1
+        line["perplexity"] = math.exp(nll)
+        line["bits_per_byte"] = nll / 2
+    return line | more
+
+
+def shifted(offset: int, **more: Any) -> Row:
+    """Return a row of the passage at an offset, whose loss rises with it."""
+    place = {"protocol": "task", "task": "offset", "offset": offset or None}
+    return row(16, 4 + offset / 1600, **place, **more)
 
 
 @pytest.fixture
-def draw(tiny_config, tmp_path, capsys, monkeypatch):
-    def drawn(
-        rows: list[dict[str, Any]], width: int = 80, split: str | None = None
-    ) -> str:
+def draw(tiny_config, tmp_path, capsys, monkeypatch) -> Callable[..., str]:
+    """Return what is printed of a run with these rows, in a terminal so wide."""
+
+    def drawn(rows: list[Row], width: int = 80, split: str | None = None) -> str:
         monkeypatch.setenv("COLUMNS", str(width))
-        (tmp_path / "config.yaml").write_text(
-            yaml.safe_dump(to_container(tiny_config)), encoding="utf-8"
-        )
-        (tmp_path / "run.json").write_text(
-            json.dumps({"schema": 1, "id": "x", "status": "done"}), encoding="utf-8"
-        )
-        (tmp_path / "rows.jsonl").write_text(
-            "".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8"
-        )
+        config = yaml.safe_dump(to_container(tiny_config))
+        record = {"schema": 1, "id": "x", "status": "done"}
+        lines = [json.dumps(row) + "\n" for row in rows]
+        (tmp_path / "config.yaml").write_text(config, encoding="utf-8")
+        (tmp_path / "run.json").write_text(json.dumps(record), encoding="utf-8")
+        (tmp_path / "rows.jsonl").write_text("".join(lines), encoding="utf-8")
         one_run.print_results(tmp_path, split)
         return capsys.readouterr().out
 
     return drawn
 
 
-def test_the_numbers_stand_in_the_table_and_bars_rise_with_them(draw):
-    out = draw([row(16, 4.0), row(32, 4.5), row(64, 5.0), row(128, None)], 120)
-    # perplexity at 64
-    assert "148.41" in out
-    assert "undefined" in out
-    lines = [line for line in out.splitlines() if line.endswith("x)") or "x)  " in line]
-    assert [" ".join(line.split()[:3]) for line in lines[:3]] == [
-        "16 (1x) 4.000",
-        "32 (2x) 4.500",
-        "64 (4x) 5.000",
-    ]
-    assert [line.count("▇") for line in lines] == [1, 9, 17, 0]
+def lines_of_curve(out: str) -> list[str]:
+    """Return the lines of the first table below its head."""
+    return [line for line in out.splitlines() if re.match(r"\d+ \(\S+x\)", line)]
 
 
-def test_two_splits_or_two_checkpoints_are_never_one_curve(draw):
-    rows = [
-        row(16, 4.0, split="validation"),
-        row(16, 4.1),
-        row(32, 4.2),
-        row(32, 4.3, checkpoint_step=0),
+def test_a_line_has_the_context_and_its_loss(draw):
+    out = draw([row(16, 4.0), row(32, 4.5), row(64, 5.0)], 120)
+
+    first_words = [line.split()[:3] for line in lines_of_curve(out)]
+    assert first_words == [
+        ["16", "(1x)", "4.000"],
+        ["32", "(2x)", "4.500"],
+        ["64", "(4x)", "5.000"],
     ]
-    words = draw(rows, split="validation").split()
-    assert "4.000" in words
-    assert not {"4.200", "4.300"} & {*words}
-    assert "curve: 1 on test text at step 0, 2 on test text at step 1." in " ".join(
-        words
-    )
-    out = draw([*rows, row(64, 4.4, dtype="bf16")])
-    assert "4.100" in out
-    assert "4.200" in out
-    assert "4.000" not in out
+
+
+def test_bars_rise_with_the_loss(draw):
+    out = draw([row(16, 4.0), row(32, 4.5), row(64, 5.0)])
+
+    assert [line.count("▇") for line in lines_of_curve(out)] == [1, 9, 17]
+
+
+def test_a_wide_terminal_shows_the_perplexity(draw):
+    assert "148.41" in draw([row(16, 4.0), row(64, 5.0)], 120)
+
+
+def test_a_context_without_a_loss_says_why_and_has_no_bar(draw):
+    out = draw([row(16, 4.0), row(128, None)])
+
+    last = lines_of_curve(out)[-1]
+    assert "undefined" in last
+    assert "▇" not in last
+
+
+def test_a_curve_is_on_one_text(draw):
+    earlier = row(32, 4.3, checkpoint_step=0)
+    rows = [row(16, 4.0, split="validation"), row(16, 4.1), row(32, 4.2), earlier]
+
+    out = draw(rows, split="validation")
+
+    assert "4.000" in out
+    assert "4.200" not in out
     assert "4.300" not in out
-    assert "fp32 and bf16:" in out
+    assert "curve: 1 on test text at step 0, 2 on test text at step 1." in out
 
 
-def test_the_curve_is_on_the_targets_of_the_lengths_and_extensions_asked_for(
-    draw, tmp_path
+def test_a_curve_is_of_one_checkpoint(draw):
+    out = draw([row(16, 4.1), row(32, 4.3, checkpoint_step=0)])
+
+    assert "4.100" in out
+    assert "4.300" not in out
+
+
+def test_rows_in_two_precisions_are_named(draw):
+    out = draw([row(16, 4.1), row(64, 4.4, dtype="bf16")])
+
+    assert "Rows in fp32 and bf16: only those in one precision are comparable." in out
+
+
+@pytest.mark.parametrize(
+    ("lengths", "targets"), [((16, 32), "later"), ((16, 64), "earlier")]
+)
+def test_the_curve_is_on_the_targets_of_the_lengths_asked_for(
+    draw, tmp_path, lengths, targets
 ):
-    asked = [
-        row(n, 4.1, targets_sha256="cd", extension=name)
+    earlier = [row(n, 4.0, targets_sha256="earlier") for n in LENGTHS]
+    later = [row(n, 4.1, targets_sha256="later") for n in (16, 32)]
+    draw([*earlier, *later])
+
+    rows = one_run.read(tmp_path, "test", lengths)
+
+    assert {*rows.query("main")["targets_sha256"]} == {targets}
+
+
+def test_extensions_do_not_outvote_the_lengths_asked_for(draw, tmp_path):
+    plain = [row(n, 4.0, targets_sha256="plain") for n in LENGTHS]
+    extended = [
+        row(n, 4.1, targets_sha256="extended", extension=name)
         for n in (16, 32)
-        for name in (None, "yarn")
+        for name in ("yarn", "pi")
     ]
-    earlier = [
-        row(n, 4.0, extension=name) for n in (16, 32, 64) for name in (None, "pi")
-    ]
-    draw([*earlier, *asked])
-    assert {
-        *one_run.read(tmp_path, "test", (16, 32)).query("main")["targets_sha256"]
-    } == {"cd"}
-    assert {
-        *one_run.read(tmp_path, "test", (16, 64)).query("main")["targets_sha256"]
-    } == {"ab"}
+    draw([*plain, *extended])
+
+    rows = one_run.read(tmp_path, "test", (16, 64))
+
+    assert {*rows.query("main and extension.isna()")["targets_sha256"]} == {"plain"}
 
 
-def test_a_moved_passage_has_a_column_by_where_it_ends_and_a_sentence_that_names_the_jump(
-    draw,
-):
-    moved = [
-        row(16, 4 + at / 1600, protocol="task", task="offset", offset=at or None)
-        for at in (0, 16, 48)
-    ]
-    factors = [
-        each
-        | {
-            "extension": "pi",
-            "extension_options": {"factor": (each["offset"] or 0) + 1},
-        }
-        for each in moved
-    ]
-    out = draw([row(16, 4.0), *moved, *factors], 120)
-    assert "\nmeasured      16     32     64\n" in out
-    assert "\noffset     4.000  4.010  4.030\n" in out
-    assert (
-        "\nOffset: the same passage's loss changes by more than 0.02 nats from position"
-        " 64 on.\n" in out
-    )
+def test_a_moved_passage_has_a_column_by_where_it_ends(draw):
+    out = draw([row(16, 4.0), *map(shifted, OFFSETS)], 120)
+
+    assert re.search(r"\nmeasured +16 +32 +64\n", out)
+    assert re.search(r"\noffset +4\.000 +4\.010 +4\.030\n", out)
+
+
+def test_the_position_from_which_a_moved_passage_changes_is_named(draw):
+    out = draw([row(16, 4.0), *map(shifted, OFFSETS)], 120)
+
+    jump = "the same passage's loss changes by more than 0.02 nats from position 64 on."
+    assert f"\nOffset: {jump}\n" in out
+
+
+def test_a_moved_passage_that_hardly_changes_has_its_largest_change(draw):
+    out = draw([row(16, 4.0), shifted(0), shifted(16)], 120)
+
+    assert "loss changes by 0.0100 nats at most up to position 32.\n" in out
+
+
+def test_positions_with_different_factors_are_not_compared(draw):
+    rows = []
+    for offset in OFFSETS:
+        options = {"factor": offset + 1}
+        rows.append(shifted(offset, extension="pi", extension_options=options))
+
+    out = draw([row(16, 4.0), *rows], 120)
+
     assert "\nOffset with pi: not compared: the factor differs between positions" in out
-    assert "loss changes by 0.0100 nats at most up to position 32.\n" in draw(
-        [row(16, 4.0), *moved[:2]], 120
-    )
+
+
+LEGENDS = [
+    ({"extension": "yarn"}, "a number: loss, nats per token."),
+    (
+        {"protocol": "task", "task": "passkey", "accuracy": 0.5, "n_blocks": 8},
+        "%: share of right answers; in brackets its 95 % interval (Clopper & Pearson).",
+    ),
+]
+
+
+@pytest.mark.parametrize(("more", "legend"), LEGENDS)
+def test_a_legend_explains_only_what_stands_in_the_table(draw, more, legend):
+    out = draw([row(16, 4.0), row(16, 4.1, **more)], 120)
+
+    assert f"\n{legend}\n" in out
+
+
+REMARKS = [
+    (4.5, "Not learned: loss 4.500 at 1x, an n-gram model of order 3 has 4.000"),
+    (4.02, "Not shown to have learned: loss 4.020 at 1x"),
+    (4.02, "a difference that may be chance over 8 documents."),
+]
+
+
+@pytest.mark.parametrize(("nll", "remark"), REMARKS)
+def test_a_run_that_does_not_beat_its_reader_says_so(draw, nll, remark):
+    noise = [0.5, -0.5] * 4
+    units = {
+        "document": [*range(8)],
+        "tokens": [10] * 8,
+        "nll": [10 * (nll + each) for each in noise],
+        "ngram": [40.0] * 8,
+        "cached_ngram": [40.0] * 8,
+    }
+    reader = {"ngram_nll": 4.0, "ngram_order": 3, "n_documents": 8}
+
+    out = draw([row(16, nll, units=units, **reader)])
+
+    assert remark in " ".join(out.split())

@@ -1,5 +1,7 @@
 """Which tokens each protocol scores, and with how much context."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -9,95 +11,148 @@ from posbench.evaluation.protocols import Targets, Windows, targets_of
 
 LENGTHS = [16, 32, 64, 128, 256]
 PROTOCOLS = ["fixed_target", "nonoverlap"]
+SIZES = (1700, 90, 2200, 1300, 1260)  # of the documents
 
 
-def split_of(*document_lengths: int, seed: int = 0) -> TokenSplit:
-    ids = (
-        np.random.default_rng(seed)
-        .integers(1, 50, sum(document_lengths))
-        .astype(np.uint16)
-    )
-    starts = np.concatenate([[0], np.cumsum(document_lengths)]).astype(np.int64)
-    return TokenSplit(ids=ids, starts=starts)
+def split_of(*sizes: int, seed: int = 0) -> TokenSplit:
+    rng = np.random.default_rng(seed)
+    ids = rng.integers(1, 50, sum(sizes))
+    starts = np.cumsum([0, *sizes])
+    return TokenSplit(ids.astype(np.uint16), starts)
 
 
-def plan_of(
-    protocol: str, split: TokenSplit, documents: str = "concat", **options: int
+def windows_of(
+    protocol: str,
+    split: TokenSplit,
+    documents: str = "concat",
+    targets: int = 8,
+    blocks: int = 40,
 ) -> dict[int, Windows]:
-    return protocols.plan(
-        protocol,
-        split,
-        LENGTHS,
-        documents=documents,
-        **{"targets": 8, "blocks": 40} | options,
-    )
+    return protocols.plan(protocol, split, LENGTHS, targets, blocks, documents)
+
+
+def targets_at_64(split: TokenSplit, targets: int = 8) -> Targets:
+    windows = windows_of("fixed_target", split, targets=targets)
+    return targets_of(windows[64])
+
+
+def digest_at_64(split: TokenSplit, targets: int = 8) -> str:
+    return targets_at_64(split, targets).sha256(split)
 
 
 @pytest.fixture
-def split():
-    return split_of(1700, 90, 2200, 1300, 1260)
+def split() -> TokenSplit:
+    return split_of(*SIZES)
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
-def test_every_length_scores_the_same_tokens_each_once(protocol, split):
-    plan = {
-        length: targets_of(windows)
-        for length, windows in plan_of(protocol, split, blocks=1000).items()
-    }
-    assert list(plan) == LENGTHS
-    assert len({targets.sha256(split) for targets in plan.values()}) == 1
-    assert all(
-        len(np.unique(targets.indices)) == len(targets.indices) > 8 * 50
-        for targets in plan.values()
-    )
+def test_every_length_scores_the_same_tokens(protocol, split):
+    windows = windows_of(protocol, split, blocks=1000)
+
+    digests = set()
+    for each in windows.values():
+        targets = targets_of(each)
+        digests.add(targets.sha256(split))
+    assert list(windows) == LENGTHS
+    assert len(digests) == 1
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
-def test_doc_windows_stay_inside_one_document_and_never_score_its_first_token(protocol):
-    split = split_of(*[2900, 90, 2500, 300, 2700])
-    for windows in plan_of(protocol, split, "doc").values():
-        document = np.searchsorted(split.starts, windows.starts, side="right")
-        last = np.searchsorted(
-            split.starts, windows.starts + windows.length, side="right"
-        )
-        np.testing.assert_array_equal(document, last)
-        assert not np.isin(targets_of(windows).indices, split.starts).any()
+def test_every_token_is_scored_once(protocol, split):
+    windows = windows_of(protocol, split, blocks=1000)
+
+    for each in windows.values():
+        indices = targets_of(each).indices
+        n_different = len(np.unique(indices))
+        assert n_different == len(indices)
+        assert n_different > 8 * 50
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_doc_windows_stay_inside_one_document(protocol):
+    split = split_of(2900, 90, 2500, 300, 2700)
+
+    windows = windows_of(protocol, split, "doc")
+
+    for each in windows.values():
+        ends = each.starts + each.length
+        starts = split.starts
+        document = starts.searchsorted(each.starts, "right")
+        last = starts.searchsorted(ends, "right")
+        assert (document == last).all()
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_doc_windows_never_score_the_first_token_of_a_document(protocol):
+    split = split_of(2900, 90, 2500, 300, 2700)
+
+    windows = windows_of(protocol, split, "doc")
+
+    for each in windows.values():
+        indices = targets_of(each).indices
+        assert not np.isin(indices, split.starts).any()
 
 
 def test_targets_below_the_training_length_have_half_of_the_window_before_them():
     split = split_of(500, 700)
     lengths = [1, 2, 5, 16, 24, 48, 64, 256]
-    plan = protocols.plan(
+
+    windows = protocols.plan(
         "fixed_target", split, lengths, 12, 20, "doc", train_length=64
     )
-    least = [int(targets_of(plan[length]).context.min()) for length in lengths]
+
+    least = []
+    for each in windows.values():
+        context = targets_of(each).context
+        least.append(int(context.min()))
+    assert list(windows) == lengths
     assert least == [1, 2, 4, 11, 13, 37, 53, 245]
 
 
-def test_the_digest_follows_the_text_the_targets_and_their_blocks_and_not_the_order_of_windows(
-    split,
-):
-    targets = targets_of(plan_of("fixed_target", split)[64])
-    other = targets_of(plan_of("fixed_target", split, targets=4)[64])
-    merged = Targets(
-        targets.indices, targets.blocks // 2, targets.context, targets.n_blocks
-    )
-    changed = split_of(1700, 90, 2200, 1300, 1260, seed=1)
-    assert (
-        len(
-            {
-                targets.sha256(split),
-                other.sha256(split),
-                merged.sha256(split),
-                targets.sha256(changed),
-            }
-        )
-        == 4
-    )
-    backwards = Targets(
-        targets.indices[::-1],
-        targets.blocks[::-1],
-        targets.context[::-1],
-        targets.n_blocks,
-    )
+def test_the_digest_follows_the_text_the_targets_and_their_blocks(split):
+    targets = targets_at_64(split)
+    merged = dataclasses.replace(targets, blocks=targets.blocks // 2)
+    digest = targets.sha256(split)
+
+    of_other_text = targets.sha256(split_of(*SIZES, seed=1))
+    of_fewer = digest_at_64(split, targets=4)
+    of_other_blocks = merged.sha256(split)
+
+    digests = {digest, of_other_text, of_fewer, of_other_blocks}
+    assert len(digests) == 4
+
+
+def test_the_digest_does_not_follow_the_order_of_windows(split):
+    targets = targets_at_64(split)
+
+    indices = targets.indices[::-1]
+    blocks = targets.blocks[::-1]
+    backwards = dataclasses.replace(targets, indices=indices, blocks=blocks)
+
     assert backwards.sha256(split) == targets.sha256(split)
+
+
+def plan_to(split: TokenSplit, length: int, longest: int = 1) -> dict[int, Windows]:
+    """The windows of all lengths and of one more."""
+    lengths = sorted({*LENGTHS, length})
+    return protocols.plan(
+        "fixed_target", split, lengths, 8, 40, "concat", longest=longest
+    )
+
+
+def test_a_longer_length_that_the_text_does_not_allow_changes_no_target(split):
+    windows = plan_to(split, 10_000)
+
+    assert list(windows) == LENGTHS
+    digest = targets_of(windows[64]).sha256(split)
+    assert digest == digest_at_64(split)
+
+
+def test_targets_allow_a_length_that_is_asked_for_and_not_evaluated(split):
+    with_512 = plan_to(split, 512)
+    for_512 = plan_to(split, 256, longest=512)
+
+    digest = targets_of(for_512[64]).sha256(split)
+    assert list(for_512) == LENGTHS
+    assert digest == targets_of(with_512[64]).sha256(split)
+    assert digest != digest_at_64(split)

@@ -1,9 +1,12 @@
-"""The report: its answer, its table in four outputs, its figures and its page."""
+"""The report: its answer, its table in four outputs, its files and its page."""
 
+import contextlib
 import csv
 import io
 import json
 import re
+from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pytest
@@ -20,288 +23,489 @@ from rich.console import Console
 from support import posbench
 
 from posbench import api, encodings, reports
-from posbench.errors import UserError
+from posbench.config.schema import Config
 from posbench.reports import card, charts, one_run, sweeps, tables
-from posbench.reports.render import Table
+from posbench.reports.render import Column, Table
 from posbench.results.compare import compare
 from posbench.results.frame import read
 
+FILES = [
+    "curves.pdf",
+    "curves.png",
+    "index.html",
+    "rows.csv",
+    "table.csv",
+    "table.tex",
+]
+UNLEARNED = {"rope": Truth(3.6, 0.1, ngram=4.0), "none": Truth(4.4, 0.0, ngram=4.0)}
+TWO = {"rope": Truth(3.6, 0.1), "alibi": Truth(3.7, 0.0)}
+
 
 @pytest.fixture(scope="module")
-def study(template, tmp_path_factory):
+def study(template, tmp_path_factory) -> Path:
+    """Return six schemes with two seeds, and a run that failed."""
     folder = write_study(tmp_path_factory.mktemp("outputs") / "fake", template, seeds=2)
-    write_run(
-        folder,
-        configured(template, "fire", 0),
-        None,
-        "failed",
-        reason="diverged",
-        message="loss <b>is</b> nan",
-    )
+    failed = configured(template, "fire", 0)
+    message = "loss <b>is</b> nan"
+    write_run(folder, failed, None, "failed", reason="diverged", message=message)
     return folder
 
 
+@pytest.fixture(scope="module")
+def six(tmp_path_factory) -> Path:
+    """Return the last checkpoints of the study `six` in one file."""
+    path = tmp_path_factory.mktemp("kept") / "six.parquet"
+    frame = rows_of_study("six")
+    is_last = frame["checkpoint_step"] == frame["checkpoint_step"].max()
+    frame[is_last].to_parquet(path)
+    return path
+
+
 @pytest.fixture
-def undrawn(monkeypatch):
+def undrawn(monkeypatch) -> None:
     """Leave the files of figures empty, which take most of a report's time."""
     monkeypatch.setattr(charts, "image_bytes", lambda figure, kind: b"")
 
 
-def test_a_report_of_six_schemes_begins_with_the_figure_and_fits_on_a_screen(
-    tmp_path, capsys, monkeypatch
-):
-    plain = charts.image_bytes
-    monkeypatch.setattr(
-        charts,
-        "image_bytes",
-        lambda figure, kind: plain(figure, kind) if kind == "svg" else b"",
-    )
-    six, frame = tmp_path / "six.parquet", rows_of_study("six")
-    frame[frame["checkpoint_step"] == frame["checkpoint_step"].max()].to_parquet(six)
-    assert len(api.report(str(six))) == 30
-    lines = capsys.readouterr().out.rstrip().splitlines()
-    assert lines[0].startswith(
-        f"Figure: {six.with_suffix('') / 'report' / 'curves.png'}"
-    )
-    assert len(lines) <= 25
-    assert max(map(len, lines[1:])) <= 100
-    text = " ".join(" ".join(lines).split())
-    assert "At 128 tokens fox has the lowest loss 2.774" in text
-    assert (
-        "Worse than rope: sinusoidal +0.423, none +0.544; not resolved: fox, t5, alibi."
-        in text
-    )
-    assert "Holds: fox, t5, alibi to at least 8x; rope, sinusoidal, none to 1x." in text
-    first = [
-        line.split()[0]
-        for line in lines
-        if line.split()[0] in SCHEMES or line.startswith("fox")
-    ]
-    assert first == ["fox", "rope", "t5", "alibi", "sinusoidal", "none"]  # by loss
-    page = (six.with_suffix("") / "report" / "index.html").read_text()
-    # of rope at 4x, of fox at 8x
-    assert "+1.266 ±0.182" in page
-    assert "-0.049 ±0.025" in page
-    # it needs no network
-    assert len(page) < 100_000
-    assert not re.search(r"(src|href)=.(?!#)|@import|url\((?!#)", page)
+def report_text(*paths: Path) -> str:
+    """Return what a report prints."""
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        reports.main([*paths])
+    return printed.getvalue()
 
 
-def test_columns_drop_until_the_table_fits(study):
+def report_words(*paths: Path) -> str:
+    """Return what a report prints as one line."""
+    return " ".join(report_text(*paths).split())
+
+
+@pytest.fixture(scope="module")
+def text_of_six(six) -> str:
+    """Return what the report of `six` prints, with figures in its page alone."""
+    image_bytes = charts.image_bytes
+
+    def drawn(figure: Any, kind: str) -> bytes:
+        return image_bytes(figure, kind) if kind == "svg" else b""
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(charts, "image_bytes", drawn)
+        return report_text(six)
+
+
+@pytest.fixture(scope="module")
+def page_of_six(six, text_of_six) -> str:
+    return page_of(six.with_suffix(""))
+
+
+@pytest.fixture(scope="module")
+def text_of_study(study) -> str:
+    """Return what the report of the study prints, without figures."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(charts, "image_bytes", lambda figure, kind: b"")
+        return report_text(study)
+
+
+@pytest.fixture(scope="module")
+def page_of_study(study, text_of_study) -> str:
+    return page_of(study)
+
+
+def page_of(folder: Path) -> str:
+    return (folder / "report" / "index.html").read_text(encoding="utf-8")
+
+
+# -- the terminal --
+
+
+def test_a_report_begins_with_its_files_and_fits_on_a_screen(six, text_of_six):
+    first, *lines = text_of_six.rstrip().splitlines()
+
+    figure = six.with_suffix("") / "report" / "curves.png"
+    assert first.startswith(f"Figure: {figure}; page: ")
+    assert len(lines) < 25
+    assert max(map(len, lines)) <= 100
+
+
+ANSWERS = [
+    "At 128 tokens fox has the lowest loss 2.774.",
+    "Worse than rope: sinusoidal +0.423, none +0.544; not resolved: fox, t5, alibi.",
+    "Holds: fox, t5, alibi to at least 8x; rope, sinusoidal, none to 1x.",
+]
+
+
+@pytest.mark.parametrize("answer", ANSWERS)
+def test_a_report_says_what_is_best_and_what_holds(text_of_six, answer):
+    assert answer in " ".join(text_of_six.split())
+
+
+def test_the_lowest_loss_is_the_first_line_of_the_table(text_of_six):
+    lines = text_of_six.splitlines()
+    first_words = [line.split()[0] for line in lines if line.strip()]
+
+    names = [word for word in first_words if word in {*SCHEMES, "fox"}]
+
+    assert names == ["fox", "rope", "t5", "alibi", "sinusoidal", "none"]
+
+
+WIDTHS = [(40, False, False), (100, True, False), (200, True, True)]
+
+
+@pytest.mark.parametrize(("width", "has_interval", "has_longest"), WIDTHS)
+def test_columns_drop_until_the_table_fits(study, width, has_interval, has_longest):
     table = tables.main_table(compare(read([study])))
-    for width in (40, 100, 200):
-        console = Console(width=width, record=True, file=io.StringIO())
-        table.print(console)
-        head, *lines = console.export_text().splitlines()
-        assert (
-            head.startswith("encoding")
-            and "loss" in head
-            and "none" in (rest := str(lines))
-        ), width
-        assert ("at 16x" in head) == (width == 200) == ("Left out" not in rest)
-        assert ("adjusted" in head) == (width > 40)
+    console = Console(width=width, record=True, file=io.StringIO())
+
+    table.print(console)
+
+    head, *lines = console.export_text().splitlines()
+    assert {"encoding", "loss"} <= {*head.split()}
+    assert any(line.startswith("none") for line in lines)
+    assert ("adjusted" in head) == has_interval
+    assert ("at 16x" in head) == has_longest
+    assert any("Left out" in line for line in lines) == (not has_longest)
 
 
-def test_the_card_has_cost_beside_none_retrieval_and_models_that_transformers_has():
-    frame = rows_of_study("six")
-    far = (frame["length_ratio"] == 4) & frame["newest"]
-    asked = frame[far & (frame["label"] == "rope") & (frame["curve"] == "fixed_target")]
-    asked = asked.assign(
-        protocol="task", task="passkey", accuracy=[0.2, 0.4, 0.6, 0.4, 0.4]
-    )
-    cards = card.card_table(
-        pd.concat([frame, asked], ignore_index=True), compare(frame)
-    )
-    names = [column.name for column in cards.columns]
-    cells = {row[0]: dict(zip(names, row, strict=True)) for row in cards.cells}
-    assert cells["rope"]["right"] == "40%"
-    assert cells["fox"]["right"] == ""
-    assert cells["none"]["time"] == "1.00"
-    fox = ("fox", "2.774", "≥ 8x", "with a bias", "with x")
-    assert (
-        tuple(
-            cells["fox"][name]
-            for name in ("encoding", "loss", "holds_to", "kernels", "cache")
-        )
-        == fox
-    )
-    auto = pytest.importorskip("transformers").models.auto.configuration_auto
-    named = {
-        word
-        for text in card.MODELS.values()
-        for word in re.sub(r"rope_type \w+:?", "", text).split(", ")
-    }
-    assert card.MODELS.keys() <= {*encodings.names()}
-    assert {*map(str.strip, named)} <= {
-        *auto.CONFIG_MAPPING_NAMES,
-        "",
-    }
+def test_what_failed_is_counted_with_its_reason(text_of_study, page_of_study):
+    counted = "Of 13 runs not done: 1 diverged, the first: loss <b>is</b> nan"
+
+    assert counted in text_of_study
+    assert "0 done, 1 diverged" in page_of_study
 
 
-@pytest.mark.slow
-def test_what_failed_is_counted_and_files_are_the_same_each_time(
-    study, tmp_path, capsys
-):
-    for name in ("a", "b"):
-        reports.main([study], tmp_path / name)
-    text = capsys.readouterr().out
-    assert "Of 13 runs not done: 1 diverged, the first: loss <b>is</b> nan" in text
-    assert re.search(r"learned .* undefined", text)
-    page = (tmp_path / "a" / "index.html").read_text()
-    assert "0, 1 diverged" in page
-    assert "<b>is</b>" not in page
-    assert "&lt;b&gt;is" in page
-    names = sorted(path.name for path in (tmp_path / "a").iterdir())
-    assert names == [
-        "curves.pdf",
-        "curves.png",
-        "index.html",
-        "rows.csv",
-        "table.csv",
-        "table.tex",
-    ]
-    for name in names:
-        assert (tmp_path / "a" / name).read_bytes() == (
-            tmp_path / "b" / name
-        ).read_bytes(), name
-    frame = read([study])
-    with (tmp_path / "a" / "rows.csv").open() as file:
-        rows = list(csv.DictReader(file))
-    assert len(rows) == len(frame)
-    assert {row["label"] for row in rows} == set(frame["label"])
-    table = pd.read_csv(tmp_path / "a" / "table.csv").set_index("label")
-    assert table.loc["none", "nll"] == pytest.approx(
-        compare(frame).set_index("label").loc["none", "nll"], rel=1e-5
-    )
-    assert r"\textbf{3." in (tmp_path / "a" / "table.tex").read_text()
-    odd = pd.DataFrame({"label": [r"a_b & 50% ~ \\x {±}"], "nll": [1.0]})
-    made = Table("T", odd, [tables.ENCODING]).latex("x")
-    assert (
-        r"a\_b \& 50\% \textasciitilde{} \textbackslash{}\textbackslash{}x \{$\pm$\}"
-        in made
-    )
+def test_a_length_that_an_encoding_lacks_is_undefined(text_of_study):
+    assert re.search(r"\nlearned .* undefined", text_of_study)
 
 
 @pytest.mark.usefixtures("undrawn")
-def test_few_seeds_and_unlearned_models_get_a_command(template, tmp_path, capsys):
-    truths = {"rope": Truth(3.6, 0.1, ngram=4.0), "none": Truth(4.4, 0.0, ngram=4.0)}
-    study = write_study(tmp_path / "fake", template, truths, seeds=2)
-    words = ["encoding=none,rope", "seed=0,1"]
-    sweeps.record([*study.glob("*-s*")], words, None)
-    reports.main([study])
-    text = capsys.readouterr().out
-    assert (
-        "Missing for verdicts: seeds (2 of 5), tokens (4 times as many). Type:" in text
-    )
-    assert "worse" not in text
-    assert (
-        "Not shown to have learned more than an n-gram model (4.000): 'none'." in text
-    )
+def test_few_seeds_and_unlearned_models_get_one_command(template, tmp_path):
+    study = write_study(tmp_path / "fake", template, UNLEARNED, seeds=2)
+    sweeps.record([*study.glob("*-s*")], ["encoding=none,rope", "seed=0,1"], None)
+
+    text = report_words(study)
+
     tokens = 4 * template.training.tokens
     command = "posbench sweep encoding=none,rope seed=0,1,2,3,4 training.tokens="
-    assert f"{command}{tokens}\n" in text
-    assert re.search(r"none +4\.\d+ +no ", text)
+    assert "worse" not in text
+    assert "Missing for verdicts: seeds (2 of 5), tokens (4 times as many)." in text
+    assert f"Type: {command}{tokens} encoding" in text
+    assert f"<pre>{command}{tokens}</pre>" in page_of(study)
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_unlearned_models_are_named_beside_the_reader(template, tmp_path):
+    study = write_study(tmp_path / "fake", template, UNLEARNED, seeds=2)
+
+    text = report_words(study)
+
+    sentence = "Not shown to have learned more than an n-gram model (4.000): 'none'."
+    assert sentence in text
+    assert re.search(r"none 4\.\d+ no ", text)
     assert "learned: below the n-gram model" in text
 
 
 @pytest.mark.usefixtures("undrawn")
-def test_settings_that_may_not_be_compared_are_sets_and_a_broken_run_stops_no_report(
-    template, tmp_path, capsys
-):
-    study = write_study(tmp_path / "fake", template, {"rope": Truth(3.6, 0.1)}, seeds=2)
-    data = {
-        "name": "text",
-        "sha256": "d00d" + "0" * 60,
-        "split": "document",
-        "revision": None,
-        "tokens": {},
-    }
-    for seed in range(2):
-        code = {"own": f"digest {seed}"}
-        write_run(
-            study,
-            configured(template, "alibi", seed),
-            Truth(3.7, 0.0),
-            data=data,
-            installed_encodings=code,
-        )
-    broken = next(study.glob("rope-s1-*"))
-    (broken / "run.json").write_text("{")
-    reports.main([study])
-    text = capsys.readouterr().out
-    assert "Set 1: text_sha256 " in text
-    assert "Set 2: text_sha256 " in text
-    assert f"Left out, unreadable: {broken}" in text
-    assert "'own' was trained with 2 versions" in text
-    assert (study / "report" / "set-2" / "curves.png").exists()
-    with pytest.raises(
-        UserError, match="these runs may not be compared, they differ in text_sha256"
-    ):
-        charts.runs_figure(read(study.glob("*-s0-*")))
-    assert posbench("report", str(broken)) == 2
-    with pytest.warns(UserWarning, match="left out, unreadable"):
-        assert api.runs(broken).empty
+def test_runs_without_a_loss_are_a_report_that_says_so(template, tmp_path):
     begin_run(tmp_path / "new", configured(template, "rope", 0), "stopped", tokens=None)
-    reports.main([tmp_path / "new"])
-    text = capsys.readouterr().out
-    assert "No run has a loss" in text
+
+    text = report_words(tmp_path / "new")
+
+    assert "No run has a loss at its training length yet. To continue, type:" in text
     assert "Of 1 run not done: 1 stopped" in text
 
 
+# -- sets of runs, and runs that are left out --
+
+
+@pytest.fixture
+def two_texts(template, tmp_path) -> Path:
+    """Return a study of runs on two texts, one with an encoding of the user's own."""
+    study = write_study(tmp_path / "fake", template, {"rope": Truth(3.6, 0.1)}, seeds=2)
+    data: dict[str, Any] = {"name": "text", "split": "document", "tokens": {}}
+    data["sha256"] = "d00d" + "0" * 60
+    for seed in range(2):
+        config = configured(template, "alibi", seed)
+        code = {"own": f"digest {seed}"}
+        truth = Truth(3.7, 0.0)
+        write_run(study, config, truth, data=data, installed_encodings=code)
+    return study
+
+
 @pytest.mark.usefixtures("undrawn")
-def test_a_run_that_is_evaluated_further_stays_in_its_study(template, tmp_path, capsys):
-    study = write_study(
-        tmp_path / "fake",
-        template,
-        {"rope": Truth(3.6, 0.1), "alibi": Truth(3.7, 0.0)},
-        seeds=2,
-    )
-    before = compare(read([study]))
-    folder = min(study.glob("rope-*"))
-    with (folder / "rows.jsonl").open("r+") as file:
-        rows = [
-            json.loads(line) | {"targets_sha256": "b2", "nll": 9.0} for line in file
-        ]
-        rows.append(rows[0] | {"length": 32 * rows[0]["length"], "length_ratio": 32.0})
-        file.write(further := "".join(json.dumps(row) + "\n" for row in rows))
-    pd.testing.assert_frame_equal(compare(read([study])), before)
-    one_run.print_results(folder, lengths=[rows[0]["length"], rows[-1]["length"]])
-    assert re.search(
-        r"\(1x\) +9\.000.*\(32x\) +9\.000", capsys.readouterr().out, re.DOTALL
-    )
-    (folder / "rows.jsonl").write_text(further)
-    reports.main([study])
-    asked = (
-        f"1 run without the targets that most share: 'posbench evaluate {folder}"
-        " ratio=1,2,4,8,16 longest=16'"
-    )
-    assert asked in capsys.readouterr().out
+def test_settings_that_may_not_be_compared_are_sets(two_texts):
+    text = report_words(two_texts)
+
+    assert "Set 1: text_sha256 " in text
+    assert "Set 2: text_sha256 " in text
+    assert (two_texts / "report" / "set-2" / "curves.png").exists()
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_two_versions_of_an_encoding_of_ones_own_are_named(two_texts):
+    text = report_words(two_texts)
+
+    assert "'own' was trained with 2 versions of its file" in text
+
+
+@pytest.fixture
+def broken(two_texts) -> Path:
+    """Return a run that cannot be read."""
+    run = next(two_texts.glob("rope-s1-*"))
+    (run / "run.json").write_text("{", encoding="utf-8")
+    return run
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_a_run_that_cannot_be_read_stops_no_report(broken):
+    text = report_words(broken.parent)
+
+    assert f"Left out, unreadable: {broken}" in text
+    assert "At 64 tokens rope has a loss of" in text
+
+
+def test_a_report_of_nothing_that_can_be_read_is_an_error(broken):
+    assert posbench("report", str(broken)) == 2
+
+
+def test_from_python_a_run_that_cannot_be_read_is_a_warning(broken):
+    with pytest.warns(UserWarning, match="left out, unreadable"):
+        assert api.runs(broken).empty
+
+
+@pytest.fixture
+def extended(template: Config, tmp_path) -> tuple[Path, list[dict[str, Any]]]:
+    """Return a run of a study, and rows of it on other targets, one of them longer."""
+    study = write_study(tmp_path / "fake", template, TWO, seeds=2)
+    run = min(study.glob("rope-*"))
+    lines = (run / "rows.jsonl").read_text(encoding="utf-8").splitlines()
+    other = {"targets_sha256": "b2", "nll": 9.0}
+    rows = [json.loads(line) | other for line in lines]
+    longer = {"length": 32 * rows[0]["length"], "length_ratio": 32.0}
+    return run, [*rows, rows[0] | longer]
+
+
+def append(run: Path, rows: list[dict[str, Any]]) -> None:
+    with (run / "rows.jsonl").open("a", encoding="utf-8") as file:
+        file.writelines(json.dumps(row) + "\n" for row in rows)
+
+
+def test_a_run_that_is_evaluated_further_stays_in_its_study(extended):
+    run, rows = extended
+    before = compare(read([run.parent]))
+
+    append(run, rows)
+
+    pd.testing.assert_frame_equal(compare(read([run.parent])), before)
+
+
+def test_what_was_asked_for_last_is_printed(extended, capsys):
+    run, rows = extended
+    append(run, rows)
+
+    one_run.print_results(run, lengths=[rows[0]["length"], rows[-1]["length"]])
+
+    out = capsys.readouterr().out
+    assert re.search(r"\(1x\) +9\.000.*\(32x\) +9\.000", out, re.DOTALL)
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_a_run_without_the_shared_targets_gets_the_command_that_computes_them(
+    extended,
+):
+    run, rows = extended
+    (run / "rows.jsonl").unlink()
+    append(run, rows)
+
+    text = report_words(run.parent)
+
+    command = f"'posbench evaluate {run} ratio=1,2,4,8,16 longest=16'"
+    assert f"1 run without the targets that most share: {command}" in text
+
+
+# -- the page and the other files --
+
+
+def test_the_page_needs_no_network(page_of_six):
+    assert len(page_of_six) < 100_000
+    assert not re.search(r"(src|href)=.(?!#)|@import|url\((?!#)", page_of_six)
+
+
+def test_the_page_has_all_columns(page_of_six):
+    assert "+1.266 ±0.182" in page_of_six  # rope at 4x
+    assert "-0.049 ±0.025" in page_of_six  # fox at 8x
+
+
+def test_the_page_has_a_figure_per_panel(page_of_six):
+    assert page_of_six.count("<svg") == 3
+
+
+def test_the_losses_by_length_are_the_first_folded_table(page_of_six):
+    first = page_of_six.partition("<details>")[2].partition("</details>")[0]
+
+    assert first.startswith("<summary>Loss by length</summary>")
+    assert re.search("<td>rope<td>.*<td>2.879<td>3.719<td>4.146<td>4.714", first)
+
+
+def test_what_a_run_says_is_escaped(page_of_study):
+    assert "<b>is</b>" not in page_of_study
+    assert "&lt;b&gt;is" in page_of_study
+
+
+def test_narrowed_models_are_folded(page_of_study):
+    assert "<summary>Other curves by length</summary>" in page_of_study
+    assert "<td class=t>windowed" in page_of_study
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("undrawn")
-def test_what_was_measured_on_the_way_and_narrowed_models_are_folded(
-    template, tmp_path
-):
+def test_files_are_the_same_each_time(study, tmp_path):
+    reports.main([study], tmp_path / "a")
+    reports.main([study], tmp_path / "b")
+
+    names = sorted(path.name for path in (tmp_path / "a").iterdir())
+    assert names == FILES
+    for name in names:
+        first = (tmp_path / "a" / name).read_bytes()
+        assert first == (tmp_path / "b" / name).read_bytes(), name
+
+
+def test_rows_csv_has_every_row(study, text_of_study):
+    with (study / "report" / "rows.csv").open(encoding="utf-8") as file:
+        labels = [row["label"] for row in csv.DictReader(file)]
+
+    assert labels == [*read([study])["label"]]
+
+
+def test_table_csv_has_the_digits_of_the_table(study, text_of_study):
+    table = pd.read_csv(study / "report" / "table.csv")
+
+    expected = compare(read([study]))
+    assert [*table["label"]] == [*expected["label"]]
+    assert [*table["nll"]] == pytest.approx([*expected["nll"]], rel=1e-5, nan_ok=True)
+
+
+def test_latex_has_the_main_table_and_the_losses_by_length(study, text_of_study):
+    latex = (study / "report" / "table.tex").read_text(encoding="utf-8")
+
+    assert latex.count(r"\begin{tabular}") == 2
+    assert r"\textbf{3." in latex
+    assert r"\label{tab:posbench-1-lengths}" in latex
+
+
+LATEX = [
+    ("a_b & 50% ~", r"a\_b \& 50\% \textasciitilde{}"),
+    (r"\x {±}", r"\textbackslash{}x \{$\pm$\}"),
+    ("-0.106", r"$-$0.106"),
+    ("[-0.351, +0.140]", r"[$-$0.351, +0.140]"),
+    ("n-gram at 8x", r"n-gram at 8$\times$"),
+]
+
+
+@pytest.mark.parametrize(("text", "expected"), LATEX)
+def test_latex_writes_signs_as_latex_does(text, expected):
+    table = Table("", pd.DataFrame({"label": [text]}), [tables.ENCODING])
+
+    assert f"\n{expected} \\\\\n" in table.latex("x")
+
+
+NUMBERS = [
+    (-0.0004, "+.3f", "0.000"),
+    (0.0, "+.3f", "0.000"),
+    (-0.0006, "+.3f", "-0.001"),
+    (-0.0, ".3f", "0.000"),
+    (1.25, "+.3f", "+1.250"),
+]
+
+
+@pytest.mark.parametrize(("value", "form", "expected"), NUMBERS)
+def test_a_number_that_is_rounded_to_zero_has_no_sign(value, form, expected):
+    table = Table("", pd.DataFrame({"x": [value]}), [Column("x", "x", form)])
+
+    assert table.cells == [(expected,)]
+
+
+# -- other tables --
+
+
+def test_what_was_measured_on_the_way_is_a_table(template, tmp_path):
     truth = Truth(3.5, 0.1, ngram=3.8, earlier=(Truth(4.2, 0.0, ngram=3.8),))
     study = write_study(tmp_path / "fake", template, {"rope": truth})
-    reports.main([study])
-    page = (study / "report" / "index.html").read_text()
-    assert "<summary>Over training</summary>" in page and "<td class=t>windowed" in page
-    (made,) = tables.training_tables(read([study]))
-    assert [row[1] for row in made.cells] == ["1M", "2M"] and [
-        row[4] for row in made.cells
-    ] == ["no", "yes"]
+
+    (table,) = tables.training_tables(read([study]))
+
+    assert [row[1] for row in table.cells] == ["1M", "2M"]
+    assert [row[4] for row in table.cells] == ["no", "yes"]
+
+
+def card_cells(frame: pd.DataFrame) -> dict[str, dict[str, str]]:
+    """Return the cells of the card by scheme and column."""
+    table = card.card_table(frame, compare(frame))
+    names = [column.name for column in table.columns]
+    return {row[0]: dict(zip(names, row, strict=True)) for row in table.cells}
+
+
+def test_the_card_has_results_kernels_and_cache():
+    fox = card_cells(rows_of_study("six"))["fox"]
+
+    assert fox["loss"] == "2.774"
+    assert fox["holds_to"] == "≥ 8x"
+    assert fox["kernels"] == "with a bias"
+    assert fox["cache"] == "with x"
+
+
+def test_the_card_has_cost_as_a_multiple_of_none():
+    assert card_cells(rows_of_study("six"))["none"]["time"] == "1.00"
+
+
+def test_the_card_has_the_mean_of_retrieval_over_seeds():
+    frame = rows_of_study("six")
+    at_four = frame[(frame["length_ratio"] == 4) & frame["newest"]]
+    is_rope = (at_four["label"] == "rope") & (at_four["curve"] == "fixed_target")
+    right = [0.2, 0.4, 0.6, 0.4, 0.4]
+    asked = at_four[is_rope].assign(protocol="task", task="passkey", accuracy=right)
+
+    cells = card_cells(pd.concat([frame, asked], ignore_index=True))
+
+    assert cells["rope"]["right"] == "40%"
+    assert cells["fox"].get("right") == ""
+
+
+def test_the_card_names_models_that_transformers_has():
+    auto = pytest.importorskip("transformers").models.auto.configuration_auto
+    texts = [re.sub(r"rope_type \w+:?", "", text) for text in card.MODELS.values()]
+    named = {word.strip() for text in texts for word in text.split(", ")}
+
+    assert card.MODELS.keys() <= {*encodings.names()}
+    assert named <= {*auto.CONFIG_MAPPING_NAMES, ""}
+
+
+# -- tasks --
+
+
+@pytest.fixture
+def copy(tmp_path) -> Path:
+    """Return the task `copy` of a kept study in one file."""
+    path = tmp_path / "copy.parquet"
+    frame = rows_of_study("ledger")
+    is_copy = (frame["trained_task"] == "copy") & (frame["seed"] < 10)
+    frame[is_copy].to_parquet(path)
+    return path
 
 
 @pytest.mark.usefixtures("undrawn")
-def test_a_report_on_a_task_from_a_study_in_one_file(tmp_path, capsys):
-    frame = rows_of_study("ledger")
-    frame[(frame["trained_task"] == "copy") & (frame["seed"] < 10)].to_parquet(
-        tmp_path / "copy.parquet"
-    )
-    reports.main([tmp_path / "copy.parquet"])
-    text = capsys.readouterr().out
-    assert "copy: 4 encodings, 5 seeds" in text
+def test_a_report_on_a_task_says_which_schemes_learned_it(copy):
+    text = report_words(copy)
+
+    assert "Task copy: 4 encodings, 5 seeds" in text
     assert "Learned by most seeds: alibi, rope." in text
-    assert re.search(r"alibi +5 of 5 .*0\.98 \[0\.96, 0\.98\] +better", text)
+    assert re.search(r"alibi 5 of 5 .*0\.98 \[0\.96, 0\.98\] better", text)
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_a_task_with_few_seeds_asks_for_more(copy):
+    frame = pd.read_parquet(copy)
+    seeds = sorted(frame["seed"].unique())
+    frame[frame["seed"].isin(seeds[:2])].to_parquet(copy)
+
+    text = report_words(copy)
+
+    assert "Missing for verdicts: seeds (2 of 5, better 10)" in text

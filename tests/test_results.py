@@ -61,12 +61,6 @@ def test_labels_and_settings_of_a_large_study():
     assert set(differing_settings(frame)) == set(frame["setting"])
 
 
-@pytest.mark.slow
-def test_labels_of_what_differs_by_layer():
-    labels = set(rows_of_study("catalogue")["label"])
-    assert {"layered/gemma3", "layered/llama4"} < labels
-
-
 def test_schemes_are_compared_with_the_best_simple_readers(table):
     assert set(table["ngram"].round(3)) == {3.748}
     assert set(table["cached_ngram"].round(3)) == {3.295}

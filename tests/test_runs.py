@@ -2,6 +2,7 @@
 
 import os
 import signal
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ import torch
 from support import changed, in_child, snapshot
 
 from posbench import encodings
+from posbench.config.schema import Config
 from posbench.errors import InUse, RunFailed, UserError
 from posbench.run import checkpoint
 from posbench.run.rows import (
@@ -23,185 +25,222 @@ COMMAND = ["posbench", "train"]
 
 
 def row(length: int, nll: float, **more: Any) -> EvaluationRow:
-    known = {
+    columns = {
         "protocol": "fixed_target",
-        "status": "ok",
-        "targets_sha256": "ab",
+        "length": length,
         "length_ratio": length / 16,
+        "split": "test",
+        "checkpoint_step": 12,
+        "status": "ok",
+        "nll": nll,
+        "targets_sha256": "ab",
     }
-    return EvaluationRow(
-        **(
-            known
-            | {"length": length, "split": "test", "checkpoint_step": 12, "nll": nll}
-            | more
-        )
-    )
+    return EvaluationRow(**columns | more)
 
 
-def test_run_json_says_from_the_start_how_a_run_stands_and_how_it_ended(
-    tmp_path, tiny_config
+@pytest.fixture
+def folder(tmp_path):
+    return tmp_path / "run"
+
+
+def stands(folder: Path) -> tuple[Any, ...]:
+    record = load_record(folder)
+    return record["status"], record["reason"], record["message"]
+
+
+def has_weights(folder: Path) -> None:
+    checkpoint.save(folder, 1, {"w": torch.zeros(1)}, {}, {})
+
+
+def test_run_json_says_from_the_start_how_a_run_stands_and_why_it_ended(
+    folder, tiny_config
 ):
-    def stands() -> tuple[Any, ...]:
-        record = load_record(tmp_path / "run")
-        return record["status"], record["reason"], record["message"]
-
-    with (
-        pytest.raises(RunFailed),
-        Run.open(tmp_path / "run", tiny_config, COMMAND) as run,
-    ):
+    failure = RunFailed("the loss is not finite", "diverged")
+    with pytest.raises(RunFailed), Run.open(folder, tiny_config, COMMAND) as run:
         run.begin_attempt(device="cpu")
-        assert stands() == ("running", None, None)
-        raise RunFailed("the loss is not finite", "diverged")
-    assert stands() == ("failed", "diverged", "the loss is not finite")
-    record = load_record(run.folder)
+        assert stands(folder) == ("running", None, None)
+        raise failure
+    assert stands(folder) == ("failed", "diverged", "the loss is not finite")
+
+
+def test_run_json_says_what_a_run_is_and_who_makes_it(folder, tiny_config):
+    with Run.open(folder, tiny_config, COMMAND) as run:
+        run.begin_attempt(device="cpu")
+    record = load_record(folder)
     assert record["id"] == tiny_config.id
     assert record["command"] == "posbench train"
     assert "torch" in record["versions"]
-    assert {"device": "cpu", "pid": os.getpid()}.items() <= record["attempt"].items()
-    with Run.open(tmp_path / "run", tiny_config, COMMAND) as run:
+    assert record["attempt"]["device"] == "cpu"
+    assert record["attempt"]["pid"] == os.getpid()
+
+
+def test_a_finished_run_without_weights_is_not_finished(folder, tiny_config):
+    with Run.open(folder, tiny_config, COMMAND) as run:
         run.finish("done")
         run.begin_attempt(device="cpu")
-        assert stands() == ("running", None, None)  # it has no weights
-        checkpoint.save(run.folder, 1, {"w": torch.zeros(1)}, {}, {})
+        assert stands(folder) == ("running", None, None)
+
+
+def test_what_cannot_begin_is_no_attempt(folder, tiny_config):
+    with Run.open(folder, tiny_config, COMMAND) as run:
+        has_weights(folder)
         run.finish("done")
-    with pytest.raises(UserError), Run.open(run.folder, tiny_config, COMMAND):
-        raise UserError("what cannot begin is no attempt")
+    with pytest.raises(UserError), Run.open(folder, tiny_config, COMMAND):
+        raise UserError("another text")
+    assert stands(folder) == ("done", None, None)
+
+
+def test_a_finished_run_to_which_rows_are_added_stays_done(folder, tiny_config):
+    with Run.open(folder, tiny_config, COMMAND) as run:
+        has_weights(folder)
+        run.finish("done")
     with (
         pytest.raises(KeyboardInterrupt),
-        Run.open(run.folder, tiny_config, COMMAND) as run,
+        Run.open(folder, tiny_config, COMMAND) as run,
     ):
         run.begin_attempt(device="cpu")
-        assert stands() == ("done", ADDING, None)
+        assert stands(folder) == ("done", ADDING, None)
         raise KeyboardInterrupt
-    assert stands()[:2] == ("done", "signal")
+    assert stands(folder)[:2] == ("done", "signal")
 
 
-def test_another_run_in_the_folder_is_refused_and_what_is_no_identity_may_change(
-    tmp_path, tiny_config
-):
-    with Run.open(tmp_path / "run", tiny_config, COMMAND):
-        before = snapshot(tmp_path / "run")
+def test_another_run_in_the_folder_is_refused(folder, tiny_config):
+    with Run.open(folder, tiny_config, COMMAND):
+        before = snapshot(folder)
+    other = changed(tiny_config, seed=5)
     with pytest.raises(UserError, match=r"holds another run .*--restart"):
-        Run.open(tmp_path / "run", changed(tiny_config, seed=5), COMMAND).__enter__()
+        Run.open(folder, other, COMMAND).__enter__()
+    assert snapshot(folder) == before
+
+
+def test_what_is_no_identity_may_change(folder, tiny_config):
+    with Run.open(folder, tiny_config, COMMAND):
+        before = snapshot(folder)
     other = changed(tiny_config, runtime={"log_every_steps": 99})
-    with Run.open(tmp_path / "run", other, COMMAND) as run:
-        assert load_config(run.folder) == tiny_config
+    with Run.open(folder, other, COMMAND) as run:
         assert run.id == tiny_config.id
-    assert snapshot(tmp_path / "run") == before
+    assert load_config(folder) == tiny_config
+    assert snapshot(folder) == before
 
 
-def test_restart_moves_the_old_folder_aside(tmp_path, tiny_config):
+def test_restart_moves_the_old_folder_aside(folder, tiny_config):
     for number in range(3):
-        with Run.open(tmp_path / "run", tiny_config, COMMAND, restart=True) as run:
+        with Run.open(folder, tiny_config, COMMAND, restart=True) as run:
             assert run.rows == []
             run.log({"step": number})
-    assert sorted(path.name for path in tmp_path.iterdir()) == [
-        ".run.lock",
-        "run",
-        "run.old-1",
-        "run.old-2",
-    ]
-    steps = {"run.old-1": 0, "run.old-2": 1, "run": 2}
-    assert {name: read_rows(tmp_path / name) for name in steps} == {
-        name: [{"step": n}] for name, n in steps.items()
-    }
+    for name, number in {"run.old-1": 0, "run.old-2": 1, "run": 2}.items():
+        assert read_rows(folder.with_name(name)) == [{"step": number}]
 
 
-def test_a_second_process_is_refused_and_changes_nothing(tmp_path, tiny_config):
-    assert not in_use(tmp_path / "run")
-    with Run.open(tmp_path / "run", tiny_config, COMMAND):
+def test_a_restart_needs_no_record_that_can_be_read(folder, tiny_config):
+    with Run.open(folder, tiny_config, COMMAND):
+        pass
+    (folder / "run.json").write_text("{")
+    with Run.open(folder, tiny_config, COMMAND, restart=True):
+        assert stands(folder)[0] == "running"
+
+
+def test_a_second_process_is_refused_and_changes_nothing(folder, tmp_path, tiny_config):
+    in_use_line = "in use by another process: wait for it or stop it"
+
+    def second() -> None:
+        for restart in (False, True):
+            with pytest.raises(InUse, match=in_use_line):
+                Run.open(folder, tiny_config, COMMAND, restart).__enter__()
+        assert in_use(folder)
+
+    assert not in_use(folder)
+    with Run.open(folder, tiny_config, COMMAND):
         before = snapshot(tmp_path)
-
-        def second() -> None:
-            for restart in (False, True):
-                with pytest.raises(
-                    InUse, match="in use by another process: wait for it or stop it"
-                ):
-                    Run.open(
-                        tmp_path / "run", tiny_config, COMMAND, restart
-                    ).__enter__()
-            assert in_use(tmp_path / "run")
-
         assert in_child(second) == 0
         assert snapshot(tmp_path) == before
-    assert not in_use(tmp_path / "run")
+    assert not in_use(folder)
 
 
 def test_what_a_killed_process_leaves_is_taken_over_and_its_temporary_files_go(
-    tmp_path, tiny_config, monkeypatch
+    folder, tiny_config, monkeypatch
 ):
+    def kill(*_: object) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
     def die() -> None:
-        with Run.open(tmp_path / "run", tiny_config, COMMAND) as run:
+        with Run.open(folder, tiny_config, COMMAND) as run:
             run.log({"step": 1})
             run.update(tokens=1)
-            monkeypatch.setattr(
-                os, "replace", lambda *_: os.kill(os.getpid(), signal.SIGKILL)
-            )
+            monkeypatch.setattr(os, "replace", kill)
             run.update(tokens=2)
 
     assert in_child(die) == -signal.SIGKILL
-    assert not in_use(tmp_path / "run")
-    assert list((tmp_path / "run").glob(".tmp-*"))
-    (tmp_path / "run/.tmp-notes").touch()  # not ours
-    with Run.open(tmp_path / "run", tiny_config, COMMAND) as run:
+    assert not in_use(folder)
+    assert list(folder.glob(".tmp-*"))
+    (folder / ".tmp-notes").touch()  # not ours
+    with Run.open(folder, tiny_config, COMMAND) as run:
         assert run.rows == [{"step": 1}]
         assert run.record["tokens"] == 1
-        assert [path.name for path in run.folder.glob(".tmp-*")] == [".tmp-notes"]
+    assert [path.name for path in folder.glob(".tmp-*")] == [".tmp-notes"]
 
 
-def test_rows_after_a_step_are_cut_and_half_a_line_never_spoils_the_next(
-    tmp_path, tiny_config
-):
-    evaluated = row(16, 1.0, checkpoint_step=1).to_json()
-    later = row(32, 1.0).to_json()
-    first, second = ({"step": step, "train/loss": 2.0} for step in (1, 2))
-    with Run.open(tmp_path / "run", tiny_config, COMMAND) as run:
-        for logged in (first, evaluated, second, later):
-            run.log(logged)
-    with open(run.folder / "rows.jsonl", "a") as file:
+FIRST = {"step": 1, "train/loss": 2.0}
+SECOND = {"step": 2, "train/loss": 2.0}
+
+
+def test_half_a_line_never_spoils_the_next(folder, tiny_config):
+    with Run.open(folder, tiny_config, COMMAND) as run:
+        run.log(FIRST)
+    with open(folder / "rows.jsonl", "a") as file:
         file.write('{"step": 3, "x": "' + "y" * 70_000)  # what a kill leaves
-    assert read_rows(run.folder) == [first, evaluated, second, later]
-    with Run.open(tmp_path / "run", tiny_config, COMMAND) as run:
-        run.log({"step": 3})
-        assert read_rows(run.folder) == [first, evaluated, second, later, {"step": 3}]
+    assert read_rows(folder) == [FIRST]
+    with Run.open(folder, tiny_config, COMMAND) as run:
+        run.log(SECOND)
+    assert read_rows(folder) == [FIRST, SECOND]
+
+
+def test_rows_after_a_step_are_cut(folder, tiny_config):
+    evaluated = row(16, 1.0, checkpoint_step=1).to_json()
+    with Run.open(folder, tiny_config, COMMAND) as run:
+        for logged in (FIRST, evaluated, SECOND, row(32, 1.0).to_json()):
+            run.log(logged)
         run.cut(1)
-        run.log(
-            {
-                "a": float("nan"),
-                "b": float("inf"),
-                "c": torch.tensor(0.5),
-                "step": 10**12,
-            }
-        )
-        made = {"a": None, "b": None, "c": 0.5, "step": 10**12}
-        assert run.rows == read_rows(run.folder) == [first, evaluated, made]
+        run.log({"step": 10**12})
+        assert run.rows == [FIRST, evaluated, {"step": 10**12}]
+    assert read_rows(folder) == run.rows
 
 
-def test_the_last_row_of_a_key_wins_and_a_row_has_the_columns_that_are_promised(
-    tmp_path, tiny_config
-):
-    units = {"document": [0, 3], "tokens": [8, 16], "nll": [9.5, 20.25]}
-    with Run.open(tmp_path / "run", tiny_config, COMMAND) as run:
-        for logged in (
-            row(16, 1.0),
-            row(32, 2.0),
-            row(16, 3.0, units=units),
-            row(16, 4.0, window=16),
-        ):
-            run.log(logged.to_json())
-        run.log(row(64, float("nan")).to_json())
-        # replaces no number
-        run.log(
-            row(32, float("nan"), status="too_short", targets_sha256=None).to_json()
-        )
-    assert evaluation_rows(run.folder)[:3] == [
-        row(16, 3.0, units=units),
-        row(32, 2.0),
-        row(16, 4.0, window=16),
-    ]
-    lines = read_rows(run.folder)
+def test_what_is_not_finite_is_null_in_a_row(folder, tiny_config):
+    numbers = {"a": float("nan"), "b": float("inf"), "c": torch.tensor(0.5)}
+    with Run.open(folder, tiny_config, COMMAND) as run:
+        run.log(numbers)
+        assert run.rows == [{"a": None, "b": None, "c": 0.5}]
+    assert read_rows(folder) == run.rows
+
+
+UNITS = {"document": [0, 3], "tokens": [8, 16], "nll": [9.5, 20.25]}
+
+
+def logged(folder: Path, config: Config, *rows: EvaluationRow) -> None:
+    with Run.open(folder, config, COMMAND) as run:
+        for each in rows:
+            run.log(each.to_json())
+
+
+def test_the_last_row_of_a_key_wins(folder, tiny_config):
+    last = row(16, 3.0, units=UNITS)
+    narrowed = row(16, 4.0, window=16)
+    logged(folder, tiny_config, row(16, 1.0), row(32, 2.0), last, narrowed)
+    assert evaluation_rows(folder) == [last, row(32, 2.0), narrowed]
+
+
+def test_a_row_without_a_number_replaces_none(folder, tiny_config):
+    too_short = row(32, float("nan"), status="too_short", targets_sha256=None)
+    logged(folder, tiny_config, row(32, 2.0), too_short)
+    assert evaluation_rows(folder) == [row(32, 2.0)]
+
+
+def test_a_row_has_the_columns_that_are_promised(folder, tiny_config):
+    logged(folder, tiny_config, row(16, 1.0), row(16, float("nan"), units=UNITS))
+    first, second = read_rows(folder)
     assert (
-        " ".join(lines[2])
+        " ".join(second)
         == "protocol length length_ratio window extension extension_options task"
         " problem_length offset split documents checkpoint_step tokens status reason"
         " dtype n_tokens n_bytes n_blocks n_distinct n_documents mean_context nll"
@@ -209,27 +248,24 @@ def test_the_last_row_of_a_key_wins_and_a_row_has_the_columns_that_are_promised(
         " ci_high ci_over ngram_nll ngram_order targets_sha256 seconds"
         " peak_memory_bytes units"
     )
-    assert lines[2]["units"] == units
-    assert "units" not in lines[0]
-    assert lines[4]["nll"] is None
+    assert "units" not in first
+    assert second["units"] == UNITS
+    assert second["nll"] is None
 
 
 def test_a_curve_has_the_targets_of_the_training_length_and_of_most_longer_ones():
     lengths = {"ab": (16, 32, 64), "cd": (32, 64, 128, 256), "ef": (2, 4, 8, 16)}
-    rows = [
-        row(length, 1.0, targets_sha256=targets)
-        for targets, each in lengths.items()
-        for length in each
-    ]
+    rows = []
+    for targets, each in lengths.items():
+        for length in each:
+            rows.append(row(length, 1.0, targets_sha256=targets))
     assert on_shared_targets(rows) == rows[:3]
 
 
 def test_another_version_of_an_own_encodings_file_is_told(tiny_config, monkeypatch):
-    monkeypatch.setattr(
-        encodings, "installed_files", lambda *_: {"own": "now", "other": "same"}
-    )
-    (line,) = other_code(
-        tiny_config, {"installed_encodings": {"own": "before", "other": "same"}}
-    )
+    current = {"own": "now", "other": "same"}
+    monkeypatch.setattr(encodings, "installed_files", lambda *_: current)
+    record = {"installed_encodings": {"own": "before", "other": "same"}}
+    (line,) = other_code(tiny_config, record)
     assert line.startswith("'own' was trained with another version of its file")
     assert other_code(tiny_config, {}) == []

@@ -63,7 +63,7 @@ def test_every_target_is_scored_after_the_context_that_its_window_holds(
         assert nll[i] == pytest.approx(float(expected), abs=TOLERANCE)
 
 
-@pytest.mark.sample(32)
+@pytest.mark.sample(16)
 @pytest.mark.parametrize("name", encodings.names())
 @pytest.mark.parametrize(("window", "last"), [(None, 7), (12, 1)])
 @torch.inference_mode()

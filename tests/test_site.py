@@ -17,26 +17,34 @@ SMALL = [
     "training.tokens=128",
     "runtime.cache=cache",
 ]
+# What the page's blocks train or load, and the tiny runs in their place.
+REPLACED = {
+    '"training.tokens=500000"': ", ".join(map(repr, SMALL)),
+    'train(encoding="alibi", training={"tokens": 500_000})': (
+        f'train({SMALL}, encoding="alibi")'
+    ),
+    "posbench.sweep(": f"posbench.sweep({SMALL}, ",
+    '"outputs/demo/FOLDER"': "run.folder",
+}
+
+
+def tiny_code() -> str:
+    """Return the page's blocks, one after the other, on tiny runs."""
+    text = (ROOT / "docs" / "python.md").read_text(encoding="utf-8")
+    code = "".join(re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL))
+    for words, tiny in REPLACED.items():
+        code = code.replace(words, tiny)
+    return code
 
 
 @pytest.mark.slow
 def test_the_python_of_its_page_runs(tmp_path, monkeypatch):
-    """The page's blocks run one after the other, on tiny runs in place of those that it
-    trains or loads.
-    """
     monkeypatch.chdir(tmp_path)
     support.write_text()
-    text = (ROOT / "docs" / "python.md").read_text(encoding="utf-8")
-    code = "".join(re.findall(r"```python\n(.*?)```", text, flags=re.S))
-    code = code.replace('"training.tokens=500000"', ", ".join(map(repr, SMALL)))
-    code = code.replace(
-        'train(encoding="alibi", training={"tokens": 500_000})',
-        f'train({SMALL}, encoding="alibi")',
-    )
-    code = code.replace("posbench.sweep(", f"posbench.sweep({SMALL}, ")
-    code = code.replace('"outputs/demo/FOLDER"', "run.folder")
     names: dict[str, Any] = {}
-    exec(code, names)
+
+    exec(tiny_code(), names)
+
     assert names["run"].status == "done"
     assert names["logits"].dim() == 3
     assert names["output"].shape == (2, 8, 16, 64)
@@ -47,31 +55,25 @@ def test_the_python_of_its_page_runs(tmp_path, monkeypatch):
     assert torch.equal(generated[:, 8:], likeliest[:, 7:-1])
 
 
+def page_names(folder: Path, ending: str) -> set[Path]:
+    """Return the files of an ending below a folder, without their ending."""
+    pages = folder.rglob(f"*.{ending}")
+    return {page.relative_to(folder).with_suffix("") for page in pages}
+
+
 @pytest.mark.slow
 def test_the_site_builds_with_all_pages(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(ROOT / "scripts"))
     support.script("docs").write(tmp_path, pictures=False)
     config = tmp_path / "mkdocs.yml"
-    config.write_text(
-        config.read_text(encoding="utf-8").replace("../..", str(ROOT)), encoding="utf-8"
+    text = config.read_text(encoding="utf-8").replace("../..", str(ROOT))
+    config.write_text(text, encoding="utf-8")
+    build = [sys.executable, "-m", "zensical", "build", "--strict", "--clean"]
+
+    done = subprocess.run(
+        [*build, "--config-file", str(config)], capture_output=True, text=True
     )
-    command = [
-        sys.executable,
-        "-m",
-        "zensical",
-        "build",
-        "--strict",
-        "--clean",
-        "--config-file",
-        str(config),
-    ]
-    done = subprocess.run(command, capture_output=True, text=True)
+
     assert done.returncode == 0, done.stdout + done.stderr
-    built = tmp_path / "site"
-    pages = {
-        path.relative_to(tmp_path / "pages").with_suffix("")
-        for path in (tmp_path / "pages").rglob("*.md")
-    }
-    assert pages <= {
-        path.relative_to(built).with_suffix("") for path in built.rglob("*.html")
-    }
+    written = page_names(tmp_path / "pages", "md")
+    assert written <= page_names(tmp_path / "site", "html")

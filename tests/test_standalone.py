@@ -26,7 +26,7 @@ def positions_of(encoding: Encoding) -> Tensor | None:
     return None
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(2)
 @CASES
 @pytest.mark.parametrize("causal", [True, False])
 @torch.no_grad()
@@ -52,7 +52,7 @@ def test_in_16_bits_it_is_near_the_definition(case):
     assert float((out - expected).norm()) < 0.03 * float(expected.norm())
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(2)
 @CASES
 @pytest.mark.parametrize("changed", ["q", "x"])
 @torch.no_grad()

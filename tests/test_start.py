@@ -3,12 +3,12 @@
 import dataclasses
 import shutil
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
-from support import TINY, posbench, snapshot, write_text
+from support import TINY, changed, posbench, snapshot, write_text
 
+from posbench.config.schema import Config
 from posbench.data.batches import merge_spans
 from posbench.data.tokens import prepare
 from posbench.errors import UserError
@@ -23,11 +23,10 @@ from posbench.run.run import load_config
 from posbench.training.train import train
 
 # 8 updates of 4 sequences of 16 tokens.
-SOURCE = [word for word in TINY if "ratios" not in word] + [
+SOURCE = [
+    *(word for word in TINY if "ratios" not in word),
     "evaluation.ratios=[1,2,8,16]",
     "training.tokens=512",
-]
-SOURCE += [
     "study=short",
     "runtime.checkpoint_every_steps=4",
     "data.path=text.txt",
@@ -39,8 +38,6 @@ ON = [
     "runtime.threads=1",
     "training.train_length=64",
     "training.tokens=512",
-]
-ON += [
     "runtime.checkpoint_every_steps=2",
     "runtime.cache=cache",
     "runtime.validate_every_steps=0",
@@ -76,89 +73,100 @@ def on(out: Path, *words: str) -> list[str]:
     return [*ON, f"runtime.outputs={out}", *words]
 
 
+def trained_on(out: Path, *words: str) -> Path:
+    """Train on with these words; return the folder of the run."""
+    assert posbench("train", *on(out, *words)) == 0
+    (found,) = (out / "extend").glob("[!.]*-s*")
+    return found
+
+
+def begun(out: Path, *words: str) -> Config:
+    """Return the configuration of a run that begins from another."""
+    return resolve_one(on(out, *words)).config
+
+
 def nlls(folder: Path, tokens: int | None) -> dict[int, float | None]:
-    rows = [
-        row
-        for row in evaluation_rows(folder)
-        if row.curve_name == "fixed_target" and row.tokens == tokens
-    ]
-    return {row.length: row.nll for row in rows}
-
-
-def only(folder: Path) -> Path:
-    (found,) = (folder / "extend").glob("[!.]*-s*")
+    found = {}
+    for row in evaluation_rows(folder):
+        if row.curve_name == "fixed_target" and row.tokens == tokens:
+            found[row.length] = row.nll
     return found
 
 
 def test_before_the_first_update_it_is_the_run_that_it_began_from(here):
-    before = snapshot(Path(source("rope")))
-    began = load_config(Path(source("rope")))
-    assert (
-        posbench("train", f"start={source('rope')}", *on(here, "protocol=fixed_target"))
-        == 0
-    )
-    folder = only(here)
     theirs = nlls(Path(source("rope")), 512)
+    before = snapshot(Path(source("rope")))
+
+    folder = trained_on(here, f"start={source('rope')}", "protocol=fixed_target")
+
     assert set(theirs) == {16, 32, 128, 256}
     assert nlls(folder, 0).items() > theirs.items()
     assert set(nlls(folder, 512)) == {16, 32, 64, 128, 256}
     assert nlls(folder, 512) != nlls(folder, 0)
-    config = load_config(folder)
-    assert config.start is not None
-    assert config.original_length == 16
-    assert config.training.train_length == 64
-    assert config.training.batch_size == 1  # 64 tokens an update, as before
-    assert config.training.learning_rate == pytest.approx(
-        began.training.learning_rate / 6
-    )
-    assert config.seed == 0
-    assert config.model == began.model
     assert snapshot(Path(source("rope"))) == before
 
 
-def test_its_name_follows_the_weights_not_the_path_and_what_is_typed_holds(here):
-    def begun(*words: str, seed: int = 0) -> Any:
-        return resolve_one([f"start={source('rope', seed)}", *on(here, *words)]).config
+def test_it_goes_on_with_the_settings_of_that_run_at_a_sixth_of_its_rate(here):
+    theirs = load_config(Path(source("rope")))
+    config = begun(here, f"start={source('rope')}")
+    assert config.start is not None
+    assert config.original_length == 16
+    assert config.seed == 0
+    assert config.model == theirs.model
+    assert config.encoding == theirs.encoding
+    assert config.training.train_length == 64
+    assert config.training.batch_size == 1  # 64 tokens an update, as before
+    assert config.training.warmup_tokens == 25
+    rate = theirs.training.learning_rate / 6
+    assert config.training.learning_rate == pytest.approx(rate)
 
-    one = begun()
-    assert (
-        one.id
-        == resolve_one([f"start={Path(source('rope')).resolve()}", *on(here)]).config.id
-    )
-    assert one.id != begun("seed=0", seed=1).id
-    assert one.encoding.options["base"] == 10000
-    assert one.training.warmup_tokens == 25
-    stretched = begun("extension=yarn")
-    assert stretched.encoding.name == "yarn"
-    assert stretched.encoding.options["factor"] == 4
-    # from which it stretches, although 64 is trained
-    assert build(stretched, 257).encoding.shape.train_length == 16
-    assert begun("evaluation=extrapolation").evaluation.ratios != one.evaluation.ratios
+
+def test_a_tenth_of_the_tokens_is_at_least_an_update(here):
+    config = resolve_one([f"start={source('rope')}"]).config
+    assert config.training.tokens == 64
+
+
+def test_its_name_follows_the_weights_not_the_path(here):
+    one = begun(here, f"start={source('rope')}")
+    by_full_path = begun(here, f"start={Path(source('rope')).resolve()}")
+    of_other_weights = begun(here, f"start={source('rope', 1)}", "seed=0")
+    assert by_full_path.id == one.id
+    assert of_other_weights.id != one.id
+
+
+def test_an_extension_stretches_from_the_length_of_that_run(here):
+    config = begun(here, f"start={source('rope')}", "extension=yarn")
+    assert config.encoding.name == "yarn"
+    assert config.encoding.options["factor"] == 4
+    assert build(config, 257).encoding.shape.train_length == 16
+
+
+def test_a_typed_factor_holds(here):
+    words = ("extension=ntk", "encoding.factor=8")
+    config = begun(here, f"start={source('rope')}", *words)
+    assert config.encoding.options["factor"] == 8
+
+
+def test_typed_lengths_hold_and_else_those_of_that_run_are_among_them(here):
+    run = f"start={source('rope')}"
+    typed = begun(here, run, "evaluation=extrapolation")
+    assert typed.evaluation.ratios != begun(here, run).evaluation.ratios
     # 256, the longest, is no multiple
-    assert {2.0, 4.0} <= {*begun("training.train_length=48").evaluation.ratios}
-    assert begun("extension=ntk", "encoding.factor=8").encoding.options["factor"] == 8
-    default = resolve_one([f"start={source('rope')}"]).config
-    assert default.training.tokens == 64  # a tenth of 512 is less than an update
+    odd = resolve_one([run, "training.train_length=48"]).config
+    assert {2.0, 4.0} <= {*odd.evaluation.ratios}
 
 
 def test_runs_from_two_bases_are_two_schemes(here):
     other = shutil.copytree(source("rope"), here / Path(source("rope")).name)
-    (other / "config.yaml").write_text(
-        (other / "config.yaml").read_text().replace("base: 10000", "base: 500")
-    )
-    for start, out in ((source("rope"), here / "a"), (other, here / "b")):
-        assert (
-            posbench(
-                "train",
-                f"start={start}",
-                *on(out, "encoding=none", "training.tokens=64"),
-            )
-            == 0
-        )
-    assert {*read([here / "a", here / "b"])["label"]} == {
-        "none",
-        "none start.options.base=500",
-    }
+    text = (other / "config.yaml").read_text()
+    (other / "config.yaml").write_text(text.replace("base: 10000", "base: 500"))
+
+    words = ("encoding=none", "training.tokens=64")
+    trained_on(here / "a", f"start={source('rope')}", *words)
+    trained_on(here / "b", f"start={other}", *words)
+
+    labels = {*read([here / "a", here / "b"])["label"]}
+    assert labels == {"none", "none start.options.base=500"}
 
 
 @pytest.mark.slow
@@ -203,57 +211,53 @@ def test_what_cannot_be_begun_is_one_line(here, capsys, line):
 
 
 def test_a_start_has_the_weights_that_it_had(here):
-    config = resolve_one([f"start={source('rope')}", *on(here)]).config
+    config = begun(here, f"start={source('rope')}")
     assert config.start is not None
-    other = dataclasses.replace(
-        config, start=dataclasses.replace(config.start, weights_sha256="0" * 64)
-    )
+    other = dataclasses.replace(config.start, weights_sha256="0" * 64)
     with pytest.raises(UserError, match="not those that this run was to begin from"):
-        train(other, here / "other", [])
+        train(changed(config, start=other), here / "other", [])
 
 
-def test_the_gate_is_that_of_the_tokens_of_both_runs_and_there_is_none_if_the_text_is_another(
-    here,
-):
+def test_spans_that_overlap_are_one():
     parts = [np.array([[0, 5], [9, 12]]), np.array([[4, 10], [20, 22]])]
     assert merge_spans(parts).tolist() == [[0, 12], [20, 22]]
     assert merge_spans(parts[:1]).tolist() == parts[0].tolist()
-    began = Path(source("rope", 1))
-    words = [
-        "seed=0",
-        "protocol=fixed_target",
-        "evaluation.ratios=[0.25,1]",
-        "windowed=false",
-    ]
-    assert posbench("train", f"start={began}", *on(here, *words)) == 0
-    configs = [load_config(folder) for folder in (began, only(here))]
-    tokens = prepare(configs[0].data, Path("cache"))
-    read = np.zeros(len(tokens.train.ids), bool)  # which tokens were
-    for number, config in enumerate(configs):
-        for first, end in tokens.batches(config.training, config.seed).spans(
-            config.training.steps
-        ):
-            read[first:end] = True
-        spans = np.flatnonzero(np.diff(np.r_[False, read, False])).reshape(-1, 2)
-        at = targets_of(
-            plan("fixed_target", tokens.test, [16, 64], 8, 8, "auto")[64]
-        ).indices
-        readers = Readers(
-            tokens.train.ids, spans, 257, tokens.test.ids, tokens.validation.ids
-        )
-        order, nll = readers.ngram(at)
-        found = {
-            (row.ngram_order, row.ngram_nll)
-            for row in evaluation_rows(only(here))
-            if row.tokens == 512 * number
-        }
-        assert found == {(order, float(nll.mean()))}, number
-    shutil.copy("text.txt", other := here / "text.txt")
+
+
+GATE = [
+    "seed=0",
+    "protocol=fixed_target",
+    "evaluation.ratios=[0.25,1]",
+    "windowed=false",
+]
+
+
+def test_the_gate_is_that_of_the_tokens_of_both_runs(here):
+    theirs = Path(source("rope", 1))
+    ours = trained_on(here, f"start={theirs}", *GATE)
+    tokens = prepare(load_config(theirs).data, Path("cache"))
+    planned = plan("fixed_target", tokens.test, [16, 64], 8, 8, "auto")
+    targets = targets_of(planned[64]).indices
+    is_read = np.zeros(len(tokens.train.ids), bool)
+
+    for number, folder in enumerate((theirs, ours)):
+        config = load_config(folder)
+        batches = tokens.batches(config.training, config.seed)
+        for first, end in batches.spans(config.training.steps):
+            is_read[first:end] = True
+        borders = np.flatnonzero(np.diff(np.r_[False, is_read, False]))
+        spans = borders.reshape(-1, 2)
+        held_out = (tokens.test.ids, tokens.validation.ids)
+        order, nll = Readers(tokens.train.ids, spans, 257, *held_out).ngram(targets)
+        rows = evaluation_rows(ours)
+        found = [row for row in rows if row.tokens == 512 * number]
+        assert {row.ngram_order for row in found} == {order}
+        assert {row.ngram_nll for row in found} == {float(nll.mean())}
+
+
+def test_on_another_text_there_is_no_gate(here):
+    other = shutil.copy("text.txt", here / "text.txt")
     other.write_text(other.read_text() + " and more")
-    assert (
-        posbench(
-            "train", f"start={began}", *on(here / "other", *words, f"data.path={other}")
-        )
-        == 0
-    )
-    assert {row.ngram_nll for row in evaluation_rows(only(here / "other"))} == {None}
+    run = f"start={source('rope', 1)}"
+    folder = trained_on(here, run, *GATE, f"data.path={other}")
+    assert {row.ngram_nll for row in evaluation_rows(folder)} == {None}

@@ -68,7 +68,7 @@ ALIASES = {
     "model.n_heads": "heads n_head num_heads",
     "model.d_model": "dim width n_embd hidden_size embed_dim",
     "encoding.base": "theta rope_theta",
-    "AdamW, set by training.learning_rate, betas, weight_decay and clip": (
+    "training.optimizer: AdamW, with learning_rate, betas and weight_decay": (
         "optimizer optim adam adamw"
     ),
     "tracking: tracking=none, tracking.mode=offline, tracking.project": (
@@ -81,6 +81,9 @@ ALIASES = {
     "study, the folder that runs share": "run_name experiment_name",
     "runtime.outputs, the folder of the studies": "output_dir out_dir",
     "for posbench sweep": "sweep tune tune_grid",
+    "posbench sweep: --n-jobs=N runs at a time, --slurm=OPTIONS on a cluster": (
+        "hydra hydra/launcher hydra/sweeper"
+    ),
     "chosen with its options: encoding=alibi, data=text": (
         "encoding.name data.source data.task data.task.name"
     ),
@@ -93,6 +96,9 @@ def split(word: str, short: Mapping[str, str] = WORDS) -> tuple[str, str]:
     typed. UserError for other words.
     """
     key, equals, text = word.partition("=")
+    if key.startswith("+"):
+        plain = word.lstrip("+")
+        raise UserError(f"cannot read '{word}': a key needs no '+', type {plain}")
     if not key or not equals:
         expected = "expected key=value, such as encoding=alibi or seed=1"
         for group in (*GROUPS, "sweep"):
@@ -155,6 +161,8 @@ def unknown_key(
 
 def values(key: str, text: str) -> list[str]:
     """Return the values of one override: several for `a,b`, else the one."""
+    if key in GROUPS and text.startswith("["):
+        text = text.removeprefix("[").removesuffix("]")
     items = _items(text)
     # settings of evaluation make no further runs
     if key.startswith("evaluation."):

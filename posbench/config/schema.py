@@ -202,13 +202,14 @@ class TrainingConfig(Section):
     weight_decay: NonNegative
     clip: Positive  # largest norm of the gradient, over all parameters
     precision: Precision  # the dtype of matrix products
-    optimizer: str = "adamw"  # a module of `training/optimizers`
+    # a module of `training/optimizers`; None = adamw
+    optimizer: str | None = None
 
     def __post_init__(self) -> None:
         if self.schedule == "wsd":
             object.__setattr__(self, "schedule", "constant")
         optimizers = registry.names(registry.OPTIMIZERS)
-        if self.optimizer not in optimizers:
+        if self.optimizer is not None and self.optimizer not in optimizers:
             raise unknown("optimizer", self.optimizer, optimizers)
 
     @property
@@ -348,6 +349,8 @@ class Config(Section):
         sections = to_container(self)
         shaping = {key: sections[key] for key in sections if key not in NOT_IDENTITY}
         shaping["encoding"].pop("file", None)  # a moved file is the same encoding
+        if self.training.optimizer is None:
+            del shaping["training"]["optimizer"]  # as before there was a choice
         if self.start:
             del shaping["start"]["run"], shaping["start"]["options"]
         return f"{self.encoding.name}-s{self.seed}-{digest(shaping)}"
@@ -563,6 +566,8 @@ def _mistake(errors: Any, keys: Collection[str]) -> UserError:
         return UserError(f"missing key '{key}'")
 
     expected = _EXPECTED.get(mistake.partition("_")[0])
+    if (key, error["input"]) == ("tracking.mode", "disabled"):
+        expected = "tracking=none instead"
     if expected is None:
         expected = message.removeprefix("Input should be ")
         expected = expected.replace("greater than or equal to", "at least")
@@ -594,9 +599,6 @@ def to_container(config: Any) -> dict[str, Any]:
     for key in _SOURCE:
         if fields[key]:
             plain["encoding"][key] = fields[key]
-    # left out at its default: runs keep the ids from before there was a choice
-    if plain["training"].get("optimizer") == TrainingConfig.optimizer:
-        del plain["training"]["optimizer"]
     return plain
 
 

@@ -36,11 +36,14 @@ RATE = 1 / 6
 
 
 def run_folders(pattern: str) -> list[str]:
-    """Return the run folders that a glob matches, except those that --restart moved
-    aside; if none, the glob itself.
+    """Return the run folders that a glob matches, here or in `outputs`, except those
+    that --restart moved aside; if none, the glob itself.
     """
     folders = []
-    for name in sorted(glob.glob(os.path.expanduser(pattern))):
+    names = glob.glob(os.path.expanduser(pattern))
+    if not names:
+        names = glob.glob(os.path.join("outputs", pattern))
+    for name in sorted(names):
         folder = Path(name)
         if (folder / SAVED).is_file() and not MOVED_ASIDE.fullmatch(folder.name):
             folders.append(str(folder))

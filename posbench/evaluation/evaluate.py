@@ -145,9 +145,8 @@ class Evaluation(AnyEvaluation):
         # rows with equal forward passes share them
         numbers_of = functools.cache(functools.partial(_numbers, self))
         train_length = self.subject.train_length
-        known = {row.key: row for row in existing}
-        on_this = [row for row in existing if self._is_of_this(row)]
-        of_existing = plan.settings_of(on_this, self.settings, train_length)
+        known = {row.key for row in existing}
+        of_existing = plan.settings_of(existing, self.settings, train_length)
 
         # The existing rows come first. Whenever this ends, a curve is whole: on its
         # former targets until all its rows are on the new ones.
@@ -163,11 +162,6 @@ class Evaluation(AnyEvaluation):
             [*wanted.values()], self.settings, self.split, train_length
         )
         return [_planned(self, measurement, numbers_of) for measurement in placed]
-
-    def _is_of_this(self, row: EvaluationRow) -> bool:
-        """Return whether a row is of this checkpoint, on this text."""
-        same_text = row.split == self.settings.split
-        return same_text and row.checkpoint_step == self.checkpoint_step
 
 
 def _row_of(evaluation: Evaluation, measurement: Measurement) -> EvaluationRow:

@@ -72,16 +72,16 @@ def card_table(frame: pd.DataFrame, table: pd.DataFrame) -> Table:
     columns += [
         Column("interval", "95 %", interval_cell("low", "high", ".3f"), of="nll"),
         Column("right", f"{PROBE} at {FARTHER}x", ".0%"),
-        Column("time", f"time of {BESIDE}", ".2f"),
-        Column("memory", f"memory of {BESIDE}", ".2f"),
+        Column("time", f"time ({BESIDE} = 1)", ".2f"),
+        Column("memory", f"memory ({BESIDE} = 1)", ".2f"),
         Column("kernels", "kernels", text=True),
         Column("cache", "cache", text=True),
         Column("architectures", "exports", text=True),
         Column("models", "in transformers", text=True),
     ]
     note = (
-        f"time (of the fastest seed) and memory (at {FARTHER}x): as multiples of"
-        f" {BESIDE}'s; kernels: any, with a bias, or posbench's own; cache: whether"
+        f"time: of the fastest seed; memory: at {FARTHER}x; both as multiples of those"
+        f" of '{BESIDE}'; kernels: any, with a bias, or posbench's own; cache: whether"
         " keys and values suffice"
     )
     return Table("To decide", joined, columns, note)

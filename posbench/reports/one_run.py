@@ -14,12 +14,13 @@ import pandas as pd
 from posbench.errors import UserError
 from posbench.reports.render import Column, Table
 from posbench.results import frame as frames
-from posbench.results.compare import USES_LIMIT
+from posbench.results.compare import NOT_BEATEN, NOT_RESOLVED, USES_LIMIT
 from posbench.results.estimate import FEW_DOCUMENTS
 from posbench.results.headline import Headline, headline
 from posbench.results.tasks import as_trained
 from posbench.run.rows import PLAIN, every_row, multiple
 from posbench.terminal import console
+from posbench.terminal.exits import plural
 
 OFFSET = "offset"  # the probe whose rows differ by position
 FLAT = 0.1  # nats per token: a curve that spans less has short bars
@@ -228,11 +229,21 @@ def _others_table(rows: pd.DataFrame, length: str) -> Table:
     n_lengths = len(lengths)
     # the first and the longest stay
     spare = [0, 1, *range(n_lengths, 1, -1), n_lengths + 1, n_lengths + 2]
-    note = (
-        "loss by length; for problems the share of right answers, for probes with 95 %"
-        " interval (Clopper & Pearson)"
-    )
+    note = _measured_note(rows)
     return _lines_table("", [*lines.values()], names, note, spare[: len(names)])
+
+
+def _measured_note(rows: pd.DataFrame) -> str:
+    """Return what the numbers of the table are."""
+    notes = []
+    has_answers = rows["accuracy"].notna()
+    if (rows["nll"].notna() & ~has_answers).any():
+        notes.append("a number: loss, nats per token")
+    if has_answers.any():
+        notes.append("%: share of right answers")
+    if (has_answers & (rows["protocol"] == "task")).any():
+        notes.append("in brackets its 95 % interval (Clopper & Pearson)")
+    return "; ".join(notes)
 
 
 def _joined_offsets(rows: pd.DataFrame, length: str) -> pd.DataFrame:
@@ -260,33 +271,26 @@ def _interval_text(row: Row) -> str:
 
 
 def _task_remark(numbers: Headline) -> str:
-    verdict = "Not known to have learned"
+    gate = f"{frames.GATE:.0%} of the tokens right"
     if numbers["learned"] == "no":
-        verdict = "Not learned"
-    if numbers["learned"] == "yes":
-        verdict = "Learned"
-        step = numbers["steps_to_gate"]
-        if step is not None:
-            verdict += f", in validation first after step {step:,}"
-    return (
-        f"{verdict}: this takes {frames.GATE:.0%} of the tokens right at every trained"
-        " length."
-    )
+        return f"Not learned: less than {gate} at some trained length."
+    if numbers["learned"] is None:
+        return (
+            "Not known to have learned: no result at the longest trained length, and"
+            f" {gate} are needed at each."
+        )
+    remark = f"Learned: at least {gate} at every trained length"
+    step = numbers["steps_to_gate"]
+    if step is not None:
+        remark += f", in validation first after step {step:,}"
+    return f"{remark}."
 
 
 def _text_remarks(rows: pd.DataFrame, numbers: Headline) -> Iterator[str]:
     target = rows[_is_target(rows)]
     at_one = target[target["length_ratio"] == 1]
-    verdicts = {"no": "Not learned", "not resolved": "Learned: not resolved"}
-    verdict = verdicts.get(numbers["learned"])
-    if verdict:
-        trained = at_one.iloc[0]
-        yield (
-            f"{verdict}: loss {trained['nll']:.3f} at 1x, an n-gram model of order"
-            f" {trained['ngram_order']} has {trained['ngram_nll']:.3f} on the same"
-            " targets. So the curve shows only whether more context harms, not whether"
-            " it helps."
-        )
+    if numbers["learned"] in NOT_BEATEN:
+        yield _unlearned_remark(at_one.iloc[0], numbers["learned"])
     if numbers["uses"] is not None:
         yield (
             f"Uses {numbers['uses']:g} of its {at_one['length'].iloc[0]} tokens: fewer"
@@ -300,6 +304,22 @@ def _text_remarks(rows: pd.DataFrame, numbers: Headline) -> Iterator[str]:
     n_documents = target["n_documents"].dropna()
     if len(n_documents):
         yield _interval_remark(n_documents.iloc[0])
+
+
+def _unlearned_remark(trained: pd.Series, learned: str) -> str:
+    """Return the losses of the model and of its reader, and what that leaves open."""
+    verdict = "Not learned"
+    difference = ""
+    if learned == NOT_RESOLVED:
+        verdict = "Not shown to have learned"
+        documents = plural(trained["n_documents"], "document")
+        difference = f", a difference that may be chance over {documents}"
+    return (
+        f"{verdict}: loss {trained['nll']:.3f} at 1x, an n-gram model of order"
+        f" {trained['ngram_order']} has {trained['ngram_nll']:.3f} on the same"
+        f" targets{difference}. So the curve shows only whether more context harms, not"
+        " whether it helps."
+    )
 
 
 def _interval_remark(n_documents: int) -> str:
@@ -351,8 +371,8 @@ def _run_remarks(frame: pd.DataFrame, rows: pd.DataFrame) -> Iterator[str]:
             f" curve: {', '.join(parts)}."
         )
         yield (
-            "Lengths of one evaluation share their targets, but for nonoverlap only"
-            " those that divide the longest."
+            "One 'posbench evaluate' scores the same tokens at all of its lengths;"
+            " nonoverlap does so at those that divide the longest."
         )
 
 

@@ -121,15 +121,15 @@ def share_cell(row: Row, name: str) -> str:
 
 
 def runs_cell(row: Row, name: str) -> str:
-    """Return how many seeds a scheme has, and what became of others: `3, 2
+    """Return how many seeds a scheme has, and what became of others: `3 done, 2
     diverged`.
     """
-    text = str(row[name])
+    parts = [f"{row[name]} done"]
     if row["not_done"]:
-        text += f", {row['not_done']}"
+        parts.append(row["not_done"])
     if row["left_out"]:
-        text += f", {row['left_out']} not comparable"
-    return text
+        parts.append(f"{row['left_out']} not comparable")
+    return ", ".join(parts)
 
 
 ENCODING = Column(

@@ -24,6 +24,7 @@ from posbench.reports import charts
 from posbench.rope.extension import extended_rope, extension
 from posbench.rope.parameters import parameters_of
 from posbench.rope.reading import (
+    FOLLOW_LENGTH,
     ROUNDING,
     Rope,
     bound_by_base,
@@ -102,10 +103,9 @@ def ropes_of(name: str, values: Mapping[str, str]) -> tuple[list[Rope], list[str
         if [*encoding.parameters()]:  # perhaps learned frequencies
             encoding = model_of(path, config, tokenizer_of(path)).encoding
         return [_of_encoding(encoding, config, values)], []
-    if path.suffix == ".json":
-        return _of_settings(_read(name, path), values)
-    if (path / "config.json").is_file():
-        return _of_settings(_read(name, path / "config.json"), values)
+    file = path if path.suffix == ".json" else path / "config.json"
+    if path.suffix == ".json" or file.is_file():
+        return _of_settings(_read(name, file), values)
     if name in encodings.names():
         config = _configured(name, values)
         return [_of_encoding(config.build_encoding(), config, values)], []
@@ -170,9 +170,7 @@ def _of_encoding(encoding: Any, config: Config, values: Mapping[str, str]) -> Ro
         options |= {"factor": facts["factor"]}
 
     def extended(length: int) -> Rotary:
-        if parameters["rope_type"] == "longrope":
-            length = longest if length > train_length else train_length
-        elif parameters["rope_type"] != "dynamic":
+        if parameters["rope_type"] not in FOLLOW_LENGTH:
             length = longest
         length = max(length, train_length)
         return extended_rope(encoding, method, length, options)[0]

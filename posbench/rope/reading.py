@@ -171,15 +171,13 @@ def rotary_module(config: Any) -> nn.Module:
     with library_errors(f"transformers cannot rotate as this '{kind}'", Undefined):
         name = type(config).__module__.replace("configuration_", "modeling_")
         modeling = importlib.import_module(name)
-        found = [
-            item
-            for name, item in vars(modeling).items()
+        names = [
+            name
+            for name in vars(modeling)
             if name.endswith("RotaryEmbedding") and "Vision" not in name
         ]
         # others in the file are those of further parts, with longer names
-        rotary: nn.Module = min(found, key=lambda item: len(item.__name__))(
-            config=config
-        )
+        rotary: nn.Module = getattr(modeling, min(names, key=len))(config=config)
     return rotary
 
 
@@ -200,18 +198,20 @@ def _rope(config: Any, module: nn.Module, layers: str | None, part: Settings) ->
     train_length = part.get("original_max_position_embeddings") or longest
     if not train_length:
         raise UserError("no length of a sequence: expected max_position_embeddings")
-    factor = part.get("factor") or 1.0 if kind in STRETCHED else 1.0
+    factor = 1.0
+    if kind in STRETCHED and part.get("factor"):
+        factor = part["factor"]
     window = None
     if layers == "sliding_attention":
         window = config.sliding_window
     return Rope(
-        layers,
-        part,
-        float(part["rope_theta"]),
-        train_length,
-        max(longest or 0, round(factor * train_length)),
-        window,
-        at,
+        layers=layers,
+        parameters=part,
+        base=float(part["rope_theta"]),
+        train_length=train_length,
+        longest=max(longest or 0, round(factor * train_length)),
+        window=window,
+        at=at,
     )
 
 
@@ -231,8 +231,15 @@ def of_encoding(
         return encoding.inv_freq(length).detach(), encoding.attention_factor
 
     encoding = encoding_at(train_length)
-    facts = (parameters, encoding.base, train_length, longest, encoding.window)
-    return Rope(None, *facts, at)
+    return Rope(
+        layers=None,
+        parameters=parameters,
+        base=encoding.base,
+        train_length=train_length,
+        longest=longest,
+        window=encoding.window,
+        at=at,
+    )
 
 
 def restore(model: nn.Module) -> None:

@@ -75,10 +75,15 @@ def run_folder(path: Path) -> Path:
 
 
 def of_id(path: Path) -> Path:
-    """Return the folder below `outputs` of the run with this id. Any other path is
-    returned as it is.
+    """Return the folder below `outputs` of the study with this name, of STUDY/RUN, or
+    of the run with this id. Any other path is returned as it is.
     """
-    if len(path.parts) != 1 or path.exists():
+    if path.exists() or path.is_absolute():
+        return path
+    below = Path("outputs", path)
+    if glob.glob(str(below)):
+        return below
+    if len(path.parts) != 1:
         return path
     folders = sorted(
         record.parent
@@ -103,4 +108,6 @@ def is_model(word: str) -> bool:
         has_model = any((path / name).is_file() for name in _MODEL_FILES)
         return has_model and not (path / RECORD).exists()
     hub_name = re.fullmatch(r"\w[\w.-]*/\w[\w.-]*(@[\w./-]+)?", word, re.ASCII)
-    return hub_name is not None and not Path(path.parts[0]).exists()
+    if hub_name is None:
+        return False
+    return not Path(path.parts[0]).exists() and not Path("outputs", path).exists()

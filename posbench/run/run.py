@@ -107,7 +107,7 @@ class Run:
             with files.full_disk_as_failure(folder):
                 folder.parent.mkdir(parents=True, exist_ok=True)
                 stack.enter_context(owned(folder))
-                if command is not None and not restart:
+                if not restart and command is not None:
                     restart = _has_lost_its_weights(folder, config)
                 if restart and folder.exists():
                     _move_aside(folder)

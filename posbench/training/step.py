@@ -76,7 +76,7 @@ def optimizer_for(model: nn.Module, training: TrainingConfig) -> torch.optim.Opt
         parameters = [parameter for parameter in times if times[parameter] == factor]
         groups.append({"params": parameters, "weight_decay": 0.0, "times": factor})
     groups = [group for group in groups if group["params"]]
-    cls = registry.load(registry.OPTIMIZERS, training.optimizer)
+    cls = registry.load(registry.OPTIMIZERS, training.optimizer or "adamw")
     optimizer: torch.optim.Optimizer = cls(groups, training)
     return optimizer
 
