@@ -141,20 +141,22 @@ def test_a_seed_that_failed_is_replaced_by_a_further_one(template: Config, tmp_p
 
 def test_a_study_without_the_reference_or_long_contexts_lacks_them():
     six = rows_of_study("six")
-    others = six[six["encoding"] != "rope"]
+    learned = six[six["encoding"].isin(["rope", "alibi", "fox", "t5"])]
+    others = learned[learned["encoding"] != "rope"]
     short = others[others["length_ratio"] <= 2]
 
-    assert parts_of(six) == []
+    assert parts_of(learned) == []
     assert parts_of(others) == ["a reference (rope)"]
     assert parts_of(short) == ["a reference (rope)", "lengths (to 4x)"]
 
 
 def test_seeds_in_two_groups_need_more_of_them():
     six = rows_of_study("six")
-    table = compare(six)
+    learned = six[six["encoding"].isin(["rope", "alibi", "fox", "t5"])]
+    table = compare(learned)
     table.loc[1, "rise_why"] = "5 of 8 seeds, which fall in two groups"
 
-    missing = missing_on_text(six, table)
+    missing = missing_on_text(learned, table)
 
     assert missing.parts == ["seeds (5 of 8)"]
     assert missing.changes["seed"] == "0,1,2,3,4,5,6,7"
