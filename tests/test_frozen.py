@@ -162,6 +162,8 @@ def cells(table: pd.DataFrame) -> list[list[str]]:
     replaced joint ones.
     """
     ratios, rows = [f"rise_{ratio:g}x" for ratio in table.attrs["ratios"]], []
+    if "holds_to" not in table:  # no scheme has learned
+        table = table.assign(holds_to=math.nan, uses=math.nan)
     for row in table.to_dict("records"):
         label, loss = row["label"], f"{row['nll']:.3f}"
         numbers = "{nll_sd:.3f} {nll_text_error:.3f} {perplexity:.2f} {bits_per_byte:.3f}".format(
@@ -243,7 +245,7 @@ def test_the_main_tables_have_their_frozen_numbers_and_words(study: str) -> None
         assert set(words["rise_word"]) == {""}
         reasons = table.set_index("label")["rise_why"]
         assert (
-            reasons["fox"] == "whether rope has learned is not resolved"
+            reasons["fox"] == "whether fox has learned is not resolved"
             and reasons["none"] == "none has not learned"
         )
 

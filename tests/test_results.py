@@ -48,17 +48,14 @@ def test_labels_and_settings_of_a_large_study():
     )
 
 
-def test_the_context_used_is_said_of_schemes_that_beat_the_cached_ngram_model():
+def test_the_context_used_is_said_of_schemes_that_beat_the_second_reader():
     six = compare.compare(rows_of_study("six")).set_index("label")
-    assert set(six["ngram"].round(3)) == {3.748}
-    assert set(six["cached_ngram"].round(3)) == {3.295}
-    users = ["fox", "rope", "t5", "alibi"]
-    beats = dict.fromkeys(users, "yes") | {
-        "sinusoidal": NOT_RESOLVED,
-        "none": "no",
-    }
+    assert set(six["ngram"].round(3)) == {3.408}
+    assert set(six["cached_ngram"].round(3)) == {2.936}
+    beats = dict.fromkeys(["rope", "t5", "alibi"], NOT_RESOLVED)
+    beats |= {"fox": "yes", "sinusoidal": "no", "none": "no"}
     assert six["uses_context"].to_dict() == beats
-    assert six["uses"].dropna().to_dict() == dict.fromkeys(users, 128)
+    assert six["uses"].dropna().to_dict() == {"fox": 128}
     rows = main_rows(rows_of_study("six"))  # said only where less was measured
     assert [
         compare.uses(Losses(rows[rows["length"] >= least]), "none")
@@ -139,7 +136,7 @@ def test_words_need_seeds_and_documents():
     few = compare.compare(six[six["seed"] < 4]).set_index("label")
     # what is said of each of these goes by documents
     two = compare.compare(six[six["seed"] < 2]).set_index("label")
-    assert two.loc["t5", ["uses_context", "holds_to"]].tolist() == ["yes", 1024]
+    assert two.loc["t5", ["uses_context", "holds_to"]].tolist() == [NOT_RESOLVED, 1024]
     assert set(few["nll_why"].dropna()) == {
         "4 of 5 seeds",
         "4 of 8 seeds, which fall in two groups",
@@ -277,11 +274,11 @@ def test_tasks_of_the_kept_rows():
 
 def test_one_run_in_a_few_numbers():
     six = rows_of_study("six")
-    run = headline(six[(six["label"] == "none") & (six["seed"] == 0)])
+    run = headline(six[(six["label"] == "alibi") & (six["seed"] == 0)])
     assert run["learned"] == "yes"
-    assert run["uses_context"] == "no"
-    assert run["cached_ngram"] == pytest.approx(3.295, abs=1e-3)
-    assert run["reach"] == 128
+    assert run["uses_context"] == NOT_RESOLVED
+    assert run["cached_ngram"] == pytest.approx(2.936, abs=1e-3)
+    assert run["reach"] == 1024
     assert run["uses"] is None
     assert run["rise_16x"] is None
     ledger = rows_of_study("ledger")
