@@ -62,7 +62,7 @@ def test_the_claim_of_the_page_can_be_tested(tmp_path):
     (tmp_path / "claim").mkdir()
     (tmp_path / "claim" / "mine.yaml").write_text(text, encoding="utf-8")
 
-    (entry,) = claim.read(["mine"], tmp_path)
+    (entry,) = claim.read(["steep_slopes_hold"], tmp_path)
 
     words = [shlex.split(text) for text in entry.runs.values()]
     assert len(plans.resolve(words)) == len(entry.runs)
