@@ -99,8 +99,7 @@ _MODELS = (
     " extension=yarn:factor=4"
 )
 _ROPES = (
-    "A config.json, a model, a run, or yarn factor=4 head_dim=128; then"
-    " extension=yarn:factor=4 length=16384."
+    "A config.json, a model, a run, or yarn factor=4 head_dim=128; then length=16384."
 )
 _SECTIONS = (
     "encodings, patterns, extensions, probes, tasks, data, experiments, models, sweeps"
@@ -147,9 +146,6 @@ Temperature = Annotated[
 Sections = Annotated[list[str] | None, typer.Argument(help=_SECTIONS)]
 Ropes = Annotated[
     list[str], typer.Argument(metavar="CONFIG|MODEL|RUN|ENCODING", help=_ROPES)
-]
-Drawing = Annotated[
-    Path | None, typer.Option(metavar="FILE", help="Draw it, as a PNG file.")
 ]
 AnySchemes = Annotated[
     list[str] | None,
@@ -571,14 +567,14 @@ def show(
 
 
 @app.command()
-def rope(words: Ropes, png: Drawing = None) -> None:
+def rope(words: Ropes) -> None:
     """Say what a RoPE configuration means.
 
     Give two to compare them. No weights are read. A config.json needs transformers.
     """
     from posbench.rope import command
 
-    command.main(words, png)
+    command.main(words)
 
 
 @app.command()
