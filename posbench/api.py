@@ -52,7 +52,6 @@ _FACTS = {
     "run": "id",
     "encoding": "encoding",
     "label": "label",
-    "options": "options",
     "seed": "seed",
     "train_length": "train_length",
     "learning_rate": "learning_rate",
