@@ -209,8 +209,8 @@ Reference = Annotated[
     typer.Option(metavar="NAME", help="What others are compared with; default: rope."),
 ]
 Figure = Annotated[
-    Literal["panels", "curve", "perplexity"],
-    typer.Option(help="Panels, or loss or perplexity alone."),
+    Literal["panels", "curve"],
+    typer.Option(help="Panels, or the loss alone."),
 ]
 Text = Annotated[
     bool, typer.Option("--text", help="Print text instead: formula, paper, options.")

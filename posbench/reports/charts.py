@@ -26,7 +26,7 @@ from posbench.results.compare import ENDPOINT_RATIO
 from posbench.results.settings import differing_settings
 from posbench.run.rows import PLAIN, WINDOWED
 
-FigureKind = Literal["panels", "curve", "perplexity"]
+FigureKind = Literal["panels", "curve"]
 DARK, GREY, LIGHT = "#333333", "#8C8C8C", "#C8C8C8"
 # The colours of Okabe and Ito, which colour-blind readers can tell apart, and then
 # darker ones.
@@ -219,9 +219,6 @@ def _text_panels(
 
     points = compare.curves(frame)
     points = points[points["ratio"] >= 1 / ENDPOINT_RATIO]
-    if kind == "perplexity":
-        losses = ["nll", "nll_low", "nll_high"]
-        points[losses] = np.exp(points[losses].astype("float64"))
     plain = points[points["variant"] == PLAIN]
     narrowed = points[(points["variant"] == WINDOWED) & (points["label"] == base)]
     with_narrowed = pd.concat([plain, narrowed])
@@ -277,10 +274,7 @@ def _draw_losses(
     span = [points["length"].min(), points["length"].max()]
     levels = {}
     for reader, name in compare.READERS.items():
-        level = table[reader].median()
-        if kind == "perplexity":
-            level = np.exp(level)
-        levels[name] = pd.Series(level, span)
+        levels[name] = pd.Series(table[reader].median(), span)
 
     ends = _draw_curves(axes, points, "length", "nll", named)
     shown = [end.y for end in ends]
@@ -295,7 +289,7 @@ def _draw_losses(
     _name_ends(axes, ends, lines)
     _set_lengths(axes, points["length"], table.attrs["train_length"])
     axes.set_xlabel("context in tokens (dotted: training length)")
-    axes.set_ylabel("perplexity" if kind == "perplexity" else "loss, nats per token")
+    axes.set_ylabel("loss, nats per token")
 
 
 def _draw_rises(
