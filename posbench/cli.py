@@ -309,10 +309,6 @@ def prepare(words: Words = None, config_dir: ConfigDir = None) -> None:
     from posbench.terminal import console, signals
 
     configs = [config for _, config in compose.configs(words or [], config_dir)]
-    if all(config.data.task for config in configs):
-        raise UserError(
-            "a task has nothing to prepare: problems are made while they are trained on"
-        )
     console.log_to_terminal()
     with signals.signals_as_errors():
         prepared = prepare_all(configs)
@@ -378,7 +374,6 @@ def evaluate(words: Evaluated) -> None:
     folders = list[Path]()
     if models:
         settings = [word for word in words if word not in models]
-        _refuse_runs_beside(models[0], settings)
     else:
         folders, settings = _runs_and_settings(words)
 
@@ -395,15 +390,6 @@ def evaluate(words: Evaluated) -> None:
         from posbench.launch import run
 
         run.evaluate_runs(folders, settings)
-
-
-def _refuse_runs_beside(model: str, settings: list[str]) -> None:
-    for word in settings:
-        if "=" not in word:
-            raise UserError(
-                f"{word} is no HuggingFace model, as {model} is: expected models"
-                " alone, or runs alone"
-            )
 
 
 def _runs_and_settings(words: list[str]) -> tuple[list[Path], list[str]]:
@@ -557,12 +543,6 @@ def show(
         return
     from posbench import listing
 
-    for name in names:
-        if "=" in name:
-            raise UserError(
-                f"--text describes encodings with their defaults: leave out {name},"
-                " or --text"
-            )
     print("\n\n\n".join(map(listing.page_text, names)))
 
 
