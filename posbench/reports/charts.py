@@ -23,7 +23,6 @@ from posbench.errors import UserError
 from posbench.reports.tables import short_label
 from posbench.results import compare, tasks
 from posbench.results.compare import ENDPOINT_RATIO
-from posbench.results.settings import differing_settings
 from posbench.run.rows import PLAIN, WINDOWED
 
 FigureKind = Literal["panels", "curve"]
@@ -139,7 +138,10 @@ def runs_figure(frame: pd.DataFrame, reference: str | None = None) -> Picture:
     comparable, or without results.
     """
     if frame["setting"].nunique() > 1:
-        _refuse_settings(frame)
+        raise UserError(
+            "these runs may not be compared ('posbench runs' lists what sets them"
+            " apart): plot those of one kind"
+        )
 
     if frame["trained_task"].notna().any():
         figure = task_figure(frame)
@@ -153,17 +155,6 @@ def runs_figure(frame: pd.DataFrame, reference: str | None = None) -> Picture:
             f"nothing to plot: expected a run that has ended and was {requirement}"
         )
     return figure
-
-
-def _refuse_settings(frame: pd.DataFrame) -> None:
-    settings = pd.DataFrame(differing_settings(frame).values()).fillna("null")
-    differences = []
-    for key, values in settings.items():
-        differences.append(f"{key}: {' or '.join(sorted(values.unique()))}")
-    raise UserError(
-        f"these runs may not be compared, they differ in {'; '.join(differences)}:"
-        " plot those of one kind"
-    )
 
 
 class Panel(NamedTuple):
