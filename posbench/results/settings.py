@@ -36,7 +36,7 @@ _DIGEST = re.compile(r"\b([0-9a-f]{12})[0-9a-f]{52}\b")  # twelve digits are sho
 
 
 def with_schemes(frame: pd.DataFrame) -> pd.DataFrame:
-    """Return the frame with `setting`, `scheme`, `label`, `options` and `repeated`."""
+    """Return the frame with `setting`, `scheme`, `label` and `repeated`."""
     runs = frame.drop_duplicates("folder").set_index("folder")
     settings = [json.loads(text or "{}") for text in runs["settings"]]
     runs["scheme"] = [as_json(_scheme(of_run)) for of_run in settings]
@@ -45,13 +45,6 @@ def with_schemes(frame: pd.DataFrame) -> pd.DataFrame:
     for (_, encoding), group in runs.groupby(["setting", "encoding"]):
         labels = _labels(str(encoding), group["scheme"].unique())
         runs.loc[group.index, "label"] = group["scheme"].map(labels)
-    runs["options"] = ""
-    for _, group in runs.groupby("encoding"):
-        words = _words(group["scheme"].unique())
-        options = {}
-        for scheme, by_key in words.items():
-            options[scheme] = " ".join(by_key.values())
-        runs.loc[group.index, "options"] = group["scheme"].map(options)
 
     # Of equal runs a finished one counts, and the others repeat it. A run that ended
     # before it knew its text repeats none.
@@ -62,7 +55,7 @@ def with_schemes(frame: pd.DataFrame) -> pd.DataFrame:
     has_text = runs["text_sha256"].notna() | runs["text_split"].notna()
     runs["repeated"] = repeated & has_text
 
-    derived = runs[["setting", "scheme", "label", "options", "repeated"]]
+    derived = runs[["setting", "scheme", "label", "repeated"]]
     return frame.join(derived, on="folder")
 
 
