@@ -206,18 +206,18 @@ GELU = "has model.norm=layernorm with model.mlp=gelu: expected model=llama; code
 
 
 @pytest.mark.parametrize(
-    ("encoding", "block", "message"),
+    ("block", "message"),
     [
-        ("rope", {}, GELU),
-        ("rope", LLAMA | {"qk_norm": True}, "qk_norm=true: expected false"),
-        ("rope", LLAMA | {"n_kv_heads": 1}, "n_kv_heads=1: expected null"),
-        ("rope", LLAMA | {"d_ff": 0}, "model.d_ff=0: expected null"),
+        ({}, GELU),
+        (LLAMA | {"qk_norm": True}, "qk_norm=true: expected false"),
+        (LLAMA | {"n_kv_heads": 1}, "n_kv_heads=1: expected null"),
+        (LLAMA | {"d_ff": 0}, "model.d_ff=0: expected null"),
     ],
 )
-def test_a_model_that_no_architecture_has_is_refused_in_one_line(
-    encoding, block, message, tiny_config, tmp_path, capsys
+def test_a_block_that_no_architecture_has_is_refused_in_one_line(
+    block, message, tiny_config, tmp_path, capsys
 ):
-    run = written(tmp_path, configured(tiny_config, {"name": encoding}, block))
+    run = written(tmp_path, configured(tiny_config, {"name": "rope"}, block))
     assert support.posbench("export", str(run), str(tmp_path / "out")) == 2
     assert message in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
