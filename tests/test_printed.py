@@ -111,13 +111,6 @@ def test_a_curve_is_on_one_text(draw):
     assert "4.300" not in out
 
 
-def test_a_curve_is_of_one_checkpoint(draw):
-    out = draw([row(16, 4.1), row(32, 4.3, checkpoint_step=0)])
-
-    assert "4.100" in out
-    assert "4.300" not in out
-
-
 def test_rows_in_two_precisions_are_named(draw):
     out = draw([row(16, 4.1), row(64, 4.4, dtype="bf16")])
 

@@ -250,15 +250,6 @@ def test_kinds_of_layers_have_their_own_bases_and_windows(kind, base, base_of_sl
     assert (full.window, sliding.window) == (None, 20)
 
 
-@pytest.mark.parametrize(
-    ("kind", "width"), [("glm", 8), ("phi", 8), ("gpt_neox", 4), ("stablelm", 8)]
-)
-def test_the_share_of_a_head_that_turns_is_its_classs_where_the_file_is_silent(
-    kind, width
-):
-    assert one(published(kind)).width == width
-
-
 # Models whose modules have names of their own, or that need more than their defaults.
 APART = """blt cohere_compass_text gemma4_assistant internlm3 iquestcoder musicgen
     musicgen_melody recurrent_gemma"""
