@@ -125,7 +125,7 @@ class TransformerXL(Encoding):
         self.projection = nn.Parameter(torch.randn(*heads, shape.d_model) * 0.02)  # W
 
     def make_tables(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        f = rotary.frequencies(self.shape.d_model, self.base)
+        f = rotary.frequencies(self.shape.d_model, self.base, positions.device)
         turns = rotary.turns(rotary.angles(positions, f), positions.device)
         return turns.imag, turns.real
 

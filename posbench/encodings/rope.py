@@ -7,6 +7,7 @@ makes both an encoding, which is scaled from the first step on, and an extension
 scales a trained RoPE; they have the function's name.
 """
 
+import functools
 import inspect
 import math
 from collections.abc import Callable
@@ -25,14 +26,20 @@ Layout = Literal["half", "interleaved"]
 Ramp = Literal["index", "rotations"]
 Divisors = list[Positive] | None
 Scaling = tuple[Tensor, float]  # frequencies (P,) or (N, P), and the factor of q and k
+CPU = torch.device("cpu")
 
 
-def frequencies(width: int, base: float) -> Tensor:
+@functools.lru_cache(64)  # so that they are sent to a device once
+@torch.inference_mode(False)  # training may use those of an evaluation
+def frequencies(width: int, base: float, device: torch.device = CPU) -> Tensor:
     """Return the radians per position of each pair, fastest first: (width / 2,) fp64,
-    on the CPU.
+    on a device (on the CPU for MPS, which has no fp64).
     """
-    two_p = torch.arange(0, width, 2, dtype=torch.float64)
-    return base ** (-two_p / width)
+    two_p = torch.arange(0, width, 2, dtype=torch.float64, device=CPU)
+    f = base ** (-two_p / width)
+    if device.type == "mps":
+        return f
+    return f.to(device)
 
 
 def to_fp64(positions: Tensor) -> Tensor:
@@ -117,7 +124,7 @@ class Rotary(Encoding):
         """Return the frequencies without an extension for inputs of `length`, () or (N,
         1): (P,) or (N, P) fp64.
         """
-        return machine.to_device(frequencies(self.width, self.base), length.device)
+        return frequencies(self.width, self.base, length.device)
 
     def inv_freq(self, length: Tensor | float | None = None) -> Tensor:
         """Return the radians per position of each pair for inputs of `length`, by
@@ -126,6 +133,8 @@ class Rotary(Encoding):
         if length is None:
             length = self.shape.train_length
         f = self.trained(torch.as_tensor(length, dtype=torch.float64))
+        if self.ratio.dim() == 0:  # without an extension nothing is sent to the device
+            return f
         return f * machine.to_device(self.ratio, f.device)
 
     def angles(self, positions: Tensor) -> Tensor:

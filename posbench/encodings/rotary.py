@@ -339,7 +339,7 @@ class RoPE2D(Encoding):
         super().__init__(shape)
         check_pairs(self.name, shape, 4)
         self.layout = layout
-        self._frequencies = frequencies(shape.head_dim // 2, base)
+        self.base = base
         # lines that a token ends; unknown tokens end 0
         breaks = [text.count("\n") for text in shape.vocabulary]
         self.breaks = nn.Buffer(torch.tensor([*breaks, 0]), persistent=False)
@@ -353,8 +353,9 @@ class RoPE2D(Encoding):
     def make_tables(self, positions: Tensor) -> Tensor:
         line = positions.div(self.LINE, rounding_mode="floor")
         place = positions - line * self.LINE
-        of_line = angles(line, self._frequencies)
-        of_place = angles(place, self._frequencies)
+        f = frequencies(self.shape.head_dim // 2, self.base, positions.device)
+        of_line = angles(line, f)
+        of_place = angles(place, f)
         return turns(torch.cat((of_line, of_place), dim=-1), positions.device)
 
     def rotate(self, q: Tensor, k: Tensor, layer: Layer) -> tuple[Tensor, Tensor]:
@@ -469,7 +470,7 @@ class SelectiveRoPE(Summed):
         phi = split_heads(phi, self.shape.n_heads)  # (B, H, T, Dh/2)
         if self.gate is not None:
             phi = phi * self.gate[layer](x).sigmoid().mT[..., None]
-        f = frequencies(self.shape.head_dim, self.base)
+        f = frequencies(self.shape.head_dim, self.base, phi.device)
         return angles(phi, f[:, None]).squeeze(-1)
 
 
