@@ -60,16 +60,16 @@ def angles(positions: Tensor, inv_freq: Tensor) -> Tensor:
 
 
 def turns(angles: Tensor, device: torch.device) -> Tensor:
-    """Return the rotations e^(i·angle) of angles (1|B, T, P), with an axis for heads:
-    (1|B, 1, T, P) complex64.
+    """Return the cosines and sines of angles (1|B, T, P), with an axis for heads: (2,
+    1|B, 1, T, P) fp32.
     """
-    rotations = torch.polar(torch.ones_like(angles), angles)
-    return rotations.to(torch.complex64).to(device)[:, None]
+    rotations = torch.stack((angles.cos(), angles.sin()))
+    return rotations.float().to(device)[:, :, None]
 
 
 def turn(x: Tensor, turns: Tensor, layout: Layout) -> Tensor:
-    """Return x (B, H, T, d) with its pairs turned; if there are fewer turns than pairs,
-    the first channels turn.
+    """Return x (B, H, T, d) with its pairs turned by turns (2, 1|B, 1|H, T, P); if
+    there are fewer turns than pairs, the first channels turn.
     """
     width = 2 * turns.shape[-1]
     if width == 0:
@@ -77,18 +77,24 @@ def turn(x: Tensor, turns: Tensor, layout: Layout) -> Tensor:
     if width < x.shape[-1]:
         first = turn(x[..., :width], turns, layout)
         return torch.cat((first, x[..., width:]), dim=-1)
-    if layout == "interleaved":  # a pair is a complex number, and turns by a product
-        pairs = torch.view_as_complex(x.reshape(*x.shape[:-1], -1, 2))
-        return torch.view_as_real(pairs * turns).flatten(-2)
-    a, b = x.chunk(2, dim=-1)
-    cosine, sine = turns.real, turns.imag
-    return torch.cat((a * cosine - b * sine, b * cosine + a * sine), dim=-1)
+    cosine, sine = turns
+    if layout == "half":
+        a, b = x.chunk(2, dim=-1)
+        return torch.cat((a * cosine - b * sine, b * cosine + a * sine), dim=-1)
+    pairs = x.reshape(*x.shape[:-1], -1, 2)
+    if torch.compiler.is_compiling():
+        a, b = pairs.unbind(-1)
+        both = (a * cosine - b * sine, b * cosine + a * sine)
+        return torch.stack(both, dim=-1).flatten(-2)
+    # the same sums by complex numbers: three times as fast, where no compiler fuses
+    product = torch.view_as_complex(pairs) * torch.complex(cosine, sine)
+    return torch.view_as_real(product).flatten(-2)
 
 
 def turned(
     q: Tensor, k: Tensor, turns: Tensor, layout: Layout
 ) -> tuple[Tensor, Tensor]:
-    """Return q and k, both turned by turns (1|B, 1|H, T, P)."""
+    """Return q and k, both turned by turns (2, 1|B, 1|H, T, P)."""
     return turn(q, turns, layout), turn(k, turns, layout)
 
 
@@ -144,8 +150,8 @@ class Rotary(Encoding):
         return angles(positions, self.inv_freq(lengths)[..., None, :])
 
     def make_tables(self, positions: Tensor) -> Tensor:
-        """Return the complex factors of the pairs at positions (1|B, T): (1|B, 1, T, P)
-        complex64.
+        """Return cosines and sines of the pairs at positions (1|B, T), times the
+        attention factor: (2, 1|B, 1, T, P) fp32.
         """
         return turns(self.angles(positions), positions.device) * self.attention_factor
 
