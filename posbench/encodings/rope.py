@@ -18,7 +18,7 @@ from annotated_types import Ge
 from torch import Tensor, nn
 
 from posbench import machine
-from posbench.encodings.base import Encoding, Layer, Shape, expect
+from posbench.encodings.base import Encoding, Layer, Rotation, Shape, expect
 from posbench.errors import UserError
 from posbench.options import Above1, AtLeast1, Fraction, NonNegative, Positive, Share
 
@@ -157,6 +157,12 @@ class Rotary(Encoding):
 
     def rotate(self, q: Tensor, k: Tensor, layer: Layer) -> tuple[Tensor, Tensor]:
         return turned(q, k, layer.tables, self.layout)
+
+    def rotation(self, layer: Layer) -> Rotation | None:
+        is_own = type(self).rotate is not Rotary.rotate
+        if is_own or "prepare" in self.hooks:
+            return None
+        return functools.partial(turned, turns=layer.tables, layout=self.layout)
 
     def rescaled(self, inv_freq: Tensor, attention_factor: float = 1.0) -> Self:
         """Return a copy with shared parameters, these frequencies (P,), and q and k
