@@ -27,7 +27,7 @@ from posbench.launch import sweep as many
 from posbench.model.gpt import GPT
 from posbench.reports import charts
 from posbench.results import frame as results
-from posbench.results.headline import MAIN, MAIN_OF_TASK, TEXTS, Headline, headline
+from posbench.results.headline import TEXTS, Headline, headline
 from posbench.run import CONFIG, find
 from posbench.run.model import model_of, tokenizer_of
 from posbench.run.rows import (
@@ -52,7 +52,6 @@ _FACTS = {
     "run": "id",
     "encoding": "encoding",
     "label": "label",
-    "options": "options",
     "seed": "seed",
     "train_length": "train_length",
     "learning_rate": "learning_rate",
@@ -117,7 +116,8 @@ class LoadedRun:
         self.folder = folder
         self.config: AnyConfig = load_saved(folder / CONFIG)
         self.record: dict[str, Any] = load_record(folder)
-        self._rows = on_shared_targets(evaluation_rows(folder))
+        rows = evaluation_rows(folder)
+        self._rows = on_shared_targets(rows)
         self._frame = results.read([folder])
         if self.status == "unreadable":
             raise UserError(f"{folder}: {self._frame['run_reason'].iloc[0]}")
@@ -158,9 +158,9 @@ class LoadedRun:
         """
 
         def as_trained_first(row: EvaluationRow) -> tuple[Any, ...]:
-            varied = ":" in (row.task or "") or row.kind != PLAIN
+            is_variant = ":" in (row.task or "") or row.kind != PLAIN
             return (
-                varied,
+                is_variant,
                 row.curve_name != "fixed_target",
                 row.offset or 0,
                 row.curve_name,
@@ -178,10 +178,9 @@ class LoadedRun:
         """Return training metrics, a row per logged step: `step`, `tokens`,
         `train/loss`, `val/loss` (nats), ...
         """
-        rows = [
-            {key: number(value) for key, value in line.items()}
-            for line in training_rows(self.folder)
-        ]
+        rows = []
+        for line in training_rows(self.folder):
+            rows.append({key: number(value) for key, value in line.items()})
         frame = pd.DataFrame(rows or {"step": [], "tokens": []})
         last = frame.groupby("step", as_index=False).last()
         return last.astype({"step": "int64", "tokens": "int64"})
@@ -194,14 +193,14 @@ class LoadedRun:
         runs, too.
         """
         keys = (*EVALUATION_KEY, "targets_sha256")
-        rows = [
-            {name: getattr(row, name) for name in keys} | row.units
-            for row in self._rows
-            if row.units
-        ]
-        if not rows:
+        frames = []
+        for row in self._rows:
+            if row.units:
+                of_row = {name: getattr(row, name) for name in keys}
+                frames.append(pd.DataFrame(of_row | row.units))
+        if not frames:
             return pd.DataFrame()
-        return pd.concat(map(pd.DataFrame, rows), ignore_index=True)
+        return pd.concat(frames, ignore_index=True)
 
     @functools.cached_property
     def tokenizer(self) -> Tokenizer:
@@ -229,15 +228,7 @@ class LoadedRun:
         return plot(self)
 
     def __repr__(self) -> str:
-        names = MAIN_OF_TASK if self.config.data.task else MAIN
-        summary = ""
-        for name in names:
-            value = self.headline.get(name)
-            if isinstance(value, str):
-                summary += f", {name} {value}"
-            elif value is not None:
-                summary += f", {name} {value:.4g}"
-        return f"<run {self.id}: {self.status}{summary}; {self.folder}>"
+        return f"<run {self.id}: {self.status}, learned {self.learned}; {self.folder}>"
 
 
 def load(run: str | Path) -> LoadedRun:
@@ -286,8 +277,8 @@ def runs(*paths: str | Path) -> pd.DataFrame:
 def _order(name: str) -> tuple[int, float]:
     if name in _ORDER:
         return _ORDER.index(name), 0.0
-    kind, _, ratio = name.rpartition("_")  # rise_4x
-    return _ORDER.index(kind), float(ratio.removesuffix("x"))
+    measure, _, ratio = name.rpartition("_")  # rise_4x
+    return _ORDER.index(measure), float(ratio.removesuffix("x"))
 
 
 def plot(*runs: LoadedRun | str | Path, reference: str | None = None) -> charts.Picture:

@@ -63,8 +63,8 @@ class World:
         """Sum all processes' gradients in place, and their losses, in one message, so
         that a resumed run adds up alike.
 
-        Returns the summed loss, and for `hear` each process's signal or 0; both are on
-        the device of the loss.
+        Returns the summed loss, and for `note_signals` each process's signal or 0; both
+        are on the device of the loss.
         """
         if self.size == 1:
             return loss, loss.new_empty(0)
@@ -87,7 +87,7 @@ class World:
         )
         return total.squeeze(), signals
 
-    def hear(self, signals: list[float]) -> None:
+    def note_signals(self, signals: list[float]) -> None:
         """Note the signals that `sum_gradients` returned for an update, once the host
         has read them.
         """

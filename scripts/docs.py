@@ -58,7 +58,7 @@ def write(folder: Path, pictures: bool = True) -> None:
     for page in pages.rglob("*.md"):
         text = page.read_text(encoding="utf-8")
         # without a prompt, a console block would be coloured as output
-        text = text.replace("```console\n", "```bash\n")
+        text = text.replace("```console\n", "``` { .bash .commands }\n")
         text = _MERMAID.sub(lambda match: boxes(match[1]), text)
         text = _ARXIV.sub(r"[arXiv:\1](https://arxiv.org/abs/\1)", text)
         page.write_text(text, encoding="utf-8")

@@ -292,7 +292,7 @@ def test_text_of_ones_own_needs_no_word_more_and_a_choice_that_reads_the_key_sta
 NUMBERS = [
     key
     for key, hint in schema.keys().items()
-    if schema.kind(hint).startswith(("int", "float"))
+    if schema.value_type(hint).startswith(("int", "float"))
 ]
 
 

@@ -44,61 +44,74 @@ def cluster(tmp_path, monkeypatch):
     return folder
 
 
-def test_missing_runs_are_submitted_as_one_array_and_what_sbatch_refuses_is_one_line(
-    cluster, tmp_path, monkeypatch, capsys
-):
-    arguments = ["encoding=rope,alibi", *WORDS]
+ARGUMENTS = ["encoding=rope,alibi", *WORDS]
+
+
+def test_a_dry_run_submits_nothing(cluster, capsys):
     before = snapshot(cluster)
-    sweep.sweep(arguments, dry_run=True, slurm_options="--time=60")
+    sweep.sweep(ARGUMENTS, dry_run=True, slurm_options="--time=60")
     assert "2 runs: 0 finished, 2 to do" in capsys.readouterr().out
     assert snapshot(cluster) == before
-    with pytest.raises(
-        UserError, match="--slurm submits what is missing and ends: leave out"
-    ):
-        sweep.sweep(arguments, n_jobs=2, slurm_options="")
-    sweep.sweep(arguments, slurm_options="--partition main --time=60")
+
+
+def test_missing_runs_are_submitted_as_one_array(capsys):
+    sweep.sweep(ARGUMENTS, slurm_options="--partition main --time=60")
     assert capsys.readouterr().out.startswith("Slurm job 7 has 2 tasks, logs in ")
-    assert {"--array=0-1", "--partition", "main", "--time=60"} <= set(
-        Path("given").read_text().splitlines()
-    )
-    (tmp_path / "bin/sbatch").write_text(
-        "#!/bin/sh\necho 'sbatch: error: invalid partition' >&2\nexit 1\n"
-    )
+    given = Path("given").read_text().splitlines()
+    assert {"--array=0-1", "--partition", "main", "--time=60"} <= set(given)
+
+
+def test_slurm_starts_no_processes_here():
+    submits = "--slurm submits what is missing and ends: leave out"
+    with pytest.raises(UserError, match=submits):
+        sweep.sweep(ARGUMENTS, n_jobs=2, slurm_options="")
+
+
+def test_what_sbatch_refuses_is_one_line(tmp_path):
+    refusing = "#!/bin/sh\necho 'sbatch: error: invalid partition' >&2\nexit 1\n"
+    (tmp_path / "bin/sbatch").write_text(refusing)
     with pytest.raises(UserError, match=r"^sbatch: error: invalid partition$"):
-        sweep.sweep(arguments, slurm_options="")
+        sweep.sweep(ARGUMENTS, slurm_options="")
+
+
+def test_a_machine_without_slurm_is_one_line(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(UserError, match="there is no sbatch here"):
-        sweep.sweep(arguments, slurm_options="")
+        sweep.sweep(ARGUMENTS, slurm_options="")
 
 
+# A limit that comes at once leaves no time to train, however often the task is queued.
 @pytest.mark.slow
-def test_a_task_near_its_time_limit_saves_its_run_and_is_queued_again():
+@pytest.mark.parametrize(
+    ("number", "seconds", "queued"),
+    [
+        (signal.SIGUSR1, 100, ["requeue 7_0"]),
+        (signal.SIGTERM, 100, []),
+        (signal.SIGUSR1, -100, []),
+    ],
+)
+def test_a_task_near_its_time_limit_saves_its_run_and_is_queued_again(
+    number, seconds, queued
+):
     arguments = ["encoding=rope", *each_once([*WORDS, "training.tokens=64000000"])]
     sweep.sweep(arguments, slurm_options="")
-    (job,) = plans.resolve([arguments])
-    rows = job.folder / "rows.jsonl"
+    (plan,) = plans.resolve([arguments])
+    rows = plan.folder / "rows.jsonl"
+    environment = {
+        **os.environ,
+        "SLURM_ARRAY_TASK_ID": "0",
+        "SLURM_ARRAY_JOB_ID": "7",
+        "SLURM_CPUS_PER_TASK": "1",
+        "SECONDS": str(seconds),
+    }
+    script = Path("given").read_text().splitlines()[-1]
+
+    task = subprocess.Popen(["bash", script], env=environment)
+    until(lambda: rows.exists() and rows.stat().st_size > 0)
+    task.send_signal(number)
+
+    assert task.wait() == 143
+    assert pool.record(plan)["status"] == "stopped"
     requeued = Path("requeued")
-    # A limit that comes at once leaves no time to train, however often the task is
-    # queued.
-    cases = (
-        (signal.SIGUSR1, 100, "requeue 7_0\n"),
-        (signal.SIGTERM, 100, None),
-        (signal.SIGUSR1, -100, None),
-    )
-    for number, seconds, queued in cases:
-        environment = {
-            "SLURM_ARRAY_TASK_ID": "0",
-            "SLURM_ARRAY_JOB_ID": "7",
-            "SLURM_CPUS_PER_TASK": "1",
-        }
-        environment |= {**os.environ, "SECONDS": str(seconds)}
-        task = subprocess.Popen(
-            ["bash", Path("given").read_text().splitlines()[-1]], env=environment
-        )
-        size = rows.stat().st_size if rows.exists() else 0
-        until(lambda size=size: rows.exists() and rows.stat().st_size > size)
-        task.send_signal(number)
-        assert task.wait() == 143
-        assert pool.record(job)["status"] == "stopped"
-        assert (requeued.read_text() if requeued.exists() else None) == queued
-        requeued.unlink(missing_ok=True)
+    lines = requeued.read_text().splitlines() if requeued.exists() else []
+    assert lines == queued

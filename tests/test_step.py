@@ -179,19 +179,12 @@ def test_an_update_that_is_not_finite_and_all_after_it_change_nothing(
     torch.testing.assert_close(now, state, rtol=0, atol=0)
 
 
-@pytest.mark.parametrize(
-    ("step", "message"),
-    [
-        (0, "loss is nan at step 1: check the encoding's hooks"),
-        (1, "loss is nan at step 2: a lower training"),
-    ],
-)
-def test_an_update_that_is_not_finite_fails_when_it_is_read(
-    tiny_config, monkeypatch, step, message
+def test_a_first_update_that_is_not_finite_fails_when_it_is_read(
+    tiny_config, monkeypatch
 ):
     monkeypatch.setattr(GPT, "loss", nan_loss)
-    lost = begin_update(trainer(tiny_config), batch(), step, 1e-2)
-    with pytest.raises(RunFailed, match=message):
+    lost = begin_update(trainer(tiny_config), batch(), 0, 1e-2)
+    with pytest.raises(RunFailed, match="at step 1: check the encoding's hooks"):
         lost.read()
 
 

@@ -163,11 +163,12 @@ def values(key: str, text: str) -> list[str]:
     """Return the values of one override: several for `a,b`, else the one."""
     if key in GROUPS and text.startswith("["):
         text = text.removeprefix("[").removesuffix("]")
-    items = _items(text)
     # settings of evaluation make no further runs
     if key.startswith("evaluation."):
         return [text]
-    is_list = schema.kind(KEYS.get(key)).endswith("s")
+    items = _items(text)
+    # betas=.9,.95 is one list, betas=[.9,.95],[.9,.99] are two
+    is_list = schema.value_type(KEYS.get(key)).endswith("s")
     if is_list and not all(item.startswith("[") for item in items):
         return [text]
     return items
@@ -177,19 +178,19 @@ def value(key: str, text: str) -> Any:
     """Return the value of a full key from its typed text."""
     if key == LENGTH:
         return _value("ints", text)
-    return _value(schema.kind(KEYS.get(key)), text)
+    return _value(schema.value_type(KEYS.get(key)), text)
 
 
-def _value(kind: str, text: str) -> Any:
-    """Return the value of a typed text; `kind` is that of its key in the schema."""
-    if kind != "yaml" and re.search(r"\$\{|^[-+\d_]+:", text):
+def _value(type_: str, text: str) -> Any:
+    """Return the value of a typed text; `type_` is what `schema.value_type` returns."""
+    if type_ != "yaml" and re.search(r"\$\{|^[-+\d_]+:", text):
         return text  # also 12:30, which YAML takes for a number to base 60
-    if kind.endswith("s"):
+    if type_.endswith("s"):
         items = text.strip()
         if items.startswith("[") and items.endswith("]"):
             items = items[1:-1]
-        return [_value(kind[:-1], item) for item in _items(items) if item]
-    if kind != "text" or text == "null":
+        return [_value(type_[:-1], item) for item in _items(items) if item]
+    if type_ != "text" or text == "null":
         return read(text)
     quoted = re.fullmatch(r"(['\"])(.*)\1", text, re.DOTALL)
     if quoted:

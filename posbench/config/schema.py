@@ -260,12 +260,6 @@ class EvaluationConfig(Section, kw_only=True):
     # the dtype of matrix products; auto = that of training
     precision: Precision
 
-    def refuse_repeated_values(self) -> None:
-        """Refuse a list that has a value twice: its rows would be the same."""
-        for name, values in vars(self).items():
-            if isinstance(values, tuple) and len(set(values)) < len(values):
-                raise refused(f"evaluation.{name}", values, "each value once")
-
 
 class TrackingConfig(Section):
     """The mirror of the run folder, at Weights & Biases or for TensorBoard."""
@@ -391,7 +385,7 @@ class Config(Section):
 
     def __post_init__(self) -> None:
         data, attention = self.data, self.model.attention
-        training, evaluation = self.training, self.evaluation
+        training = self.training
         processes = self.runtime.processes or 1
         refuse_uneven(
             "training.batch_size", training.batch_size, processes, "processes"
@@ -409,7 +403,6 @@ class Config(Section):
         if training.steps < 1:
             expected = f"at least {training.tokens_per_step}, one update"
             raise refused("training.tokens", training.tokens, expected)
-        evaluation.refuse_repeated_values()
         if data.task is None:
             self._refuse_rows_of_problems()
         else:
@@ -510,7 +503,7 @@ def keys(cls: type = Config, prefix: str = "") -> dict[str, Any]:
     return hints
 
 
-def kind(hint: Any) -> str:
+def value_type(hint: Any) -> str:
     """Return how a value of a type is read: `text`, `int`, `float`, `texts` and so on
     for lists, else `yaml`.
     """
@@ -521,8 +514,8 @@ def kind(hint: Any) -> str:
         are_texts = {type(choice) for choice in inner} == {str}
         return "text" if are_texts else "yaml"
     if origin is tuple:
-        return kind(inner[0]) + "s"
-    return kind(inner[0])  # a union's other type is None
+        return value_type(inner[0]) + "s"
+    return value_type(inner[0])  # a union's other type is None
 
 
 def validate(cls: type[_Section], plain: Mapping[str, Any]) -> _Section:
@@ -538,7 +531,7 @@ def validate(cls: type[_Section], plain: Mapping[str, Any]) -> _Section:
         plain["encoding"] = fields | {"options": options}
 
     for key, value in flat(plain).items():  # pydantic would read true as 1
-        is_number = kind(hints.get(key)).startswith(("int", "float"))
+        is_number = value_type(hints.get(key)).startswith(("int", "float"))
         if is_number and re.search("True|False", str(value)):
             raise refused(key, value, "a number")
 

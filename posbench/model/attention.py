@@ -140,15 +140,20 @@ def by_rows(
     rows = layer.rows
     n_rows = rows.stop - rows.start
 
-    # quarters compute fewer hidden pairs than one block would
-    step = max(2 * MIN_ROWS, -(-n_rows // 4))
     trains = torch.is_grad_enabled()
     score_bytes = batch * heads * n_rows * length * SCORE_BYTES
     recompute = trains and score_bytes > _kept_bytes(q.device)
-    if recompute or not trains:
+    # rows of a block
+    if trains and not recompute:
+        # quarters compute fewer hidden pairs than one block would
+        quarter = -(-n_rows // 4)  # rounded up
+        step = max(2 * MIN_ROWS, quarter)
+    else:
+        # only one block's scores exist at a time
         budget = AT_ONCE if q.device.type == "cpu" else AT_ONCE_ACCELERATOR
         step = max(MIN_ROWS, budget // (batch * heads * length))
     if layer.window is not None:
+        # a block reads the keys of its window, and those between its rows
         step = min(step, max(MIN_ROWS, layer.window))
 
     outputs: list[Tensor] = []
@@ -227,21 +232,20 @@ def _block(encoding: Encoding, q: Tensor, k: Tensor, v: Tensor, layer: Layer) ->
     """Return the outputs (B, H, Tq, Dh) of a block of query rows."""
     mask = mask_of(layer, exact(q).dtype)
     biases = _biases(encoding, q, k, layer)
-    if encoding.hooks & {"scores", "attend"}:
-        layer = layer.replace(visible=mask == 0)
-    # Fused kernels give no gradient of the mask and cannot hide infinite logits (later
-    # keys where positions jump).
-    elif (
-        layer.consecutive
-        and fused_is_fast(q, v)
-        and (biases is None or not biases.requires_grad)
-    ):
+    needs_logits = bool(encoding.hooks & {"scores", "attend"})
+    # Fused kernels take biases as a mask. They give no gradient of it, and cannot hide
+    # infinite logits (later keys where positions jump).
+    is_mask = biases is None or not biases.requires_grad
+    takes_mask = is_mask and layer.consecutive and fused_is_fast(q, v)
+    if takes_mask and not needs_logits:
         if biases is not None:
             mask = biases + mask
         mask = mask.to(q.dtype).expand(*q.shape[:3], k.shape[2])
         return F.scaled_dot_product_attention(
             q, k, v, attn_mask=mask, scale=encoding.logit_scale
         )
+    if needs_logits:
+        layer = layer.replace(visible=mask == 0)
     logits = _logits(encoding, q, k, layer, biases)
     return encoding.attend(logits, v, layer)
 
@@ -281,6 +285,9 @@ def _by_pairs(by_distance: Tensor, rows: int) -> Tensor:
     Row r is a common row from its place rows - 1 - r on: copies of that row, read one
     number shorter, are shifted so.
     """
+    # For 2 rows and 3 keys, with . for a later key, the common row is 2 1 0 . . and two
+    # copies, read in rows of 4, are 2 1 0 . and . 2 1 0. Without the first rows - 1
+    # columns this is 1 0 . and 2 1 0.
     heads, keys = by_distance.shape
     width = keys + rows - 1  # one number shorter than a common row
     common = F.pad(by_distance.flip(-1), (0, rows))

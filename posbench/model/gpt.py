@@ -114,18 +114,20 @@ class GPT(nn.Module):
             if positions is None:
                 positions = encoding.positions(ids, generator)
             x = encoding.embed(self.tokens(ids), positions, ids)
-        layer = make_layer(encoding, positions, consecutive=consecutive)
+        # `Layer` is what hooks read: this is what it has for every block
+        common = make_layer(encoding, positions, consecutive=consecutive)
         training = torch.is_grad_enabled()
         for index, block in enumerate(self.blocks):
-            of_block = self._limited(encoding, layer.replace(index=index), reading)
-            rows = last if index == len(self.blocks) - 1 else None
+            layer = self._limited(encoding, common.replace(index=index), reading)
+            is_last = index == len(self.blocks) - 1
+            rows = last if is_last else None
             compiles = self.compiles and training
             rotation = None
             if compiles:
-                used, layer_of_used = encoding.at(of_block)
+                used, layer_of_used = encoding.at(layer)
                 rotation = used.rotation(layer_of_used)
-                of_block = of_block.replace(rotated=rotation is not None)
-            attend = functools.partial(_attention, encoding, of_block, rows)
+                layer = layer.replace(rotated=rotation is not None)
+            attend = functools.partial(_attention, encoding, layer, rows)
             arguments = x, attend, compiles, rotation
             if self.recomputes and training:  # Chen et al. (2016), arXiv:1604.06174
                 x = checkpoint(
@@ -143,14 +145,15 @@ class GPT(nn.Module):
 
     def _limited(self, encoding: Encoding, layer: Layer, reading: Reading) -> Layer:
         """Return the layer with the window and sinks of its queries."""
+        window = narrower(self.window, reading.window)
         sinks = self.sinks
         if reading.sinks:
             used, _ = encoding.at(layer)
-            limit = narrower(self.window, used.window)
-            # a layer has never seen sinks beyond a limit as narrow
-            if narrower(limit, reading.window) != limit:
+            trained_limit = narrower(self.window, used.window)
+            is_narrowed = narrower(trained_limit, reading.window) != trained_limit
+            # a layer whose own limit is as narrow has learned without sinks
+            if is_narrowed:
                 sinks = max(sinks, reading.sinks)
-        window = narrower(self.window, reading.window)
         return layer.replace(window=window, sinks=sinks)
 
     def logits(self, hidden: Tensor) -> Tensor:

@@ -56,24 +56,24 @@ def optimizer_for(model: nn.Module, training: TrainingConfig) -> torch.optim.Opt
     Parameters with a learning rate of their own (`Encoding.rates`) have their own
     groups, whose `times` is the factor.
     """
-    times: dict[nn.Parameter, float] = {}
+    factors: dict[nn.Parameter, float] = {}  # of the learning rate
     for module in model.modules():
         if isinstance(module, Encoding):
-            for name, rate in module.rates.items():
-                times[module.get_parameter(name)] = rate
+            for name, factor in module.rates.items():
+                factors[module.get_parameter(name)] = factor
 
     matrices, others = [], []
     for name, parameter in model.named_parameters():
         if parameter.dim() >= 2 and not name.startswith("encoding."):
             matrices.append(parameter)
-        elif parameter not in times:
+        elif parameter not in factors:
             others.append(parameter)
     groups: list[dict[str, Any]] = [
         {"params": matrices, "weight_decay": training.weight_decay},
         {"params": others, "weight_decay": 0.0},
     ]
-    for factor in sorted(set(times.values())):
-        parameters = [parameter for parameter in times if times[parameter] == factor]
+    for factor in sorted(set(factors.values())):
+        parameters = [p for p in factors if factors[p] == factor]
         groups.append({"params": parameters, "weight_decay": 0.0, "times": factor})
     groups = [group for group in groups if group["params"]]
     cls = registry.load(registry.OPTIMIZERS, training.optimizer or "adamw")
@@ -149,7 +149,7 @@ class Outcome(NamedTuple):
         if self.arrived is not None:
             self.arrived.synchronize()
         loss, norm, *signals = self.numbers.tolist()
-        self.trainer.world.hear(signals)
+        self.trainer.world.note_signals(signals)
         hint = "check the encoding's hooks"
         if self.step:
             hint = "a lower training.learning_rate usually helps"
@@ -215,9 +215,12 @@ def _add_gradients(trainer: Trainer, batch: Batch, step: int) -> Tensor:
     loss = torch.zeros((), device=trainer.device)
     parts = batch.parts(trainer.training.accumulation)
     for part in [part.to(trainer.device) for part in parts]:
-        # The number of such parts in the batch. Dividing by it is exact when parts are
-        # equal.
-        times = batch.n_scored / part.n_scored if part.n_scored else math.inf
+        # How many parts with as many scored tokens a batch has. The model returns a
+        # part's mean loss, which counts by 1 / n_alike. Of equal parts it is exactly
+        # their number.
+        n_alike = math.inf
+        if part.n_scored:
+            n_alike = batch.n_scored / part.n_scored
         # the same for all parts
         draw = generator(trainer.seed, "positions", step, device=trainer.device)
         with machine.autocast(trainer.device, trainer.dtype):
@@ -228,7 +231,7 @@ def _add_gradients(trainer: Trainer, batch: Batch, step: int) -> Tensor:
                 positions=part.positions,
                 generator=draw,
             )
-            share = mean / times
+            share = mean / n_alike
         share.backward()  # type: ignore[no-untyped-call]
         loss += share.detach()
     return loss
@@ -282,15 +285,20 @@ class Clock:
             self.full_speed = peak * trainer.world.size / flops
 
     def _start(self) -> None:
+        """Begin a span of time, which `_add_span` ends."""
         self._began, self._cpu_began = time.monotonic(), time.process_time()
 
-    def totals(self) -> dict[str, float]:
-        """Return wall seconds, CPU seconds and peak bytes so far."""
+    def _add_span(self) -> None:
+        """Add the span since `_start` to the totals, and begin the next one."""
         began, cpu_began = self._began, self._cpu_began
         self._start()
         self._wall += self._began - began
         self._cpu += (self._cpu_began - cpu_began) * self._trainer.world.size
         self._memory = max(self._memory, machine.peak_memory(self._trainer.device))
+
+    def totals(self) -> dict[str, float]:
+        """Return wall seconds, CPU seconds and peak bytes so far."""
+        self._add_span()
         return {
             "train_seconds": round(self._wall, 3),
             "cpu_seconds": round(self._cpu, 3),
@@ -301,11 +309,11 @@ class Clock:
         """Return tokens per second since the last call, the share of the device's peak
         if known, and seconds so far.
         """
-        self.totals()
-        tokens, seconds = self._last_row
-        new_tokens = step * self._trainer.training.tokens_per_step
-        self._last_row = new_tokens, self._wall
-        speed = (new_tokens - tokens) / (self._wall - seconds)
+        self._add_span()
+        last_tokens, last_seconds = self._last_row
+        tokens = step * self._trainer.training.tokens_per_step
+        self._last_row = tokens, self._wall
+        speed = (tokens - last_tokens) / (self._wall - last_seconds)
         values = {"train/tokens_per_second": speed}
         if self.full_speed:
             values["train/mfu"] = speed / self.full_speed
@@ -315,7 +323,7 @@ class Clock:
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
         """Count no time as training while this lasts."""
-        self.totals()
+        self._add_span()
         yield
-        self._start()
+        self._start()  # leaves out what has passed since
         machine.reset_peak_memory(self._trainer.device)

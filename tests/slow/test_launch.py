@@ -43,12 +43,8 @@ def elsewhere(tmp_path, monkeypatch):
 def start(
     study: str, *words: str, by: tuple[str, ...] = HERE
 ) -> "subprocess.Popen[str]":
-    command = [
-        sys.executable,
-        *by,
-        "train",
-        *each_once([*ARGUMENTS, *words, f"study={study}"]),
-    ]
+    settings = each_once([*ARGUMENTS, *words, f"study={study}"])
+    command = [sys.executable, *by, "train", *settings]
     return subprocess.Popen(
         command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
     )
@@ -60,22 +56,21 @@ def folder(study: str) -> Path:
 
 
 def losses(study: str) -> list[float]:
-    return [
-        row["train/loss"] for row in training_rows(folder(study)) if "train/loss" in row
-    ]
+    rows = training_rows(folder(study))
+    return [row["train/loss"] for row in rows if "train/loss" in row]
 
 
 def start_two() -> tuple["subprocess.Popen[str]", list[int]]:
     """Start a long run in two processes, and wait until they train; return what started
     them, and their ids.
     """
+
+    def trains() -> bool:
+        rows = list(Path("outputs/two").glob("*/rows.jsonl"))
+        return bool(rows) and len(losses("two")) > 20
+
     process = start("two", *LONG, "processes=2")
-    until(
-        lambda: (
-            list(Path("outputs/two").glob("*/rows.jsonl")) and len(losses("two")) > 20
-        ),
-        120,
-    )
+    until(trains, 120)
     command = ["ps", "-ww", "-o", "pid=,args=", "--ppid", str(process.pid)]
     lines = subprocess.run(command, capture_output=True, text=True).stdout.splitlines()
     ranks = [int(line.split()[0]) for line in lines if "spawn_main" in line]
@@ -91,13 +86,14 @@ def test_two_processes_of_torchrun_give_what_one_gives():
     assert start("one", *SHORT).wait() == 0
     two = start("two", *SHORT, by=TORCHRUN)
     errors = two.communicate()[1]
-    assert two.returncode == 0 and errors.count("Run folder") <= 1, errors
+    assert two.returncode == 0, errors
+    assert errors.count("Run folder") <= 1
     assert load_record(folder("two"))["attempt"]["processes"] == 2
     assert losses("two") == pytest.approx(losses("one"), abs=1.5e-6)
     assert len(losses("one")) == 16
-    for row, expected in zip(
-        evaluation_rows(folder("two")), evaluation_rows(folder("one")), strict=True
-    ):
+    rows = evaluation_rows(folder("two"))
+    of_one = evaluation_rows(folder("one"))
+    for row, expected in zip(rows, of_one, strict=True):
         assert row.nll == pytest.approx(expected.nll, abs=1e-6)
         assert row.targets_sha256 == expected.targets_sha256
 
@@ -106,15 +102,12 @@ def test_sigterm_to_one_process_saves_the_run_and_ends_all():
     process, ranks = start_two()
     os.kill(ranks[1], signal.SIGTERM)
     errors = process.communicate(timeout=60)[1]
-    assert (
-        process.returncode == 143
-        and errors.count("error: stopped by SIGTERM after step") == 1
-    ), errors
+    assert process.returncode == 143, errors
+    assert errors.count("error: stopped by SIGTERM after step") == 1
     assert not any(map(is_running, ranks))
     assert load_record(folder("two"))["status"] == "stopped"
-    assert [path.name for path in (folder("two") / "checkpoint").iterdir()] == [
-        f"step-{len(losses('two')):08d}"
-    ]
+    saved = [path.name for path in (folder("two") / "checkpoint").iterdir()]
+    assert saved == [f"step-{len(losses('two')):08d}"]
 
 
 def test_no_process_outlives_the_first():
