@@ -96,7 +96,7 @@ def prepared(
         layer = layer.replace(x=exact(layer.x))
     if "map_values" in encoding.hooks:
         v = encoding.map_values(exact(v), layer).to(dtype)
-    if encoding.hooks & {"prepare", "rotate"}:
+    if encoding.hooks & {"prepare", "rotate"} and not layer.rotated:
         q, k = exact(q), exact(k)
         layer = layer.replace(state=encoding.prepare(q, k, layer))
         q, k = encoding.rotate(q, k, layer)
