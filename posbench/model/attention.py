@@ -36,10 +36,7 @@ SCORE_BYTES = 8  # bytes of a pair's score in fp32, before and after softmax
 AT_ONCE = 2**21
 AT_ONCE_ACCELERATOR = 2**24
 MIN_ROWS = 64
-# tokens from which on the kernel is faster with a bias as key channels, and in bf16
-# training
-FUSED_FROM = 512
-ALIGNED = 8  # channels of a head that fused kernels take at once
+FUSED_FROM = 512  # tokens from which on the fused kernel is faster in bf16 training
 
 
 def attention(
@@ -159,7 +156,7 @@ def by_rows(
     outputs: list[Tensor] = []
     for start in range(rows.start, rows.stop, step):
         queries = slice(start, min(rows.stop, start + step))
-        keys = _keys_of(queries, length, encoding, layer)
+        keys = _keys_of(queries, length, layer)
         parts = part_of(q, queries), part_of(k, keys), part_of(v, keys)
         block = encoding, *parts, layer.replace(rows=queries, keys=keys)
         if recompute:
@@ -171,20 +168,13 @@ def by_rows(
     return torch.cat(outputs, dim=2)
 
 
-def _keys_of(
-    queries: slice, length: int, encoding: Encoding, layer: Layer
-) -> slice | Tensor:
+def _keys_of(queries: slice, length: int, layer: Layer) -> slice:
     """Return the keys that a block of query rows may see, of `length`."""
     stop = queries.stop if layer.causal else length
-    if layer.window is None:
-        return slice(0, stop)
-    first = max(0, queries.start - layer.window + 1)
-    if not layer.sinks:
-        return slice(first, stop)
-    # hooks that sum over keys also get those in between
-    if first <= layer.sinks or encoding.hooks & {"scores", "attend"}:
-        return slice(0, stop)
-    return torch.cat((torch.arange(layer.sinks), torch.arange(first, stop)))
+    first = 0
+    if layer.window is not None and not layer.sinks:
+        first = max(0, queries.start - layer.window + 1)
+    return slice(first, stop)
 
 
 def logits_by_rows(
@@ -269,7 +259,7 @@ def _biases(encoding: Encoding, q: Tensor, k: Tensor, layer: Layer) -> Tensor | 
 def _distance_bias(encoding: Encoding, layer: Layer) -> Tensor | None:
     """Return a block's bias by distance, broadcastable to (B, H, Tq, Tk)."""
     rows, keys = layer.rows, layer.keys
-    if layer.consecutive and layer.causal and isinstance(keys, slice):
+    if layer.consecutive and layer.causal:
         # each distance once
         distance = torch.arange(rows.stop - keys.start, device=layer.positions.device)
         bias = encoding.distance_bias(distance, layer)
@@ -301,37 +291,37 @@ def mask_of(layer: Layer, dtype: torch.dtype) -> Tensor:
     hidden.
     """
     rows, keys, sinks = layer.rows, layer.keys, layer.sinks
-    settings = layer.window, sinks, layer.causal, dtype, layer.positions.device
-    if isinstance(keys, Tensor):
-        return _mask(rows.start, rows.stop, keys, *settings)
     shift = 0 if sinks else keys.start  # blocks of equal shape share one mask
     make_mask = _mask if torch.compiler.is_compiling() else _kept_mask
     return make_mask(
         rows.start - shift,
         rows.stop - shift,
         range(keys.start - shift, keys.stop - shift),
-        *settings,
+        layer.window,
+        sinks,
+        layer.causal,
+        dtype,
+        layer.positions.device,
     )
 
 
 def _mask(
     start: int,
     stop: int,
-    keys: range | Tensor,
+    keys: range,
     window: int | None,
     sinks: int,
     causal: bool,
     dtype: torch.dtype,
     device: torch.device,
 ) -> Tensor:
-    if isinstance(keys, range):
-        keys = torch.arange(keys.start, keys.stop)
-    gap = torch.arange(start, stop)[:, None] - keys
+    key = torch.arange(keys.start, keys.stop)
+    gap = torch.arange(start, stop)[:, None] - key
     mask = torch.zeros(gap.shape, dtype=dtype)
     if causal:
         mask.masked_fill_(gap < 0, -math.inf)
     if window is not None:
-        mask.masked_fill_((gap >= window) & (keys >= sinks), -math.inf)
+        mask.masked_fill_((gap >= window) & (key >= sinks), -math.inf)
     return mask.to(device)
 
 
@@ -358,8 +348,6 @@ def _by_kernel(
         )
     if flex.serves(q, v):
         return flex.attention(encoding, q, k, v, layer)
-    if is_fast and q.shape[2] >= FUSED_FROM:
-        return _by_channels(encoding, q, k, v, layer)
     return None
 
 
@@ -382,39 +370,6 @@ def fused_is_fast(q: Tensor, v: Tensor) -> bool:
     if trains and q.shape[2] < FUSED_FROM:
         return False
     return machine.has_amx()
-
-
-def _by_channels(
-    encoding: Encoding, q: Tensor, k: Tensor, v: Tensor, layer: Layer
-) -> Tensor | None:
-    """Return attention by the fused kernel, with the bias of each key in extra
-    channels; None if it has no such form.
-
-    One bf16 channel is too coarse from some hundred tokens on. Three that add up hold
-    all of fp32's digits but one.
-    """
-    per_key = encoding.key_bias(layer)
-    exact_products = q.dtype in (torch.float32, torch.float64)
-    # gradients cancel, too much for bf16
-    if per_key is None or (per_key.requires_grad and not exact_products):
-        return None
-
-    channels: list[Tensor] = []
-    remainder = per_key / encoding.logit_scale
-    for _ in range(1 if exact_products else 3):
-        channels.append(remainder.to(q.dtype))
-        remainder = remainder - channels[-1].to(remainder.dtype)
-    bias_channels = torch.stack(channels, dim=-1).expand(*k.shape[:3], -1)
-
-    n_channels = len(channels)
-    padding = -(k.shape[-1] + n_channels) % ALIGNED
-    q = F.pad(F.pad(q, (0, n_channels), value=1.0), (0, padding))
-    k = F.pad(torch.cat((k, bias_channels), dim=-1), (0, padding))
-    padded_v = F.pad(v, (0, n_channels + padding))
-    output = F.scaled_dot_product_attention(
-        q, k, padded_v, is_causal=True, scale=encoding.logit_scale
-    )
-    return output[..., : v.shape[-1]]
 
 
 def _kept_bytes(device: torch.device) -> int:

@@ -4,9 +4,6 @@ its time and memory.
 
 import contextlib
 import math
-import os
-import shutil
-import sys
 import time
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
@@ -23,10 +20,6 @@ from posbench.model.gpt import GPT, train_flops_per_token
 from posbench.processes import World
 from posbench.randomness import generator
 from posbench.terminal.console import Updates
-
-# Operations in matrix products per CPU thread from which compiling pays: it takes
-# seconds, and these take minutes.
-PAYS_FROM = 2e14
 
 
 def learning_rate(step: int, total: int, training: TrainingConfig) -> float:
@@ -98,34 +91,10 @@ class Trainer:
         self.device, self.dtype = device, dtype  # the dtype of matrix products
         self.world = world or World()  # the processes that share each batch
         if isinstance(model, GPT):
-            model.compiles = is_compiled(config, device, self.world)
+            model.compiles = config.runtime.compile
         self.optimizer = optimizer_for(model, config.training)
         # 1 after an update that was not finite; later ones are left out
         self.failed = torch.zeros((), device=device)
-
-
-def is_compiled(config: Config, device: torch.device, world: World) -> bool:
-    """Return whether a run is compiled. This follows from configuration and machine, so
-    a continued run does the same.
-
-    `auto` compiles where that was measured to save more time than it takes
-    (docs/results.md): on CPUs with a C++ compiler, blocks of RMSNorm and SwiGLU, if the
-    training takes minutes.
-    """
-    setting, model = config.runtime.compile, config.model
-    if setting != "auto":
-        return setting
-    if device.type != "cpu" or (model.norm, model.mlp) != ("rmsnorm", "swiglu"):
-        return False
-    if config.data.document_mask:
-        return False  # batches of many shapes
-    vocabulary = config.data.vocab_size if config.data.tokenizer == "bpe" else 257
-    blocks = model.n_layers * (4 * model.d_model + 3 * model.hidden_width)
-    operations = 6 * model.d_model * (blocks + vocabulary) * config.training.tokens
-    if operations < PAYS_FROM * torch.get_num_threads() * world.size:
-        return False
-    compiler = os.environ.get("CXX", "clang++" if sys.platform == "darwin" else "g++")
-    return shutil.which(compiler) is not None
 
 
 class Outcome(NamedTuple):
