@@ -27,7 +27,7 @@ from posbench.launch import sweep as many
 from posbench.model.gpt import GPT
 from posbench.reports import charts
 from posbench.results import frame as results
-from posbench.results.headline import MAIN, MAIN_OF_TASK, TEXTS, Headline, headline
+from posbench.results.headline import TEXTS, Headline, headline
 from posbench.run import CONFIG, find
 from posbench.run.model import model_of, tokenizer_of
 from posbench.run.rows import (
@@ -52,7 +52,6 @@ _FACTS = {
     "run": "id",
     "encoding": "encoding",
     "label": "label",
-    "options": "options",
     "seed": "seed",
     "train_length": "train_length",
     "learning_rate": "learning_rate",
@@ -229,15 +228,7 @@ class LoadedRun:
         return plot(self)
 
     def __repr__(self) -> str:
-        names = MAIN_OF_TASK if self.config.data.task else MAIN
-        summary = ""
-        for name in names:
-            value = self.headline.get(name)
-            if isinstance(value, str):
-                summary += f", {name} {value}"
-            elif value is not None:
-                summary += f", {name} {value:.4g}"
-        return f"<run {self.id}: {self.status}{summary}; {self.folder}>"
+        return f"<run {self.id}: {self.status}, learned {self.learned}; {self.folder}>"
 
 
 def load(run: str | Path) -> LoadedRun:

@@ -166,7 +166,6 @@ def _words(sizes: Sizes, threads: int | None) -> list[str]:
         "training.tokens=1e12",  # more than any batch
         "evaluation.targets=1",
         f"runtime.threads={threads or 'null'}",
-        "runtime.compile=false",  # so many tokens would switch it on
     ]
 
 

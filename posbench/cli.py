@@ -99,8 +99,7 @@ _MODELS = (
     " extension=yarn:factor=4"
 )
 _ROPES = (
-    "A config.json, a model, a run, or yarn factor=4 head_dim=128; then"
-    " extension=yarn:factor=4 length=16384."
+    "A config.json, a model, a run, or yarn factor=4 head_dim=128; then length=16384."
 )
 _SECTIONS = (
     "encodings, patterns, extensions, probes, tasks, data, experiments, models, sweeps"
@@ -147,9 +146,6 @@ Temperature = Annotated[
 Sections = Annotated[list[str] | None, typer.Argument(help=_SECTIONS)]
 Ropes = Annotated[
     list[str], typer.Argument(metavar="CONFIG|MODEL|RUN|ENCODING", help=_ROPES)
-]
-Drawing = Annotated[
-    Path | None, typer.Option(metavar="FILE", help="Draw it, as a PNG file.")
 ]
 AnySchemes = Annotated[
     list[str] | None,
@@ -213,8 +209,8 @@ Reference = Annotated[
     typer.Option(metavar="NAME", help="What others are compared with; default: rope."),
 ]
 Figure = Annotated[
-    Literal["panels", "curve", "perplexity"],
-    typer.Option(help="Panels, or loss or perplexity alone."),
+    Literal["panels", "curve"],
+    typer.Option(help="Panels, or the loss alone."),
 ]
 Text = Annotated[
     bool, typer.Option("--text", help="Print text instead: formula, paper, options.")
@@ -313,10 +309,6 @@ def prepare(words: Words = None, config_dir: ConfigDir = None) -> None:
     from posbench.terminal import console, signals
 
     configs = [config for _, config in compose.configs(words or [], config_dir)]
-    if all(config.data.task for config in configs):
-        raise UserError(
-            "a task has nothing to prepare: problems are made while they are trained on"
-        )
     console.log_to_terminal()
     with signals.signals_as_errors():
         prepared = prepare_all(configs)
@@ -382,7 +374,6 @@ def evaluate(words: Evaluated) -> None:
     folders = list[Path]()
     if models:
         settings = [word for word in words if word not in models]
-        _refuse_runs_beside(models[0], settings)
     else:
         folders, settings = _runs_and_settings(words)
 
@@ -399,15 +390,6 @@ def evaluate(words: Evaluated) -> None:
         from posbench.launch import run
 
         run.evaluate_runs(folders, settings)
-
-
-def _refuse_runs_beside(model: str, settings: list[str]) -> None:
-    for word in settings:
-        if "=" not in word:
-            raise UserError(
-                f"{word} is no HuggingFace model, as {model} is: expected models"
-                " alone, or runs alone"
-            )
 
 
 def _runs_and_settings(words: list[str]) -> tuple[list[Path], list[str]]:
@@ -561,24 +543,18 @@ def show(
         return
     from posbench import listing
 
-    for name in names:
-        if "=" in name:
-            raise UserError(
-                f"--text describes encodings with their defaults: leave out {name},"
-                " or --text"
-            )
     print("\n\n\n".join(map(listing.page_text, names)))
 
 
 @app.command()
-def rope(words: Ropes, png: Drawing = None) -> None:
+def rope(words: Ropes) -> None:
     """Say what a RoPE configuration means.
 
     Give two to compare them. No weights are read. A config.json needs transformers.
     """
     from posbench.rope import command
 
-    command.main(words, png)
+    command.main(words)
 
 
 @app.command()

@@ -14,7 +14,7 @@ import yaml
 
 from posbench import encodings
 from posbench.config.schema import Config, to_container
-from posbench.config.shipped import EVERY, choice_file, choices, configs_dir
+from posbench.config.shipped import EVERY, choices, configs_dir
 from posbench.errors import unknown
 from posbench.reports.card import DEMO, decision_card
 
@@ -157,46 +157,34 @@ def _section_names(typed: list[str], names: list[str]) -> list[str]:
 
 
 def page_text(name: str) -> str:
-    """Return the documentation of an encoding, of a class in a file (FILE.py:CLASS) or
-    of a task (task/NAME), and its options; UserError if there is none.
+    """Return the documentation of an encoding, or of a class in a file (FILE.py:CLASS),
+    and its options; UserError if there is none.
     """
-    from posbench import tasks
     from posbench.encodings.own import from_file
 
-    group, _, inner = name.rpartition("/")
+    scheme = name
+    if encodings.PLACE.fullmatch(name):
+        scheme = encodings.register(from_file(name)[0]).name
+    text = inspect.cleandoc(encodings.documentation(encodings.load(scheme)))
+    values = encodings.options_of(scheme)
     meanings: dict[str, str] = {}
-    if group == "task" and inner in tasks.names():
-        document, values = tasks.load(inner).__doc__, tasks.options_of(inner)
-        choice, key = f"data={name}", "data.task"
-    else:
-        scheme = group or name
-        if encodings.PLACE.fullmatch(name):
-            group = ""
-            scheme = encodings.register(from_file(name)[0]).name
-        document = encodings.documentation(encodings.load(scheme))
-        values = encodings.options_of(scheme)
-        choice, key = f"encoding={name}", "encoding"
-        path = choices("encoding").get(name)
-        if group:
-            path = choice_file("encoding/layered", inner)
-        if path:  # a user's class has no file
-            values = yaml.safe_load(path.read_text(encoding="utf-8"))
-            meanings = comments_by_key(path)
+    path = choices("encoding").get(name)
+    if path:  # a user's class has no file
+        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+        meanings = comments_by_key(path)
 
-    text = inspect.cleandoc(document or "")
-    papers = dict.fromkeys(_ARXIV.findall(text))
     lines = [f"{name}: {text}", ""]
-    for number in papers:
+    for number in dict.fromkeys(_ARXIV.findall(text)):
         lines.append(f"https://arxiv.org/abs/{number}")
     lines.append("Options:")
     for option, value in values.items():
         if option == "name":
             continue
-        line = f"  {key}.{option}={value}"
+        line = f"  encoding.{option}={value}"
         if option in meanings:
             line += f"  # {meanings[option]}"
         lines.append(line)
-    return "\n".join([*lines, "", f"posbench train {choice}"])
+    return "\n".join([*lines, "", f"posbench train encoding={name}"])
 
 
 def encoding_row(name: str) -> dict[str, Any]:

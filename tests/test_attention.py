@@ -86,15 +86,13 @@ def assert_is_the_definition(name: str, limits: dict[str, int]) -> None:
         assert error < (CLOSE_GATES if is_rough else CLOSE), key
 
 
-@pytest.fixture(params=["rows", "fused", "channels"])
+@pytest.fixture(params=["rows", "fused"])
 def kernel(request, monkeypatch):
     if request.param == "rows":
         monkeypatch.setattr(module, "fused_is_fast", lambda q, v: False)
-    elif request.param == "fused":
+    else:
         fits = lambda q, v: q.shape[-1] == v.shape[-1]  # noqa: E731
         monkeypatch.setattr(module, "fused_is_fast", fits)
-    else:
-        monkeypatch.setattr(module, "FUSED_FROM", 1)
 
 
 @pytest.mark.sample(7)
@@ -143,7 +141,6 @@ def test_flex_attention_serves_a_window_of_what_it_can_say(flex_calls, name):
 @pytest.mark.parametrize("name", ["none", "alibi", "shaw"])
 def test_in_bf16_every_kernel_stays_near_the_definition(name, amx, monkeypatch):
     monkeypatch.setattr(machine, "has_amx", lambda: amx)
-    # three channels hold what one in bf16 does not
     monkeypatch.setattr(module, "FUSED_FROM", 1)
     assert max(differences(name, torch.bfloat16).values()) < CLOSE_BF16
 
@@ -155,7 +152,7 @@ FUSED = [
     ("none", torch.bfloat16, ["amx"], set()),
     ("none", torch.bfloat16, ["amx", "long"], {"width"}),
     ("alibi", torch.float32, [], {"mask"}),
-    ("alibi", torch.float32, ["long"], {"channels"}),
+    ("alibi", torch.float32, ["long"], {"mask"}),
     ("t5", torch.float32, [], set()),
     ("t5", torch.float32, ["evaluation"], {"mask"}),
     ("cope", torch.float32, ["evaluation"], set()),
@@ -166,19 +163,14 @@ FUSED = [
 def test_the_fused_kernel_serves_where_it_is_faster(
     name, dtype, settings, expected, monkeypatch
 ):
-    """On a CPU, bf16 needs AMX and, in training, length. A bias is a mask, or channels
-    if long; none if it learns.
+    """On a CPU, bf16 needs AMX and, in training, length. A bias is a mask; none if it
+    learns.
     """
     real = functional.scaled_dot_product_attention
     calls = []
 
     def counted(q: Tensor, *given: Any, attn_mask: Any = None, **options: Any) -> Any:
-        if attn_mask is not None:
-            calls.append("mask")
-        elif q.shape[-1] == SHAPE.head_dim:
-            calls.append("width")
-        else:
-            calls.append("channels")
+        calls.append("width" if attn_mask is None else "mask")
         return real(q, *given, attn_mask=attn_mask, **options)
 
     longest = LENGTH if "long" in settings else LENGTH + 1

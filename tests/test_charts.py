@@ -1,6 +1,5 @@
 """The figures of a report: what they draw, their colours, ranges and names."""
 
-import math
 import re
 
 import pandas as pd
@@ -158,15 +157,6 @@ def test_names_at_the_ends_of_curves_do_not_collide():
         boxes += [label.get_window_extent() for label in axes.get_xticklabels()]
         for place, box in enumerate(boxes):
             assert not any(box.overlaps(other) for other in boxes[place + 1 :])
-
-
-def test_perplexity_is_one_panel():
-    figure = text_figure(rows_of_study("six"), "perplexity")
-
-    (axes,) = figure.axes
-    assert axes.get_ylabel() == "perplexity"
-    fox = compare(rows_of_study("six")).set_index("label").loc["fox"]
-    assert min(abs(y - math.exp(fox["nll"])) for y in heights_of(axes, "fox")) < 1e-9
 
 
 def test_the_panels_of_a_page_are_those_of_the_figure():

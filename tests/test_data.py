@@ -155,16 +155,6 @@ def test_a_missing_held_out_split_is_half_of_the_other(tmp_path):
     assert splits["test"] == ["56789"]
 
 
-def test_a_missing_held_out_split_of_many_documents_is_half_of_them(tmp_path):
-    write(tmp_path / "many" / "train", prose(40, 20))
-    write(tmp_path / "many" / "test", prose(40, 20))
-
-    _, record = load(tmp_path / "many")
-
-    assert record["split"] == "given"
-    assert record["documents"] == {"train": 40, "validation": 20, "test": 20}
-
-
 def passages(words: list[str], every: int = 1) -> set[tuple[str, ...]]:
     """Return every n-th passage of 64 words, or all the words if they are fewer."""
     last = max(0, len(words) - 64)
@@ -570,23 +560,6 @@ def test_copies_within_training_are_said_and_counted(tmp_path, caplog):
     assert line in caplog.text
 
 
-LOSSY = {
-    "without capitals": tokenizers.normalizers.Lowercase(),
-    "without e": tokenizers.normalizers.Replace("e", ""),
-}
-
-
-@pytest.mark.parametrize("kind", LOSSY)
-def test_a_tokenizer_that_loses_text_is_refused(bpe, tmp_path, kind):
-    inner = tokenizers.Tokenizer.from_str(bpe._inner.to_str())
-    inner.normalizer = LOSSY[kind]
-    path = write(tmp_path / "texts", {"a.txt": "The Hen SAT there. " * 500})
-    lossy = config(path=str(path), tokenizer=str(saved(inner, tmp_path)))
-
-    with pytest.raises(UserError, match=r"% of the characters do not come back"):
-        tokens.prepare(lossy, tmp_path / "cache")
-
-
 def test_a_tokenizer_of_bytes_without_some_bytes_is_refused(tmp_path):
     inner = tokenizers.Tokenizer(
         tokenizers.models.BPE(vocab={"a": 0, "b": 1}, merges=[])
@@ -647,16 +620,6 @@ def test_a_batch_is_a_function_of_seed_and_step_alone(step):
     assert not torch.equal(batch.ids, of_other_seed.ids)
 
 
-@pytest.mark.parametrize(("rank", "rows"), [(0, [0, 1, 4, 5]), (1, [2, 3, 6, 7])])
-def test_a_process_has_a_share_of_each_part_of_a_batch(rank, rows):
-    batch = batches.TrainingBatches(IDS, 16, 8, seed=3).batch(2)
-
-    share = batch.share(2, rank, 2)
-
-    assert torch.equal(share.ids, batch.ids[rows])
-    assert share.n_scored == 8 * 16
-
-
 def test_an_epoch_visits_nearly_every_token_once_in_another_order_and_offset():
     data = batches.TrainingBatches(IDS, 16, 1, seed=0)
     epochs = []
@@ -671,15 +634,6 @@ def test_an_epoch_visits_nearly_every_token_once_in_another_order_and_offset():
     assert not torch.equal(epochs[0], epochs[1])
     offsets = {int(seen.min()) for seen in epochs}
     assert len(offsets) > 1
-
-
-def test_a_batch_may_span_epochs():
-    # of one block
-    ids = IDS[:40]
-    across = batches.TrainingBatches(ids, 16, 5, seed=0).batch(0)
-    alone = batches.TrainingBatches(ids, 16, 1, seed=0)
-    rows = torch.cat([alone.batch(step).ids for step in range(5)])
-    assert torch.equal(across.ids, rows)
 
 
 @pytest.mark.parametrize("steps", [1, 5, 14, 15, 40])

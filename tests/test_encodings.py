@@ -16,6 +16,7 @@ import yaml
 from torch import Tensor
 
 from posbench import encodings
+from posbench.encodings import rope
 from posbench.encodings.base import Encoding, Layer, Shape
 from posbench.errors import UserError
 from posbench.model import attention
@@ -180,6 +181,23 @@ def test_torch_compile_traces_it_as_one_graph(name):
     one_graph = not schemes.declared(name, "GRAPH_BREAKS", "")
     compiled = torch.compile(step, backend="aot_eager", fullgraph=one_graph)
     torch.testing.assert_close(compiled(embeddings, q), step(embeddings, q), **CLOSE)
+
+
+@pytest.mark.parametrize("layout", ["half", "interleaved"])
+def test_compiled_turns_are_the_uncompiled_ones_to_the_last_bit(layout, monkeypatch):
+    angles = schemes.random(1, 20, 8, seed=0).double()
+    turns = rope.turns(angles, torch.device("cpu"))
+    x = schemes.random(2, 3, 20, 16, seed=1).requires_grad_()
+    weights = schemes.random(2, 3, 20, 16, seed=2)
+
+    plain = rope.turn(x, turns, layout)
+    (gradient,) = torch.autograd.grad(plain, x, weights)
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+    compiled = rope.turn(x, turns, layout)
+    (gradient_of_compiled,) = torch.autograd.grad(compiled, x, weights)
+
+    assert compiled.equal(plain)
+    assert gradient_of_compiled.equal(gradient)
 
 
 @CASES

@@ -176,10 +176,6 @@ SPOILT: dict[str, tuple[Callable[[Exported], object], str]] = {
         lambda exported: exported.tensors.pop("model.layers.1.mlp.up_proj.weight"),
         "do not match its configuration",
     ),
-    "another epsilon": (
-        lambda exported: exported.settings.update(rms_norm_eps=1e-5),
-        "is not the trained one.*nothing is kept",
-    ),
     "the wrong layout": (
         lambda exported: exported.tensors.update({Q: exported.tensors[Q].flip(0)}),
         "is not the trained one.*nothing is kept",
@@ -187,7 +183,6 @@ SPOILT: dict[str, tuple[Callable[[Exported], object], str]] = {
 }
 
 
-@pytest.mark.sample(3)
 @pytest.mark.parametrize("what", SPOILT)
 def test_another_model_is_refused_and_leaves_nothing(
     what, tiny_config, tmp_path, monkeypatch
@@ -211,19 +206,18 @@ GELU = "has model.norm=layernorm with model.mlp=gelu: expected model=llama; code
 
 
 @pytest.mark.parametrize(
-    ("encoding", "block", "message"),
+    ("block", "message"),
     [
-        ("fire", LLAMA, "no stock architecture has 'fire'"),
-        ("rope", {}, GELU),
-        ("rope", LLAMA | {"qk_norm": True}, "qk_norm=true: expected false"),
-        ("rope", LLAMA | {"n_kv_heads": 1}, "n_kv_heads=1: expected null"),
-        ("rope", LLAMA | {"d_ff": 0}, "model.d_ff=0: expected null"),
+        ({}, GELU),
+        (LLAMA | {"qk_norm": True}, "qk_norm=true: expected false"),
+        (LLAMA | {"n_kv_heads": 1}, "n_kv_heads=1: expected null"),
+        (LLAMA | {"d_ff": 0}, "model.d_ff=0: expected null"),
     ],
 )
-def test_a_model_that_no_architecture_has_is_refused_in_one_line(
-    encoding, block, message, tiny_config, tmp_path, capsys
+def test_a_block_that_no_architecture_has_is_refused_in_one_line(
+    block, message, tiny_config, tmp_path, capsys
 ):
-    run = written(tmp_path, configured(tiny_config, {"name": encoding}, block))
+    run = written(tmp_path, configured(tiny_config, {"name": "rope"}, block))
     assert support.posbench("export", str(run), str(tmp_path / "out")) == 2
     assert message in capsys.readouterr().err
     assert not (tmp_path / "out").exists()

@@ -94,23 +94,6 @@ def test_abf_is_rope_of_a_larger_base() -> None:
     torch.testing.assert_close(spectrum(rope(), "abf", 40), larger)
 
 
-@pytest.mark.parametrize("head_dim", [4, 16, 128])
-def test_ntk_keeps_the_first_pair_and_slows_the_last_by_its_factor(head_dim):
-    before = rope(head_dim).inv_freq()
-    after = spectrum(rope(head_dim), "ntk", 7 * L)
-    assert after[0] == 1
-    assert float(before[-1] / after[-1]) == pytest.approx(7, rel=1e-12)
-
-
-def test_yarns_ramp_of_rotations_runs_from_one_to_32_turns_within_the_training_length():
-    encoding = rope(64, train_length=1024)
-    before = encoding.inv_freq()
-    rotations = 1024 * before / (2 * math.pi)
-    kept = ((rotations - 1) / 31).clamp(0, 1)
-    after = spectrum(encoding, "yarn", 4096, ramp="rotations")
-    torch.testing.assert_close(after / before, kept + (1 - kept) / 4)
-
-
 def test_facts_of_an_extension_are_its_options_and_the_frequencies_before_and_after():
     facts = facts_of(rope(8), "yarn", 4 * L)
     assert facts["inv_freq_before"] == [1.0, 0.1, 0.01, 0.001]

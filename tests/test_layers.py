@@ -82,6 +82,9 @@ def test_no_circle_within_a_room(uses):
     assert not left, f"these import each other in a circle: {left}"
 
 
+HELP = "import sys; sys.argv = ['', '--help']; import posbench.cli as c; c.main()"
+
+
 @pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("code", "absent"),
@@ -90,7 +93,7 @@ def test_no_circle_within_a_room(uses):
             "import posbench as p; p.encodings.names(); dir(p)",
             "torch hydra pydantic numpy pandas datasets wandb",
         ),
-        ("import posbench.cli", "torch hydra pydantic numpy datasets wandb"),
+        (HELP, "torch hydra omegaconf pydantic numpy datasets tokenizers wandb"),
         ("import posbench.run", "torch hydra datasets wandb"),
         ("import posbench.training.train", "datasets wandb hydra matplotlib scipy"),
     ],

@@ -19,18 +19,11 @@ REFERENCE = Missing(["a reference"], reference="rope")
 UNLEARNED = {"rope": Truth(3.6, 0.1, ngram=4.0), "none": Truth(4.4, 0.0, ngram=4.0)}
 
 
-def runs_of(folder: Path, *commands: str) -> pd.DataFrame:
-    """Return a frame of runs that `posbench train` made with these words."""
-    folders = [str(folder / f"run{number}") for number in range(len(commands))]
-    typed = [f"posbench train {words}" for words in commands]
-    return pd.DataFrame({"folder": folders, "command": typed})
-
-
 def swept(folder: Path, *words: str) -> pd.DataFrame:
     """Return a frame of one run, which a sweep with these words made."""
-    frame = runs_of(folder, "seed=0")
-    sweeps.record([Path(frame["folder"].iloc[0])], [*words], None)
-    return frame
+    run = folder / "run"
+    sweeps.record([run], [*words], None)
+    return pd.DataFrame({"folder": [str(run)]})
 
 
 def parts_of(frame: pd.DataFrame) -> list[str]:
@@ -56,10 +49,10 @@ def test_a_command_can_be_pasted_into_a_shell(tmp_path):
 
 
 def test_a_command_keeps_the_folder_of_own_configurations(tmp_path):
-    frame = runs_of(tmp_path, "seed=0")
-    sweeps.record([Path(frame["folder"].iloc[0])], ["encoding=c"], Path("mine"))
+    run = tmp_path / "run"
+    sweeps.record([run], ["encoding=c"], Path("mine"))
 
-    line = command_line(frame, Missing())
+    line = command_line(pd.DataFrame({"folder": [str(run)]}), Missing())
 
     assert line == "posbench sweep encoding=c --config-dir=mine"
 
@@ -70,11 +63,6 @@ CHANGED = [
     ("seed=0", REFERENCE, "encoding=a,rope seed=0"),
     ("encoding.base=5", REFERENCE, ""),
     ("start=outputs/x/a-s0-1", SEEDS, ""),
-    (
-        "start=outputs/x/a-s0-1",
-        LENGTHS,
-        "encoding=a start=outputs/x/a-s0-1 ratio=1,2,4",
-    ),
 ]
 
 
@@ -89,29 +77,19 @@ def test_what_is_missing_takes_the_place_of_what_was_typed(
     assert line.removeprefix("posbench sweep ") == expected
 
 
-def test_single_runs_that_form_a_grid_have_one_command(tmp_path):
-    words = [f"encoding={name} seed={seed}" for name in "ab" for seed in "01"]
-    frame = runs_of(tmp_path, *words)
+def test_runs_of_several_sweeps_have_no_command(tmp_path):
+    first, second = tmp_path / "first", tmp_path / "second"
+    sweeps.record([first], ["encoding=a"], None)
+    sweeps.record([second], ["encoding=b"], None)
+    frame = pd.DataFrame({"folder": [str(first), str(second)]})
 
-    line = command_line(frame, LENGTHS)
-
-    assert line == "posbench sweep encoding=a,b seed=0,1 ratio=1,2,4"
-
-
-def test_runs_of_other_settings_have_commands_of_their_own_on_one_line(tmp_path):
-    frame = runs_of(tmp_path, "encoding=a", "encoding=b encoding.base=5")
-
-    line = command_line(frame, SEEDS)
-
-    first, second = line.split(" && ")
-    assert first == "posbench sweep encoding=a seed=0,1,2"
-    assert second == "posbench sweep encoding=b encoding.base=5 seed=0,1,2"
+    assert command_line(frame, SEEDS) == ""
 
 
-def test_runs_that_are_no_grid_have_no_command(tmp_path):
-    words = [f"encoding=a encoding.base={base}" for base in range(5)]
+def test_runs_without_a_sweep_have_no_command(tmp_path):
+    frame = pd.DataFrame({"folder": [str(tmp_path / "run")]})
 
-    assert command_line(runs_of(tmp_path, *words), SEEDS) == ""
+    assert command_line(frame, SEEDS) == ""
 
 
 def test_seeds_and_tokens_are_one_command(template: Config, tmp_path):
@@ -148,15 +126,3 @@ def test_a_study_without_the_reference_or_long_contexts_lacks_them():
     assert parts_of(learned) == []
     assert parts_of(others) == ["a reference (rope)"]
     assert parts_of(short) == ["a reference (rope)", "lengths (to 4x)"]
-
-
-def test_seeds_in_two_groups_need_more_of_them():
-    six = rows_of_study("six")
-    learned = six[six["encoding"].isin(["rope", "alibi", "fox", "t5"])]
-    table = compare(learned)
-    table.loc[1, "rise_why"] = "5 of 8 seeds, which fall in two groups"
-
-    missing = missing_on_text(learned, table)
-
-    assert missing.parts == ["seeds (5 of 8)"]
-    assert missing.changes["seed"] == "0,1,2,3,4,5,6,7"

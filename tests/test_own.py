@@ -1,6 +1,7 @@
 """A user's own encodings: what is wrong with one is said before anything is written."""
 
 import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -228,6 +229,38 @@ def test_a_changed_file_inside_another_encoding_is_another_run():
     assert train(*words) == 0
 
     assert len([*Path("outputs/demo").glob("[!.]*")]) == 2
+
+
+def test_a_file_that_nobody_approved_here_is_not_executed(capsys):
+    assert train("encoding=mine.py:Slope", "ratio=1") == 0
+    (folder,) = Path("outputs/demo").glob("[!.]*")
+    # as on another machine, where the folder may be a stranger's
+    shutil.rmtree("cache/posbench")
+
+    assert posbench("evaluate", str(folder), "ratio=2") == 2
+
+    assert "mine.py is code not approved here" in capsys.readouterr().err
+
+
+def test_a_run_is_not_evaluated_with_a_file_that_has_changed(capsys):
+    assert train("encoding=mine.py:Slope", "ratio=1") == 0
+    (folder,) = Path("outputs/demo").glob("[!.]*")
+    Path("mine.py").write_text(OWN + "# changed", encoding="utf-8")
+
+    assert posbench("evaluate", str(folder), "ratio=2") == 2
+
+    message = "mine.py has changed since the run was made"
+    assert message in capsys.readouterr().err
+    assert {row.length for row in rows()} == {16}
+
+
+def test_a_file_that_cannot_be_imported_is_one_line(capsys):
+    Path("broken.py").write_text("import nothing_of_this_name", encoding="utf-8")
+
+    assert train("encoding=broken.py:X") == 2
+
+    message = "broken.py, line 1: ModuleNotFoundError"
+    assert message in capsys.readouterr().err
 
 
 def test_an_encoding_is_around_one_class_of_a_file(capsys):

@@ -109,14 +109,6 @@ def test_a_curve_is_on_one_text(draw):
     assert "4.000" in out
     assert "4.200" not in out
     assert "4.300" not in out
-    assert "curve: 1 on test text at step 0, 2 on test text at step 1." in out
-
-
-def test_a_curve_is_of_one_checkpoint(draw):
-    out = draw([row(16, 4.1), row(32, 4.3, checkpoint_step=0)])
-
-    assert "4.100" in out
-    assert "4.300" not in out
 
 
 def test_rows_in_two_precisions_are_named(draw):

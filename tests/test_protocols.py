@@ -58,17 +58,6 @@ def test_every_length_scores_the_same_tokens(protocol, split):
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
-def test_every_token_is_scored_once(protocol, split):
-    windows = windows_of(protocol, split, blocks=1000)
-
-    for each in windows.values():
-        indices = targets_of(each).indices
-        n_different = len(np.unique(indices))
-        assert n_different == len(indices)
-        assert n_different > 8 * 50
-
-
-@pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_doc_windows_stay_inside_one_document(protocol):
     split = split_of(2900, 90, 2500, 300, 2700)
 
@@ -80,17 +69,6 @@ def test_doc_windows_stay_inside_one_document(protocol):
         document = starts.searchsorted(each.starts, "right")
         last = starts.searchsorted(ends, "right")
         assert (document == last).all()
-
-
-@pytest.mark.parametrize("protocol", PROTOCOLS)
-def test_doc_windows_never_score_the_first_token_of_a_document(protocol):
-    split = split_of(2900, 90, 2500, 300, 2700)
-
-    windows = windows_of(protocol, split, "doc")
-
-    for each in windows.values():
-        indices = targets_of(each).indices
-        assert not np.isin(indices, split.starts).any()
 
 
 def test_targets_below_the_training_length_have_half_of_the_window_before_them():
@@ -130,29 +108,3 @@ def test_the_digest_does_not_follow_the_order_of_windows(split):
     backwards = dataclasses.replace(targets, indices=indices, blocks=blocks)
 
     assert backwards.sha256(split) == targets.sha256(split)
-
-
-def plan_to(split: TokenSplit, length: int, longest: int = 1) -> dict[int, Windows]:
-    """The windows of all lengths and of one more."""
-    lengths = sorted({*LENGTHS, length})
-    return protocols.plan(
-        "fixed_target", split, lengths, 8, 40, "concat", longest=longest
-    )
-
-
-def test_a_longer_length_that_the_text_does_not_allow_changes_no_target(split):
-    windows = plan_to(split, 10_000)
-
-    assert list(windows) == LENGTHS
-    digest = targets_of(windows[64]).sha256(split)
-    assert digest == digest_at_64(split)
-
-
-def test_targets_allow_a_length_that_is_asked_for_and_not_evaluated(split):
-    with_512 = plan_to(split, 512)
-    for_512 = plan_to(split, 256, longest=512)
-
-    digest = targets_of(for_512[64]).sha256(split)
-    assert list(for_512) == LENGTHS
-    assert digest == targets_of(with_512[64]).sha256(split)
-    assert digest != digest_at_64(split)

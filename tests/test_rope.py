@@ -14,7 +14,8 @@ import torch
 from support import TINY, posbench, write_text
 
 from posbench.errors import Undefined, UserError
-from posbench.rope.command import compare_ropes, picture, ropes_of
+from posbench.rope.command import compare_ropes, ropes_of
+from posbench.rope.extension import extension
 from posbench.rope.reading import (
     Rope,
     bound_by_base,
@@ -249,15 +250,6 @@ def test_kinds_of_layers_have_their_own_bases_and_windows(kind, base, base_of_sl
     assert (full.window, sliding.window) == (None, 20)
 
 
-@pytest.mark.parametrize(
-    ("kind", "width"), [("glm", 8), ("phi", 8), ("gpt_neox", 4), ("stablelm", 8)]
-)
-def test_the_share_of_a_head_that_turns_is_its_classs_where_the_file_is_silent(
-    kind, width
-):
-    assert one(published(kind)).width == width
-
-
 # Models whose modules have names of their own, or that need more than their defaults.
 APART = """blt cohere_compass_text gemma4_assistant internlm3 iquestcoder musicgen
     musicgen_melody recurrent_gemma"""
@@ -355,22 +347,6 @@ def test_an_encoding_of_posbench_and_a_file_that_say_the_same_turn_alike():
     assert ours.at(512)[1] == pytest.approx(theirs.at(512)[1])
 
 
-@pytest.mark.parametrize(
-    "text", ["yarn", "yarn:factor=8", "longrope", "dynamic_ntk:factor=2", "pi", "abf"]
-)
-def test_an_extension_of_an_encoding_is_that_of_a_file(text, tmp_path):
-    (tmp_path / "config.json").write_text(json.dumps(LLAMA))
-    values = {"extension": text, "length": "2048"}
-    (theirs,), _ = ropes_of(str(tmp_path), values)
-    sizes = {"head_dim": "16", "train_length": "512"}
-    (ours,), _ = ropes_of("rope", values | sizes)
-    assert dict(ours.parameters).items() <= dict(theirs.parameters).items()
-    for length in (300, 512, 1500, 2048):
-        f, factor = theirs.at(length)
-        torch.testing.assert_close(ours.at(length)[0], f, rtol=1e-5, atol=0)
-        assert ours.at(length)[1] == pytest.approx(factor)
-
-
 def test_kinds_of_layers_are_compared_each_with_its_own() -> None:
     gemma = read(published("gemma3_text"))
     lines = compare_ropes(["a", "b"], [gemma, gemma[::-1]])[2:]
@@ -435,30 +411,17 @@ def files(tmp_path, monkeypatch):
     return tmp_path
 
 
-def test_the_command_compares_and_draws(files, capsys):
-    assert posbench("rope", "one.json", "other.json", "--png=a.png") == 0
+def test_the_command_compares(files, capsys):
+    assert posbench("rope", "one.json", "other.json") == 0
     shown = capsys.readouterr().out
     assert "all layers with RoPE: differ from position 1 on, pair 1 first" in shown
-    assert Path("a.png").stat().st_size > 10_000
 
 
-def test_a_picture_has_each_curve_and_the_trained_length_once():
-    layers = [read({**LLAMA, "rope_theta": base}) for base in (1e4, 2e4)]
-    (axes,) = picture(["a", "b"], layers, [64]).axes
-    assert len(axes.get_lines()) == 4
-    assert len(axes.get_legend().get_texts()) == 3
+def test_an_encoding_is_described_with_its_options(capsys):
+    words = ["yarn", "factor=8", "head_dim=64", "train_length=1024"]
 
+    assert posbench("rope", *words) == 0
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        "one.json extension=yarn:factor=8 length=4096",
-        "yarn factor=8 head_dim=64 train_length=1024",
-        "rope head_dim=64 extension=yarn:factor=8",
-    ],
-)
-def test_an_extension_is_described(words, files, capsys):
-    assert posbench("rope", *words.split()) == 0
     shown = capsys.readouterr().out
     assert "yarn, base 10,000" in shown
     assert "slowed 8 times" in shown
@@ -469,11 +432,8 @@ def test_an_extension_is_described(words, files, capsys):
     [
         ("one.json lenght=8", "did you mean 'length='"),
         ("one.json length=16k", "expected lengths in tokens"),
-        ("one.json extension=pi:factor=x", "factor"),
-        ("one.json extension=rerope", "no configuration for 'rerope'"),
         ("one.json length=8 length=9", "a key= once"),
         ("one.json other.json yarn", "or two to compare"),
-        ("yarn extension=pi", "only plain RoPE is extended"),
         ("alibi", "no configuration of RoPE"),
         ("xpos", "no configuration of RoPE"),
         ("rop", "did you mean 'rope'"),
@@ -500,33 +460,39 @@ def test_without_transformers_words_and_runs_are_read_and_a_file_says_what_it_ne
     assert "pip install 'posbench-runner[hf]'" in capsys.readouterr().err
 
 
-EXTENSIONS = ["yarn", "ntk", "pi:factor=2"]
+EXTENSIONS = ["yarn", "ntk", "pi"]
 
 
-@pytest.mark.parametrize("extension", EXTENSIONS)
+@pytest.mark.parametrize("method", EXTENSIONS)
 @pytest.mark.parametrize("kind", ["glm4", "mistral"])
-def test_an_extension_keeps_the_share_of_a_head_that_turns(kind, extension, tmp_path):
+def test_an_extension_keeps_the_share_of_a_head_that_turns(kind, method):
     parameters = HALF if kind == "glm4" else WHOLE
     settings = {**SIZES, "model_type": kind, "rope_parameters": parameters}
     before = one(settings)
-    (after,) = extended(settings, extension, tmp_path)
+
+    (after,) = extended(settings, method)
+
     assert after.width == before.width
     assert not torch.equal(before.at(64)[0], after.at(64)[0])
 
 
-@pytest.mark.parametrize("extension", EXTENSIONS)
-def test_an_extension_leaves_layers_with_a_window_as_they_are(extension, tmp_path):
+@pytest.mark.parametrize("method", EXTENSIONS)
+def test_an_extension_leaves_layers_with_a_window_as_they_are(method):
     text = {**SIZES, **KINDS, "model_type": "gemma3_text", "rope_theta": 1e6}
     settings = {"model_type": "gemma3", "text_config": text}
     full, sliding = read(settings)
-    new_full, new_sliding = extended(settings, extension, tmp_path)
+
+    new_full, new_sliding = extended(settings, method)
+
     assert (new_full.width, new_sliding.width) == (full.width, sliding.width)
     assert not torch.equal(full.at(64)[0], new_full.at(64)[0])
     assert torch.equal(sliding.at(64)[0], new_sliding.at(64)[0])
 
 
-def extended(settings: dict[str, Any], text: str, folder: Path) -> list[Rope]:
-    """Return what an extension makes of a config.json."""
-    (folder / "config.json").write_text(json.dumps(settings))
-    values = {"extension": text, "length": "8192,10000"}
-    return ropes_of(str(folder), values)[0]
+def extended(settings: dict[str, Any], method: str) -> list[Rope]:
+    """Return what an extension by a factor of 2 makes of a config.json."""
+    train_length = read(settings)[0].train_length
+    length = 2 * train_length
+    config = configuration(settings)
+    made = extension(config, method, length, train_length, {"factor": 2.0})
+    return ropes(made.config)

@@ -3,14 +3,20 @@ was.
 """
 
 import contextlib
+import logging
+import os
 import random
+import signal
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import scipy.special  # noqa: F401  # which adds to the filters of warnings when it is first imported
 import torch
+from hydra.core.global_hydra import GlobalHydra
 from support import TINY, write_words
 
 import posbench
@@ -38,6 +44,15 @@ def coarse_products() -> Iterator[None]:
         torch.set_float32_matmul_precision("highest")
 
 
+@contextlib.contextmanager
+def two_threads() -> Iterator[None]:
+    torch.set_num_threads(2)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(1)
+
+
 CALLERS: dict[str, Caller] = {
     "autocast": lambda: torch.autocast("cpu", dtype=torch.bfloat16),
     "no_grad": torch.no_grad,
@@ -45,11 +60,15 @@ CALLERS: dict[str, Caller] = {
     "default dtype": default_dtype,
     "default device": lambda: torch.device("meta"),
     "coarse products": coarse_products,
+    "two threads": two_threads,
 }
 
 
 def state() -> dict[str, Any]:
-    """What a caller's process has: torch's settings and the random streams."""
+    """What a caller's process has: its own settings, torch's, and the random
+    streams.
+    """
+    log = logging.getLogger("posbench")
     smallest = torch.full((1,), 2.0**-149, dtype=torch.float32, device="cpu")
     return {
         "autocast": torch.is_autocast_enabled("cpu"),
@@ -63,6 +82,12 @@ def state() -> dict[str, Any]:
         "torch": torch.get_rng_state().tolist(),
         "python": random.getstate(),
         "numpy": str(np.random.get_state()),
+        "log": (list(log.handlers), log.level),
+        "environment": dict(os.environ),
+        "signals": signal.getsignal(signal.SIGINT),
+        "hydra": GlobalHydra.instance().hydra,
+        "folder": os.getcwd(),
+        "filters": list(warnings.filters),
     }
 
 
@@ -83,6 +108,7 @@ def losses(text: Path) -> list[Any]:
 
 def losses_of(study: str) -> list[Any]:
     run = posbench.train([*WORDS, f"study={study}"])
+    posbench.evaluate(run, ["ratio=1,2,4"])
     rows = read_rows(run.folder)
     return [(row.get("train/loss"), row.get("nll"), row.get("dtype")) for row in rows]
 

@@ -128,12 +128,6 @@ def test_a_run_that_two_sets_name_is_one(overrides):
     assert len(plans.resolve([["encoding=rope", "seed=0,1", *overrides], once])) == 2
 
 
-def test_a_run_is_in_one_folder(overrides):
-    same = r"outputs/a/rope-.* and .*outputs/b/rope-.* are the same run"
-    with pytest.raises(UserError, match=same):
-        plans.resolve([["encoding=rope", "study=a,b", *overrides]])
-
-
 FILES = sorted(path.stem for path in (configs_dir() / "sweep").glob("*.yaml"))
 
 
@@ -278,24 +272,6 @@ def test_a_run_that_is_only_evaluated_further_costs_no_tokens(overrides, dry_run
     # without weights it trains again
     (done.folder / "checkpoint").rename("weights")
     assert "2 runs: 0 finished, 2 to do, 1,024 tokens" in dry_run(*words)[-1]
-
-
-# The words of a sweep | how the lines begin that say why verdicts will be missing.
-WITHOUT_VERDICTS = """
-encoding=rope,alibi experiment=demo seed=0,1 | Verdicts need 5 seeds, here 2: type seed=0,1,2,3,4. | After 1,000,000 tokens
-encoding=none,alibi experiment=reader seed=0,1,2,3,4 | Schemes are compared with rope, which is not among
-encoding=rope,alibi experiment=reader seed=0,1,2,3,4
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("line", WITHOUT_VERDICTS.split("\n")[1:-1])
-def test_a_sweep_without_verdicts_says_so_before_training(line, capsys):
-    words, *expected = line.split(" | ")
-    sweep.sweep([*words.split(), "tracking=none"], dry_run=True)
-    logged = capsys.readouterr().err.splitlines()
-    for shown, start in zip(logged, expected, strict=True):
-        assert shown.partition(" ")[2].startswith(start)
 
 
 def test_a_sweep_equals_single_runs(overrides, reports, tmp_path):

@@ -78,35 +78,10 @@ def ids_of(name: str, length: int, count: int = 20_000, **options: Any) -> Any:
     return drawn(tasks.build(name, options), length, count).ids
 
 
-def even(n: int) -> Any:
-    return np.full(n, 1 / n)
-
-
 def assert_is_drawn(counts: Any, shares: Any) -> None:
     """Test how often each value was drawn."""
     assert len(counts) == len(shares)
     assert stats.chisquare(counts, shares * counts.sum()).pvalue > 1e-3
-
-
-def test_a_passkey_stands_at_each_depth_as_often():
-    fillers_before = (ids_of("passkey", 9) == 2).argmax(axis=1) - 1
-    assert_is_drawn(np.bincount(fillers_before, minlength=10), even(10))
-
-
-def test_a_trigger_of_induction_stands_at_each_place_as_often():
-    places = (ids_of("induction", 9)[:, :-2] == 1).argmax(axis=1) - 1
-    assert_is_drawn(np.bincount(places, minlength=8), even(8))
-
-
-def test_blanks_of_selective_copy_stand_at_each_place_as_often():
-    blanks = ids_of("selective_copy", 7, tokens=3)[:, 1:11] == 2
-    assert_is_drawn(blanks.sum(axis=0), even(10))
-
-
-def test_bits_of_parity_are_as_often_0_as_1_at_every_place():
-    ids = ids_of("parity", 13)
-    assert_is_drawn(np.bincount(ids[:, -1])[2:], even(2))
-    assert_is_drawn((ids[:, 1:14] == 3).sum(axis=0), even(13))
 
 
 @pytest.mark.parametrize("ignore", [0.8, 0.98, 0.1])

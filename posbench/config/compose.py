@@ -134,11 +134,36 @@ def _config(point: dict[str, str], folders: tuple[Path, ...]) -> Config:
     """Return the checked configuration of a point, which holds typed values by full
     key.
     """
+    # in this order: files, then the settings of the run that it starts from, then what
+    # is typed
     cfg, point = _chosen(point, folders)
     run = point.get("start", "null")
     if run != "null":
         start.inherit(cfg, run, point)
     dataset_of_file = cfg.data.get("dataset")
+    _set_typed(cfg, point)
+    cfg.encoding = _with_class_inside(cfg.encoding)
+
+    _refuse_functions(cfg)
+    plain = dict(OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True))  # type: ignore[arg-type]
+    _refuse_guesses(plain)
+    data = plain["data"]
+    # a file's name is not that of a typed data set; `hub` is the name of none
+    is_other = data["dataset"] != dataset_of_file and "data.name" not in point
+    if data["source"] == "hub" and (is_other or data["name"] == "hub"):
+        data["name"] = _name_of_dataset(str(data["dataset"]))
+
+    config = validate(Config, with_paths(plain))
+    if LENGTH in point:  # no key: it needs the training length
+        typed_ratios = tuple(ratios(value(LENGTH, point[LENGTH]), config))
+        evaluation = dataclasses.replace(config.evaluation, ratios=typed_ratios)
+        config = dataclasses.replace(config, evaluation=evaluation)
+    _check(config)
+    return config
+
+
+def _set_typed(cfg: DictConfig, point: dict[str, str]) -> None:
+    """Set what is typed but the files. Raises UserError for an unknown key."""
     for key, text in point.items():
         if key in (*GROUPS, LENGTH, "start"):
             continue
@@ -146,9 +171,12 @@ def _config(point: dict[str, str], folders: tuple[Path, ...]) -> Config:
         if key in _WITH_OPTIONS or not is_key:
             raise unknown_key(key, [*KEYS, *GROUPS], (*WORDS, *OF_A_SWEEP))
         OmegaConf.update(cfg, key, value(key, text), merge=True)
-    cfg.encoding = _with_class_inside(cfg.encoding)
 
-    # Functions such as `${oc.env:...}` would put secrets into records.
+
+def _refuse_functions(cfg: DictConfig) -> None:
+    """Raise UserError for a function such as `${oc.env:...}`, which would put secrets
+    into records.
+    """
     written = json.dumps(OmegaConf.to_container(cfg), default=str)
     function = re.search(r'\$\{[^"]*:[^"]*', written)
     if function:
@@ -156,20 +184,6 @@ def _config(point: dict[str, str], folders: tuple[Path, ...]) -> Config:
             f"'{function[0]}': only other keys may be interpolated, such as"
             " ${training.tokens}"
         )
-    plain = dict(OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True))  # type: ignore[arg-type]
-    _refuse_guesses(plain)
-    data = plain["data"]
-    is_other = data["dataset"] != dataset_of_file and "data.name" not in point
-    if data["source"] == "hub" and (is_other or data["name"] == "hub"):
-        data["name"] = _name_of_dataset(str(data["dataset"]))
-
-    config = validate(Config, with_paths(plain))
-    if LENGTH in point:
-        lengths = tuple(ratios(value(LENGTH, point[LENGTH]), config))
-        evaluation = dataclasses.replace(config.evaluation, ratios=lengths)
-        config = dataclasses.replace(config, evaluation=evaluation)
-    _check(config)
-    return config
 
 
 def _chosen(
@@ -200,10 +214,12 @@ def _base_config(groups: dict[str, str], folders: tuple[Path, ...]) -> DictConfi
     """Return a composed configuration that the caller may change. Raises UserError if a
     chosen file does not exist.
     """
-    files, name, signature = dict(groups), groups.get("encoding", ""), None
+    files = dict(groups)  # what Hydra reads; a class without a file is not among them
+    options_of_class = None
+    name = groups.get("encoding", "")
     is_class = encodings.PLACE.fullmatch(name) or name in encodings.names()
     if is_class and name not in choices("encoding", folders, EVERY):
-        signature = _signature(files.pop("encoding"))
+        options_of_class = _signature(files.pop("encoding"))
     for group, choice in files.items():
         classes = encodings.names() if group == "encoding" else ()
         path = choice_file(group, choice, folders, classes)
@@ -211,7 +227,8 @@ def _base_config(groups: dict[str, str], folders: tuple[Path, ...]) -> DictConfi
             _refuse_guessed_numbers(path)
     words = tuple(f"{group}={choice}" for group, choice in files.items())
     cfg = copy.deepcopy(_hydra_config(words, folders))
-    cfg.encoding = signature or cfg.encoding
+    if options_of_class is not None:
+        cfg.encoding = options_of_class
     return cfg
 
 

@@ -163,10 +163,11 @@ def values(key: str, text: str) -> list[str]:
     """Return the values of one override: several for `a,b`, else the one."""
     if key in GROUPS and text.startswith("["):
         text = text.removeprefix("[").removesuffix("]")
-    items = _items(text)
     # settings of evaluation make no further runs
     if key.startswith("evaluation."):
         return [text]
+    items = _items(text)
+    # betas=.9,.95 is one list, betas=[.9,.95],[.9,.99] are two
     is_list = schema.value_type(KEYS.get(key)).endswith("s")
     if is_list and not all(item.startswith("[") for item in items):
         return [text]

@@ -260,12 +260,6 @@ class EvaluationConfig(Section, kw_only=True):
     # the dtype of matrix products; auto = that of training
     precision: Precision
 
-    def refuse_repeated_values(self) -> None:
-        """Refuse a list that has a value twice: its rows would be the same."""
-        for name, values in vars(self).items():
-            if isinstance(values, tuple) and len(set(values)) < len(values):
-                raise refused(f"evaluation.{name}", values, "each value once")
-
 
 class TrackingConfig(Section):
     """The mirror of the run folder, at Weights & Biases or for TensorBoard."""
@@ -290,8 +284,7 @@ class RuntimeConfig(Section):
     cache: str | None  # folder of tokenized text; None = the user's cache
     device: str  # cpu, cuda, cuda:1, mps or auto
     threads: Count | None  # CPU threads; None = torch's choice
-    # compile the code between attention layers; auto: where it pays
-    compile: Literal[True, False, "auto"]
+    compile: bool  # compile the code between attention layers
     log_every_steps: Count  # updates between lines of metrics
     # updates between validations; 0 = never, None = a few times in a run
     validate_every_steps: Natural | None
@@ -391,7 +384,7 @@ class Config(Section):
 
     def __post_init__(self) -> None:
         data, attention = self.data, self.model.attention
-        training, evaluation = self.training, self.evaluation
+        training = self.training
         processes = self.runtime.processes or 1
         refuse_uneven(
             "training.batch_size", training.batch_size, processes, "processes"
@@ -409,7 +402,6 @@ class Config(Section):
         if training.steps < 1:
             expected = f"at least {training.tokens_per_step}, one update"
             raise refused("training.tokens", training.tokens, expected)
-        evaluation.refuse_repeated_values()
         if data.task is None:
             self._refuse_rows_of_problems()
         else:

@@ -164,11 +164,14 @@ def merge_spans(spans: Sequence[np.ndarray]) -> np.ndarray:
     """
     parts = np.concatenate(spans)
     parts = parts[parts[:, 0].argsort(kind="stable")]
-    ends = np.maximum.accumulate(parts[:, 1])
-    after_gaps = np.flatnonzero(parts[1:, 0] > ends[:-1]) + 1
-    firsts = parts[np.append(0, after_gaps), 0]
-    lasts = ends[np.append(after_gaps - 1, len(ends) - 1)]
-    return np.stack([firsts, lasts], axis=1)
+    begins = parts[:, 0]
+    ends = np.maximum.accumulate(parts[:, 1])  # the furthest so far
+
+    # A part after a gap begins a part of the union, and the one before it ends one.
+    after_gaps = np.flatnonzero(begins[1:] > ends[:-1]) + 1
+    begin_of_each = begins[np.append(0, after_gaps)]
+    end_of_each = ends[np.append(after_gaps - 1, len(ends) - 1)]
+    return np.stack([begin_of_each, end_of_each], axis=1)
 
 
 def validation_batches(

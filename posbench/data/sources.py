@@ -119,8 +119,9 @@ def _of_rows(config: DataConfig, name: str, rows: Any) -> dict[str, Iterable[str
         named = [split for split in rows if split.lower() in SPLIT_WORDS]
         splits = {SPLIT_WORDS[split.lower()]: split for split in reversed(named)}
 
-    unknown = {*splits} - {*SPLIT_WORDS.values()} or {*splits.values()} - {*rows}
-    if "train" not in splits or unknown:
+    known = {*SPLIT_WORDS.values()}
+    is_clear = known.issuperset(splits) and {*rows}.issuperset(splits.values())
+    if "train" not in splits or not is_clear:
         raise UserError(
             f"'{name}' has the splits {', '.join(rows)}: give"
             " data.splits={train: NAME}"
@@ -204,9 +205,14 @@ def local_files(config: DataConfig) -> dict[str, dict[str, Path]]:
 
     names = glob.glob(pattern, recursive=True)
     matching = _each_once(file for file in map(Path, names) if file.is_file())
+    groups: tuple[tuple[str, ...], ...] = (READABLE,)
+    if root.is_dir():
+        groups = KINDS
     found = list[Path]()
-    for kinds in KINDS if root.is_dir() else (READABLE,):
-        found = found or [file for file in matching if kind(file) in kinds]
+    for endings in groups:
+        found = [file for file in matching if kind(file) in endings]
+        if found:
+            break
     if not found:
         expected = f" (expected {' '.join(READABLE)}, also as {' '.join(PACKED)})"
         if not matching:

@@ -184,20 +184,24 @@ def _by_document(
     keys = np.array([hashlib.sha256(name.encode()).digest() for name in names])
     order = keys.argsort(kind="stable")
     # Documents of one name stay together: a split ends where a name ends.
-    borders = np.unique(keys, return_counts=True)[1].cumsum()
+    _, n_of_name = np.unique(keys, return_counts=True)
+    borders = n_of_name.cumsum()
 
+    def first_border(count: int) -> int:
+        return int(borders[borders >= count][0])
+
+    # With so many documents held out, training still has its share of the text.
     total = texts.sizes.sum()
     for_training = total - texts.sizes[order].cumsum()[borders - 1]
-    spare = borders[for_training >= TRAINING * total].max(initial=0)
+    n_spare = int(borders[for_training >= TRAINING * total].max(initial=0))
 
-    n_validation = round(shares[0] * len(texts))
-    n_validation = borders[borders >= max(1, n_validation)][0]
-    n_held_out = max(
-        n_validation + 1,
+    n_validation = first_border(max(1, round(shares[0] * len(texts))))
+    n_wanted = max(
+        n_validation + 1,  # test has one at least
         round(sum(shares) * len(texts)),
-        min(spare, n_validation + fewest),
+        min(n_spare, n_validation + fewest),
     )
-    n_held_out = borders[borders >= min(len(texts), n_held_out)][0]
+    n_held_out = first_border(min(len(texts), n_wanted))
 
     validation, test, train = np.split(order, [n_validation, n_held_out])
     return {
@@ -216,8 +220,10 @@ def stretches(
     of the text in all) and a test stretch. This has `STRETCH` characters if 5 % to 25 %
     of the text suffice; else stretches are fewer, then shorter.
     """
+    # of test in the text; validation has HELD_OUT[0] of it
     share = max(HELD_OUT[1], count * STRETCH / sum(sizes))
     share = min(share, 1 - TRAINING - HELD_OUT[0])
+    # stretches of each text
     most = math.ceil(count / len(sizes))
     fewest = math.ceil(min(count, FEWEST_STRETCHES) / len(sizes))
 
@@ -272,7 +278,10 @@ def _passages(text: str) -> np.ndarray:
     hashes = (hash(word[0]) for word in re.finditer(r"\S+", text))
     words = np.fromiter(hashes, np.int64).view(np.uint64)
     missing = max(0, PASSAGE_WORDS - len(words))
-    return np.correlate(np.pad(words, (0, missing)), _FACTORS, "valid")[: len(words)]
+    padded = np.pad(words, (0, missing))
+    # of word i: the sum over s of words[i + s] · _FACTORS[s], modulo 2^64
+    passages = np.correlate(padded, _FACTORS, "valid")
+    return passages[: len(words)]  # a text without words has none
 
 
 def _sha256(splits: dict[str, Texts]) -> str:

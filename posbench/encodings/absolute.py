@@ -108,7 +108,8 @@ class Sinusoidal(Additive):
         self.base, self.layout = base, layout
 
     def code(self, positions: Tensor) -> Tensor:
-        angles = rotary.angles(positions, rotary.frequencies(self.width, self.base))
+        frequencies = rotary.frequencies(self.width, self.base, positions.device)
+        angles = rotary.angles(positions, frequencies)
         hands = (angles.sin(), angles.cos())
         if self.layout == "interleaved":
             code = torch.stack(hands, dim=-1).flatten(-2)
@@ -320,6 +321,6 @@ class Sine(Additive):
 
     def code(self, positions: Tensor) -> Tensor:
         # one per channel: base^(-j/width)
-        frequencies = rotary.frequencies(2 * self.width, self.base)
+        frequencies = rotary.frequencies(2 * self.width, self.base, positions.device)
         angles = rotary.angles(positions, frequencies)
         return angles.sin().float().to(positions.device)

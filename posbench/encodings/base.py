@@ -13,7 +13,7 @@ distance of a pair is query position minus key position.
 
 import copy
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, ClassVar, Self
 
@@ -25,6 +25,8 @@ from posbench.options import plain
 
 # hooks on pairs of queries and keys
 PAIRWISE = frozenset({"distance_bias", "bias", "scores", "attend"})
+# from q and k to both of them, rotated
+Rotation = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,6 +63,7 @@ class Layer:
     x: Tensor | None = None  # the layer's normalised input (B, T, D)
     tables: Any = None  # what `make_tables` returned, for all layers
     state: Any = None  # what `prepare` returned, for the whole sequence
+    rotated: bool = False  # q and k are what `rotate` returns
     # the query rows at hand, Tq of T
     rows: slice = dataclasses.field(default_factory=lambda: slice(None))
     # their keys, Tk of T: a slice or an index
@@ -260,6 +263,12 @@ class Encoding(nn.Module):
     def rotate(self, q: Tensor, k: Tensor, layer: Layer) -> tuple[Tensor, Tensor]:
         """Transform q and k (B, H, T, Dh); the last axis may widen."""
         return q, k
+
+    def rotation(self, layer: Layer) -> Rotation | None:
+        """Return all that an encoding does to q and k, if a compiler can join it to
+        what precedes attention.
+        """
+        return None
 
     def map_values(self, v: Tensor, layer: Layer) -> Tensor:
         """Transform the values (B, H, T, Dh); pairwise hooks, windows and kernels see

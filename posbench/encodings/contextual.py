@@ -439,14 +439,17 @@ class PaTH(Encoding):
         if self.silu:
             w = F.silu(w)
         w = split_heads(w, self.shape.n_heads)
-        inverse_norm = (w * w).sum(-1, keepdim=True).clamp(min=1e-24).rsqrt()
+        # as F.normalize, whose least norm is 1e-12
+        square = (w * w).sum(-1, keepdim=True)
+        unit_w = w * square.clamp(min=1e-24).rsqrt()
+        # in 0 .. 2: with 2 it is a whole reflection
         beta = 2 * self.beta[layer.index](x).sigmoid().mT  # (B, H, T)
-        return w * inverse_norm, beta
+        return unit_w, beta
 
     def scores(self, logits: Tensor, q: Tensor, k: Tensor, layer: Layer) -> Tensor:
         w = part_of(layer.state[0], layer.keys)
         beta = part_of(layer.state[1], layer.keys)
-        before = layer.rows.start - layer.keys.start
+        before = layer.rows.start - layer.keys.start  # keys before the first query
         return logits + self.logit_scale * _logit_change(q, k, w, beta, before)
 
 
@@ -503,6 +506,9 @@ def _logit_change(q: Tensor, k: Tensor, w: Tensor, beta: Tensor, before: int) ->
         change = turned Kᵀ - S M,        turned -= S V,        S = tril((Q + turned) Wᵀ)
         [M | V] = (I + stril(B W Wᵀ))^-1 B [stril(W Kᵀ) | W]
     """
+    # The reflections of a block multiply to I - Wᵀ V, with the V above. So a query
+    # after the block becomes q - q Wᵀ V. S = q Wᵀ has a column per reflection: tril
+    # leaves out those after the query, and stril in M those up to the key.
     keys, rows = k.shape[2], q.shape[2]
     # a smaller block makes slim products, a larger one multiplies more zeros above a
     # diagonal
@@ -518,23 +524,26 @@ def _logit_change(q: Tensor, k: Tensor, w: Tensor, beta: Tensor, before: int) ->
     turned = torch.zeros_like(q)
     parts = []
     for block in reversed(range(k.shape[2])):
-        start = block * size - before  # the query at the block's first key
+        # The query at the block's first key. It is below 0 if that key is before all
+        # queries, since `before` keys are.
+        start = block * size - before
         # Queries from `first` on see one of these keys; those before get zeros.
         first = min(rows, max(0, start))
         zeros = (0, 0, first, 0)
         added = turned[:, :, first:]
         s = (q[:, :, first:] + added) @ w[:, :, block].mT
-        s = s.tril(first - start)
-        part = added @ k[:, :, block].mT - s @ m[:, :, block]
-        parts.append(F.pad(part, zeros))
+        own_column = first - start  # in the block, the token of the query `first`
+        s = s.tril(own_column)
+        change = added @ k[:, :, block].mT - s @ m[:, :, block]
+        parts.append(F.pad(change, zeros))
         turned = turned - F.pad(s @ v[:, :, block], zeros)
     return torch.cat(parts[::-1], dim=-1)[..., :keys]
 
 
 def _reflections(k: Tensor, w: Tensor, beta: Tensor) -> tuple[Tensor, Tensor]:
     """Return M and V of blocks: k and w (B, H, blocks, size, Dh), beta without Dh."""
-    # (I + stril(B W Wᵀ))^-1. The solver reads only what is below the diagonal. Solving
-    # from the left would take twice the time.
+    # (I + stril(B W Wᵀ))^-1. The solver reads only what is below the diagonal, and
+    # takes the diagonal as 1. Solving from the left would take twice the time.
     unit = torch.eye(w.shape[-2], dtype=w.dtype, device=w.device)
     matrix = beta[..., None] * (w @ w.mT)
     inverse = torch.linalg.solve_triangular(

@@ -328,7 +328,9 @@ class FIRE(Encoding):
         super().__init__(shape)
         if threshold == "quarter":
             threshold = shape.train_length / 4
-        self.threshold = float(threshold or shape.train_length)
+        if threshold is None:
+            threshold = shape.train_length
+        self.threshold = float(threshold)
         self.c = nn.Parameter(torch.full((shape.n_layers,), 0.1))
         self.multiplier = nn.Parameter(torch.ones(shape.n_layers))
         self.networks = nn.ModuleList()  # f of each layer
@@ -352,14 +354,21 @@ def _network(network: nn.Module, shares: Tensor) -> Tensor:
     """Return a network's outputs (H, *S) for shares (*S), cheaper than by running it:
     as 33 lines between 32 kinks.
     """
+    # of the layers 1 -> 32 and 32 -> H
     first, bias, last, last_bias = network.parameters()
     weight = first[:, 0]  # (32,)
     last_weight = last.mT  # (32, H)
 
-    # Between two kinks the same units are on, so that the output is a straight line.
-    # A kink beyond ±1e4 is far from every input, since shares are in 0 .. 1.
-    kinks = (-bias / weight).detach().nan_to_num(0.0).clamp(-1e4, 1e4)
+    # A unit turns on or off at its kink, where weight · share + bias is 0. Two lines
+    # meet there, so the place of a kink has no gradient of its own.
+    kinks = (-bias / weight).detach()
+    # A kink beyond ±1e4 is far from every input, since shares are in 0 .. 1. A unit
+    # whose weight and bias are 0 is never on, and its kink is NaN.
+    kinks = kinks.nan_to_num(0.0).clamp(-1e4, 1e4)
     kinks = kinks.sort().values
+
+    # Between two kinks the same units are on, so that the output is a straight line.
+    # One input of each piece tells which: also one before and one after all kinks.
     between = (kinks[1:] + kinks[:-1]) / 2
     middles = torch.cat([kinks[:1] - 1, between, kinks[-1:] + 1])
     is_on = middles[:, None] * weight + bias > 0  # (33 pieces, 32 units)
@@ -367,7 +376,7 @@ def _network(network: nn.Module, shares: Tensor) -> Tensor:
 
     slopes = (is_on * weight) @ last_weight  # (33, H)
     intercepts = (is_on * bias) @ last_weight + last_bias  # (33, H)
-    piece = torch.searchsorted(kinks, shares.detach())
+    piece = torch.searchsorted(kinks, shares.detach())  # how many kinks are below
     return _picked(slopes, piece) * shares + _picked(intercepts, piece)
 
 

@@ -124,10 +124,9 @@ class TransformerXL(Encoding):
         self.position = nn.Parameter(torch.randn(heads) * 0.02)  # v
         self.projection = nn.Parameter(torch.randn(*heads, shape.d_model) * 0.02)  # W
 
-    def make_tables(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        f = rotary.frequencies(self.shape.d_model, self.base)
-        turns = rotary.turns(rotary.angles(positions, f), positions.device)
-        return turns.imag, turns.real
+    def make_tables(self, positions: Tensor) -> Tensor:
+        f = rotary.frequencies(self.shape.d_model, self.base, positions.device)
+        return rotary.turns(rotary.angles(positions, f), positions.device)
 
     def rotate(self, q: Tensor, k: Tensor, layer: Layer) -> tuple[Tensor, Tensor]:
         return q + self.content[layer.index, :, None], k
@@ -136,7 +135,7 @@ class TransformerXL(Encoding):
         # With [a | b] = Wᵀ(q_i + v) a sinusoid of i - j is a product of D channels,
         # whose key side reads j alone: a sin(f i - f j) + b cos(f i - f j) = (a sin f i
         # + b cos f i) cos f j + (b sin f i - a cos f i) sin f j
-        sine, cosine = layer.tables
+        cosine, sine = layer.tables
         q_and_v = q + self.position[layer.index, :, None]
         projected = q_and_v * self.logit_scale @ self.projection[layer.index]
         a, b = projected.chunk(2, dim=-1)

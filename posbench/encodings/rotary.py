@@ -116,13 +116,12 @@ class PoPE(Rotary):
 
     def rotate(self, q: Tensor, k: Tensor, layer: Layer) -> tuple[Tensor, Tensor]:
         phase = self.phase[layer.index].clamp(-2 * math.pi, 0)  # (H, Dh)
-        shift = torch.polar(torch.ones_like(phase), phase)[:, None]
-        shifted = layer.tables * shift
-        q = F.softplus(q) * layer.tables  # complex
-        k = F.softplus(k) * shifted
-        # the real part of the product of q and the conjugate of k
-        q = torch.cat((q.real, q.imag), dim=-1)
-        k = torch.cat((k.real, k.imag), dim=-1)
+        shift = torch.stack((phase.cos(), phase.sin()))[:, :, None]
+        # all cosines, then all sines: (1|B, 1, T, 2 Dh)
+        waves = torch.cat(layer.tables.unbind(), dim=-1)
+        shifted = turn(waves, shift, "half")  # (1|B, H, T, 2 Dh)
+        q = F.softplus(q).repeat(1, 1, 1, 2) * waves
+        k = F.softplus(k).repeat(1, 1, 1, 2) * shifted
         return q, k
 
 
@@ -145,10 +144,12 @@ class RoPEPlusPlus(Rotary):
     def rotate(self, q: Tensor, k: Tensor, layer: Layer) -> tuple[Tensor, Tensor]:
         q = self.map_values(q, layer)
         k = self.map_values(k, layer)
-        size = (self.shape.n_heads, 1, 1)
-        j = torch.ones(size, dtype=layer.tables.dtype, device=q.device)
-        j[1::2].mul_(-1j)
-        q = turn(q, layer.tables * j, self.layout)
+        cosine, sine = layer.tables
+        less_a_quarter = torch.stack((sine, -cosine))
+        heads = torch.arange(self.shape.n_heads, device=q.device)
+        is_second = heads[:, None, None] % 2 == 1
+        of_queries = torch.where(is_second, less_a_quarter, layer.tables)
+        q = turn(q, of_queries, self.layout)
         k = turn(k, layer.tables, self.layout)
         return q, k
 
@@ -209,12 +210,11 @@ class FoPE(Encoding):
         else:
             self.coefficients = nn.Buffer(coefficients, persistent=False)
 
-    def make_tables(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Return cosines and sines of the M remaining frequencies: (1|B, 1, T, M) fp32
-        each.
+    def make_tables(self, positions: Tensor) -> Tensor:
+        """Return cosines and sines of the M remaining frequencies: (2, 1|B, 1, T, M)
+        fp32.
         """
-        waves = turns(angles(positions, self._f), positions.device)
-        return waves.real.contiguous(), waves.imag.contiguous()
+        return turns(angles(positions, self._f), positions.device)
 
     def rotate(self, q: Tensor, k: Tensor, layer: Layer) -> tuple[Tensor, Tensor]:
         cosines, sines = layer.tables
@@ -225,7 +225,7 @@ class FoPE(Encoding):
         still = (0, self.shape.head_dim // 2 - cosine.shape[-1])
         cosine = F.pad(cosine, still, value=1.0)
         sine = F.pad(sine, still, value=self.still_sine)
-        return turned(q, k, torch.complex(cosine, sine), self.layout)
+        return turned(q, k, torch.stack((cosine, sine)), self.layout)
 
 
 class DecoupledRoPE(Rotary):
@@ -339,7 +339,7 @@ class RoPE2D(Encoding):
         super().__init__(shape)
         check_pairs(self.name, shape, 4)
         self.layout = layout
-        self._frequencies = frequencies(shape.head_dim // 2, base)
+        self.base = base
         # lines that a token ends; unknown tokens end 0
         breaks = [text.count("\n") for text in shape.vocabulary]
         self.breaks = nn.Buffer(torch.tensor([*breaks, 0]), persistent=False)
@@ -353,8 +353,9 @@ class RoPE2D(Encoding):
     def make_tables(self, positions: Tensor) -> Tensor:
         line = positions.div(self.LINE, rounding_mode="floor")
         place = positions - line * self.LINE
-        of_line = angles(line, self._frequencies)
-        of_place = angles(place, self._frequencies)
+        f = frequencies(self.shape.head_dim // 2, self.base, positions.device)
+        of_line = angles(line, f)
+        of_place = angles(place, f)
         return turns(torch.cat((of_line, of_place), dim=-1), positions.device)
 
     def rotate(self, q: Tensor, k: Tensor, layer: Layer) -> tuple[Tensor, Tensor]:
@@ -382,7 +383,7 @@ class Summed(Encoding):
     def rotate(self, q: Tensor, k: Tensor, layer: Layer) -> tuple[Tensor, Tensor]:
         x = self.given(layer.x, "makes its angles from")
         angles = self.steps(x, layer.index).cumsum(2)
-        return turned(q, k, turns(angles, q.device)[:, 0], self.layout)
+        return turned(q, k, turns(angles, q.device)[:, :, 0], self.layout)
 
 
 class CARoPE(Summed):
@@ -469,7 +470,7 @@ class SelectiveRoPE(Summed):
         phi = split_heads(phi, self.shape.n_heads)  # (B, H, T, Dh/2)
         if self.gate is not None:
             phi = phi * self.gate[layer](x).sigmoid().mT[..., None]
-        f = frequencies(self.shape.head_dim, self.base)
+        f = frequencies(self.shape.head_dim, self.base, phi.device)
         return angles(phi, f[:, None]).squeeze(-1)
 
 
@@ -517,5 +518,5 @@ class RePo(Rotary):
         r = F.silu(self.gate[index](x)) * self.content[index](x)
         z = self.position[index](r).mT  # positions, (B, H, T)
         turns = self.make_tables(z.flatten(0, 1))
-        turns = turns.view(*z.shape, -1)  # (B, H, T, Dh/2)
+        turns = turns.view(2, *z.shape, -1)  # (2, B, H, T, Dh/2)
         return turned(q, k, turns, self.layout)

@@ -72,7 +72,8 @@ class Skew(Encoding):
         """Return q and k turned in planes, as a block of two channels turns them."""
         speeds = self._of_layer(layer.index).mT / self.unit  # (1|H, 1, N)
         positions = to_fp64(layer.positions)[:, None, :, None]
-        return turned(q, k, turns(-positions * speeds, q.device)[:, 0], "interleaved")
+        of_planes = turns(-positions * speeds, q.device)[:, :, 0]
+        return turned(q, k, of_planes, "interleaved")
 
     def _steps(self, layer: int, places: int, device: torch.device) -> list[Tensor]:
         """Return exp(2^b·A / u) for b = 0 .. places-1, by blocks: (1|H, N, b, b), each

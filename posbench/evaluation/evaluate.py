@@ -145,18 +145,19 @@ class Evaluation(AnyEvaluation):
         # rows with equal forward passes share them
         numbers_of = functools.cache(functools.partial(_numbers, self))
         train_length = self.subject.train_length
-        known = {row.key for row in existing}
-        of_existing = plan.settings_of(existing, self.settings, train_length)
+        existing_keys = {row.key for row in existing}
+        their_settings = plan.settings_of(existing, self.settings, train_length)
 
         # The existing rows come first. Whenever this ends, a curve is whole: on its
         # former targets until all its rows are on the new ones.
         wanted: dict[Any, Measurement] = {}
-        for measurement in plan.measurements(of_existing, train_length):
+        for measurement in plan.measurements(their_settings, train_length):
             key = _row_of(self, measurement).key
-            if key in known:
+            if key in existing_keys:  # their settings may ask for more than these
                 wanted[key] = measurement
         for measurement in plan.measurements(self.settings, train_length):
-            wanted[_row_of(self, measurement).key] = measurement
+            key = _row_of(self, measurement).key
+            wanted[key] = measurement
 
         placed = plan.with_windows(
             [*wanted.values()], self.settings, self.split, train_length
@@ -182,6 +183,11 @@ def _planned(
     measurement: Measurement,
     numbers_of: Callable[[Measurement], Floats],
 ) -> Planned:
+    """Return the row of a measurement before its forward passes, and the function that
+    makes them.
+
+    `numbers_of` is `_numbers`, cached, of this evaluation.
+    """
     split = evaluation.split
     windows = measurement.windows
     documents = windows.documents if windows else None
@@ -198,9 +204,9 @@ def _planned(
     make_choices = functools.partial(problems.choices_of, measurement, split, encode)
     try:
         subject, facts = _varied(evaluation, measurement)
-        if measurement.poses is None:
+        if measurement.poses is None:  # the text, or a probe that rewrites it
             digest = protocols.targets_of(windows).sha256(split)
-        else:
+        else:  # a probe that poses problems
             digest = problems.sha256(make_choices())
     except Undefined as error:
         return dataclasses.replace(row, status="undefined", reason=str(error)), None
@@ -285,26 +291,33 @@ def _measured(
         units=units,
         **metrics,
     )
-
-    text = evaluation.split.ids
     token_bytes = evaluation.tokenizer.token_bytes
     if token_bytes is not None:
-        n_bytes = int(token_bytes[text[targets.indices]].sum())
+        ids = evaluation.split.ids[targets.indices]
+        n_bytes = int(token_bytes[ids].sum())
         bits = float(nll.sum()) / math.log(2)
         row = dataclasses.replace(row, n_bytes=n_bytes, bits_per_byte=bits / n_bytes)
-
-    readers = evaluation.readers
     # a probe rewrites the text that the readers would score
-    if readers is not None and row.task is None:
-        order, of_ngrams = readers.ngram(targets.indices)
-        ngram_nll = float(of_ngrams.mean())
-        row = dataclasses.replace(row, ngram_order=order, ngram_nll=ngram_nll)
-        units["ngram"] = _sums(of_ngrams, unit)
-        is_main = row.protocol == "fixed_target" and row.kind == PLAIN
-        if is_main and row.length_ratio == 1:
-            of_window = readers.with_window(targets.indices, targets.context)
-            units["cached_ngram"] = _sums(of_window, unit)
+    if evaluation.readers is not None and row.task is None:
+        row = _with_readers(row, evaluation.readers, targets, unit)
     return row
+
+
+def _with_readers(
+    row: EvaluationRow, readers: Readers, targets: Targets, unit: Integers
+) -> EvaluationRow:
+    """Return the row with the nll of the simple readers on its targets; that with a
+    cache only in the plain row at the training length.
+    """
+    order, ngram_nll = readers.ngram(targets.indices)
+    units = {**(row.units or {}), "ngram": _sums(ngram_nll, unit)}
+    is_main = row.protocol == "fixed_target" and row.kind == PLAIN
+    if is_main and row.length_ratio == 1:
+        cached_nll = readers.with_window(targets.indices, targets.context)
+        units["cached_ngram"] = _sums(cached_nll, unit)
+    return dataclasses.replace(
+        row, ngram_order=order, ngram_nll=float(ngram_nll.mean()), units=units
+    )
 
 
 def _sums(nats: Floats, unit: Integers) -> list[float]:
@@ -321,11 +334,12 @@ def _units(targets: Targets, split: TokenSplit) -> tuple[Integers, Integers]:
     _, first_of_block = np.unique(targets.blocks[order], return_index=True)
     first_targets = targets.indices[order][first_of_block]  # (blocks,)
 
-    stretches = np.searchsorted(split.starts, first_targets, side="right") - 1
-    stretches = split.firsts[stretches]
-    documents = stretches
+    # A split's pieces are whole documents, or stretches of some (`split.sources`).
+    pieces = np.searchsorted(split.starts, first_targets, side="right") - 1
+    pieces = split.firsts[pieces]  # of equal ones the first; (blocks,)
+    documents = pieces
     if split.sources is not None:
-        documents = np.asarray(split.sources)[stretches]
-    unit = units_of_text(documents, stretches)  # of each block
-    _, first_of_unit = np.unique(unit, return_index=True)
-    return documents[first_of_unit], unit[targets.blocks]
+        documents = np.asarray(split.sources)[pieces]
+    unit_of_block = units_of_text(documents, pieces)
+    _, block_of_unit = np.unique(unit_of_block, return_index=True)  # the first one
+    return documents[block_of_unit], unit_of_block[targets.blocks]

@@ -81,9 +81,10 @@ class Readers:
         parts = predictions(self.validation, self._chosen, alike, p_chosen)
 
         # expectation maximisation (Jelinek & Mercer, 1980)
-        weights = np.ones(len(parts))
+        weights = np.ones(len(parts))  # after a round their sum is 1
         for _ in range(ROUNDS):
-            weights *= (parts / (weights @ parts)).mean(1)
+            mixed = weights @ parts
+            weights *= (parts / mixed).mean(1)
         return -np.log(weights @ predictions(self.text, places, context, p))
 
     @functools.cached_property
@@ -120,11 +121,14 @@ class Readers:
         n_before = np.concatenate([np.arange(len(part)) for part in parts])
         n_counted = len(ids) - asked.size
 
-        numbers = np.zeros(len(ids), np.int64)  # of the n-gram that ends at each token
-        contexts = asked_numbers = numbers
-        lower = np.full(len(asked), 1 / size)
+        # The number of the n-gram that ends at each token, of one order after another.
+        # There is one of order 0, which is empty.
+        numbers = np.zeros(len(ids), np.int64)
+        contexts = asked_numbers = numbers  # of the order before; first set at order 1
+        lower = np.full(len(asked), 1 / size)  # p of the order before
         by_order = []
         for order in range(1, ORDERS + 1):
+            # An n-gram is a context, which ends one token before, and a token.
             places = np.flatnonzero(n_before >= order - 1)
             keys = numbers[places - 1] * size + ids[places]
             grams, one_place, number = np.unique(
@@ -133,14 +137,18 @@ class Readers:
             counts = np.bincount(number[places < n_counted], minlength=len(grams))
 
             if order > 1:
-                # of each n-gram that occurs, without its first token
+                # `numbers` are still of the order before: here of what each n-gram that
+                # occurs is without its first token. So each different n-gram counts
+                # once, as the counts below the highest order need it.
                 shorter = numbers[places[one_place]][counts > 0]
                 n_different = np.bincount(shorter, minlength=len(contexts))
                 lower = _interpolated(n_different, contexts, asked_numbers, lower)
 
             numbers[places] = number
+            # at the last token of each n-gram that is asked for
             asked_numbers = numbers[n_counted + ORDERS - 1 :: ORDERS]
             contexts = grams // size
+            # as the highest order, by how often each n-gram occurs
             by_order.append(_interpolated(counts, contexts, asked_numbers, lower))
         return np.stack(by_order)
 
@@ -180,8 +188,9 @@ def predictions(text: Ids, places: Integers, context: Integers, p: Floats) -> Fl
     `context`: (n,), the number of tokens before each in its window; `p`: (n,), of the
     first reader.
     """
-    count = functools.partial(np.bincount, minlength=len(places))
-    # the number of its window, of each token of the windows
+    count = functools.partial(np.bincount, minlength=len(places))  # by window
+    # One entry per token of each window: the window, the tokens before it there, and
+    # its place in the text. Those that stay follow the last `back - 1` tokens.
     window, n_before = np.nonzero(np.arange(context.max()) < context[:, None])
     place = (places - context)[window] + n_before
     parts = [p]
@@ -189,11 +198,12 @@ def predictions(text: Ids, places: Integers, context: Integers, p: Floats) -> Fl
         tokens = text[place].astype(np.int64)
         n_tokens = count(window)
         hits = count(window[tokens == text[places[window]]])
-        different = np.unique(window + tokens * len(places))
-        kinds = np.maximum(count(different % len(places)), 1)  # without any q is p
-        parts.append((hits + kinds * p) / (n_tokens + kinds))
+        pairs = np.unique(window + tokens * len(places))  # of a window and a token
+        n_kinds = count(pairs % len(places))
+        n_kinds = np.maximum(n_kinds, 1)  # without any q is p
+        parts.append((hits + n_kinds * p) / (n_tokens + n_kinds))
 
-        # of these tokens, those that follow one token more
+        # of these tokens, those whose context agrees one token further back
         follows = text[place - back] == text[places[window] - back]
         follows &= n_before >= back
         window = window[follows]

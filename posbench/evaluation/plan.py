@@ -20,8 +20,9 @@ from posbench.evaluation.protocols import MIN_BLOCKS, Integers, Windows
 from posbench.processes import World
 from posbench.run.rows import PAIRED, WINDOWED, EvaluationRow
 
-# a row with all that is known before its forward passes, and the function that makes
-# them and returns the row with its numbers; None: the row says why there is no number
+# What an evaluation has of a row before its forward passes: the row with all that is
+# known by then, and the function that makes them and returns the row with its numbers.
+# None: the row says why there is no number.
 Planned = tuple[EvaluationRow, Callable[[], EvaluationRow] | None]
 
 
@@ -69,7 +70,7 @@ class Measurement:
     offset: int = 0  # the position of a window's first token
     # changes each window's length + 1 tokens
     rewrite: Callable[[Integers], Integers] | None = None
-    # puts a problem in each window's place
+    # makes, from the text, the function that puts a problem in a window's place
     poses: Callable[[probes.Material], probes.Pose] | None = None
     task: str | None = dataclasses.field(default=None, compare=False)
 
@@ -132,7 +133,9 @@ def settings_of(
 ) -> EvaluationConfig:
     """Return settings that ask for at least these rows on text, otherwise as given."""
     measured = {row.protocol for row in rows}
+    # The probe `offset` reads the training length, up to where the asked length ends.
     ratios = {(row.length + (row.offset or 0)) / train_length for row in rows}
+    # a dictionary keeps the order of the rows
     tasks = {probes.text_of(row.task): None for row in rows if row.task}
 
     extensions: dict[str, None] = {}

@@ -114,6 +114,9 @@ def _planned(
     point: TaskPoint,
     problems_of: Callable[[int, str], Problems],
 ) -> Planned:
+    """Return the row of a point before its forward passes, and the function that makes
+    them. `problems_of` is `_test_problems`, cached, of this evaluation.
+    """
     task = evaluation.task
     row = evaluation.row(
         protocol="problems",

@@ -19,7 +19,6 @@ from posbench.config.overrides import (
     WORDS,
     by_key,
     read,
-    unknown_key,
 )
 from posbench.config.schema import (
     Config,
@@ -30,10 +29,9 @@ from posbench.config.schema import (
     TrainedElsewhere,
     TrainingElsewhere,
 )
-from posbench.config.shipped import GROUPS
 from posbench.data import tokens as data
 from posbench.data.tokens import Tokens
-from posbench.errors import UserError
+from posbench.errors import UserError, did_you_mean
 from posbench.evaluation.evaluate import Evaluation
 from posbench.evaluation.job import rows_into
 from posbench.evaluation.models import Variant
@@ -103,7 +101,9 @@ def parse_words(source: Source, words: list[str]) -> tuple[Config, str | None]:
     bos = settings.pop("bos", None)
     length = read(settings.pop("train_length", str(source.train_length)))
     for key in settings:
-        _refuse_key(key)
+        if key not in _USED:
+            hint = did_you_mean(key, _USED)
+            raise UserError(f"{key} cannot be set for a HuggingFace model{hint}")
     if type(length) is not int or length < 2:
         raise UserError(
             f"{source.origin}: expected train_length=N, its training length in tokens,"
@@ -123,18 +123,6 @@ def parse_words(source: Source, words: list[str]) -> tuple[Config, str | None]:
     values |= settings
     typed = [f"{key}={value}" for key, value in values.items()]
     return compose.single(typed), bos
-
-
-def _refuse_key(key: str) -> None:
-    """Raise UserError for a key that is unknown, or that the model decides."""
-    if key in _USED:
-        return
-    if key not in (*KEYS, *GROUPS):
-        raise unknown_key(key, [*KEYS], (*WORDS, "train_length", "bos"))
-    raise UserError(
-        f"{key} cannot be set for a HuggingFace model: it has its own value, or needs"
-        " none"
-    )
 
 
 def configuration(

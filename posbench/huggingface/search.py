@@ -143,10 +143,6 @@ def search(subject: str | Path, words: Sequence[str]) -> None:
         return
     for at in lengths:
         _print_difference(test, best, "none", at, "test")
-    print(
-        f"Its RoPE: posbench rope {subject} extension={best} length={length}"
-        f" train_length={train_length}"
-    )
 
 
 def _train_length(subject: str | Path, words: list[str]) -> int:

@@ -249,8 +249,11 @@ def outcome(
 
     recorded = record(plan)
     process_wrote_it = recorded != old_record
-    if process_wrote_it and recorded.get("reason") not in (None, ADDING):
-        # a run that is done stays so in its record
+    # without an end the reason is that of a beginning: None, or ADDING in a run that is
+    # done
+    has_end = recorded.get("reason") not in (None, ADDING)
+    if process_wrote_it and has_end:
+        # a run that is done stays so in its record: only the reason tells
         name = "stopped" if recorded["status"] == "stopped" else "failed"
         return Status(name, recorded["reason"], recorded["message"])
 

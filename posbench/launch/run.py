@@ -59,10 +59,12 @@ def train(plan: Plan, restart: bool = False) -> bool:
     rank_place, size = _place_and_size(config)
     command = list(plan.command)
     work = functools.partial(training.train, config, plan.folder, command, restart)
+    # here, alone or as one of those that torchrun or srun started
     if rank_place or size == 1:
         with joined(rank_place) as world:
             work(world)
         return world.rank == 0
+    # in new processes, while this one waits
     try:
         start_processes(size, config.runtime.threads, work)
     except RunFailed as error:  # rank 0 knows at most that another rank has ended
@@ -162,15 +164,21 @@ def start_processes(
         message = pool.last_error(Path(shared, f"{rank}.log"))
     if code == 0:
         return
-    if rank == 0 and code > 0:
+    if rank == 0 and code > 0:  # it has printed its error
         raise SystemExit(code)
-    cause = f"failed: {message}"
-    if code < 0:
-        cause = f"was killed by {signal.Signals(-code).name}"
-        code = 128 - code
-    error = RunFailed(f"rank {rank} of {size} {cause}")
-    error.exit_code = code
-    raise error
+    raise _failure(f"rank {rank} of {size}", code, message)
+
+
+def _failure(rank: str, code: int, message: str) -> RunFailed:
+    """Return the error about a rank that failed. A negative code is a signal's."""
+    if code > 0:
+        error = RunFailed(f"{rank} failed: {message}")
+        error.exit_code = code
+        return error
+    number = -code
+    error = RunFailed(f"{rank} was killed by {signal.Signals(number).name}")
+    error.exit_code = 128 + number  # as a shell has it
+    return error
 
 
 def _environment(threads: int) -> dict[str, str]:

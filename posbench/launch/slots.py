@@ -20,9 +20,12 @@ def execute(todo: list[Plan], n_jobs: int | None) -> dict[str, Status]:
     """
     runtime = todo[0].config.runtime
     size = runtime.processes or 1
-    gpus = [dict[str, str]()]  # a run sees what there is
+    # The variables of each group of GPUs. By default one group without any: a run sees
+    # all that there is, as with cuda:1 or mps.
+    gpus = [dict[str, str]()]
     if machine.resolve(runtime.device).type == "cpu":
-        at_a_time = max(1, machine.cores() // (runtime.threads or 1) // size)
+        threads_of_run = size * (runtime.threads or 1)
+        at_a_time = max(1, machine.cores() // threads_of_run)
     else:
         if runtime.device in ("auto", "cuda"):
             gpus = _groups_of_gpus(size) or gpus
@@ -30,8 +33,10 @@ def execute(todo: list[Plan], n_jobs: int | None) -> dict[str, Status]:
 
     n_slots = n_jobs or min(len(todo), at_a_time)
     n_threads = runtime.threads or machine.threads_each(n_slots * size)
-    threads = {"OMP_NUM_THREADS": str(n_threads)}
-    slots = [gpus[number % len(gpus)] | threads for number in range(n_slots)]
+    slots = []
+    for number in range(n_slots):
+        group = gpus[number % len(gpus)]
+        slots.append(group | {"OMP_NUM_THREADS": str(n_threads)})
     return pool.run(todo, slots, run)
 
 

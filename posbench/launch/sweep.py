@@ -5,10 +5,8 @@ A run is its configuration, so a sweep is a list of plans. Run again, a sweep do
 is missing or failed; the run folders are the only memory it needs.
 """
 
-import dataclasses
 import logging
 import shlex
-from collections import Counter
 from pathlib import Path
 
 from posbench import reports
@@ -18,14 +16,11 @@ from posbench.errors import PosbenchError, UserError
 from posbench.launch import plans, pool, slots, slurm, tuning
 from posbench.launch.plans import Plan
 from posbench.launch.pool import Status
-from posbench.results.compare import ENOUGH_SEEDS, REFERENCE
 from posbench.run import checkpoint
 from posbench.run.run import other_code
 from posbench.terminal import console, exits
 
 logger = logging.getLogger(__name__)
-# tokens: with fewer most of sweep=six do not beat the n-gram model (docs/results.md)
-LEARNING_TAKES = 2_000_000
 
 
 def sweep(
@@ -57,7 +52,7 @@ def sweep(
     todo = plans.resolve(sets, config_dir)
     missing = [plan for plan in todo if not pool.is_finished(plan)]
     console.log_to_terminal()
-    _warn(todo, is_training=bool(missing))
+    _warn_of_other_code(todo)
     if dry_run:
         print(cost([*tuning.trials(todo, grid), *todo]))
         return todo
@@ -87,13 +82,10 @@ def _split_off_sweep(arguments: list[str]) -> tuple[dict[str, str], list[str]]:
     return of_sweep, overrides
 
 
-def _warn(todo: list[Plan], is_training: bool) -> None:
-    """Log what is wrong with the runs, and what their report will lack."""
+def _warn_of_other_code(todo: list[Plan]) -> None:
     lines = []
     for plan in todo:
         lines += other_code(plan.config, pool.record(plan))
-    if is_training:
-        lines += verdict_warnings(todo)
     for line in dict.fromkeys(lines):
         logger.warning("%s", line)
 
@@ -144,40 +136,3 @@ def cost(todo: list[Plan]) -> str:
     lines.append(f"{runs}: {counts}, {tokens:,} tokens to train on.")
     lines.append("Nothing was run or written.")
     return "\n".join(lines)
-
-
-def verdict_warnings(todo: list[Plan]) -> list[str]:
-    """Return why the report of these runs will lack verdicts, and what to type instead;
-    empty for one scheme.
-    """
-    schemes = set[str]()
-    names_on_text = set[str]()
-    seeds = Counter[str]()
-    tokens = []
-    for plan in todo:
-        config = plan.config
-        schemes.add(repr(config.encoding))
-        seeds[repr(dataclasses.replace(config, seed=0, start=None))] += 1
-        if config.data.task is None:
-            names_on_text.add(config.encoding.name)
-            if config.start is None:
-                tokens.append(config.training.tokens)
-    if len(schemes) < 2:
-        return []
-
-    lines = []
-    fewest = min(seeds.values())
-    if fewest < ENOUGH_SEEDS:
-        lines.append(
-            f"Verdicts need {ENOUGH_SEEDS} seeds, here {fewest}: type seed=0,1,2,3,4."
-        )
-    if names_on_text and REFERENCE not in names_on_text:
-        lines.append(
-            f"Schemes are compared with {REFERENCE}, which is not among these: add it."
-        )
-    if tokens and min(tokens) < LEARNING_TAKES:
-        lines.append(
-            f"After {min(tokens):,} tokens most schemes do not beat an n-gram model:"
-            " experiment=reader trains for longer."
-        )
-    return lines

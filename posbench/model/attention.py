@@ -36,10 +36,7 @@ SCORE_BYTES = 8  # bytes of a pair's score in fp32, before and after softmax
 AT_ONCE = 2**21
 AT_ONCE_ACCELERATOR = 2**24
 MIN_ROWS = 64
-# tokens from which on the kernel is faster with a bias as key channels, and in bf16
-# training
-FUSED_FROM = 512
-ALIGNED = 8  # channels of a head that fused kernels take at once
+FUSED_FROM = 512  # tokens from which on the fused kernel is faster in bf16 training
 
 
 def attention(
@@ -96,7 +93,7 @@ def prepared(
         layer = layer.replace(x=exact(layer.x))
     if "map_values" in encoding.hooks:
         v = encoding.map_values(exact(v), layer).to(dtype)
-    if encoding.hooks & {"prepare", "rotate"}:
+    if encoding.hooks & {"prepare", "rotate"} and not layer.rotated:
         q, k = exact(q), exact(k)
         layer = layer.replace(state=encoding.prepare(q, k, layer))
         q, k = encoding.rotate(q, k, layer)
@@ -140,21 +137,26 @@ def by_rows(
     rows = layer.rows
     n_rows = rows.stop - rows.start
 
-    # quarters compute fewer hidden pairs than one block would
-    step = max(2 * MIN_ROWS, -(-n_rows // 4))
     trains = torch.is_grad_enabled()
     score_bytes = batch * heads * n_rows * length * SCORE_BYTES
     recompute = trains and score_bytes > _kept_bytes(q.device)
-    if recompute or not trains:
+    # rows of a block
+    if trains and not recompute:
+        # quarters compute fewer hidden pairs than one block would
+        quarter = -(-n_rows // 4)  # rounded up
+        step = max(2 * MIN_ROWS, quarter)
+    else:
+        # only one block's scores exist at a time
         budget = AT_ONCE if q.device.type == "cpu" else AT_ONCE_ACCELERATOR
         step = max(MIN_ROWS, budget // (batch * heads * length))
     if layer.window is not None:
+        # a block reads the keys of its window, and those between its rows
         step = min(step, max(MIN_ROWS, layer.window))
 
     outputs: list[Tensor] = []
     for start in range(rows.start, rows.stop, step):
         queries = slice(start, min(rows.stop, start + step))
-        keys = _keys_of(queries, length, encoding, layer)
+        keys = _keys_of(queries, length, layer)
         parts = part_of(q, queries), part_of(k, keys), part_of(v, keys)
         block = encoding, *parts, layer.replace(rows=queries, keys=keys)
         if recompute:
@@ -166,20 +168,13 @@ def by_rows(
     return torch.cat(outputs, dim=2)
 
 
-def _keys_of(
-    queries: slice, length: int, encoding: Encoding, layer: Layer
-) -> slice | Tensor:
+def _keys_of(queries: slice, length: int, layer: Layer) -> slice:
     """Return the keys that a block of query rows may see, of `length`."""
     stop = queries.stop if layer.causal else length
-    if layer.window is None:
-        return slice(0, stop)
-    first = max(0, queries.start - layer.window + 1)
-    if not layer.sinks:
-        return slice(first, stop)
-    # hooks that sum over keys also get those in between
-    if first <= layer.sinks or encoding.hooks & {"scores", "attend"}:
-        return slice(0, stop)
-    return torch.cat((torch.arange(layer.sinks), torch.arange(first, stop)))
+    first = 0
+    if layer.window is not None and not layer.sinks:
+        first = max(0, queries.start - layer.window + 1)
+    return slice(first, stop)
 
 
 def logits_by_rows(
@@ -227,21 +222,20 @@ def _block(encoding: Encoding, q: Tensor, k: Tensor, v: Tensor, layer: Layer) ->
     """Return the outputs (B, H, Tq, Dh) of a block of query rows."""
     mask = mask_of(layer, exact(q).dtype)
     biases = _biases(encoding, q, k, layer)
-    if encoding.hooks & {"scores", "attend"}:
-        layer = layer.replace(visible=mask == 0)
-    # Fused kernels give no gradient of the mask and cannot hide infinite logits (later
-    # keys where positions jump).
-    elif (
-        layer.consecutive
-        and fused_is_fast(q, v)
-        and (biases is None or not biases.requires_grad)
-    ):
+    needs_logits = bool(encoding.hooks & {"scores", "attend"})
+    # Fused kernels take biases as a mask. They give no gradient of it, and cannot hide
+    # infinite logits (later keys where positions jump).
+    is_mask = biases is None or not biases.requires_grad
+    takes_mask = is_mask and layer.consecutive and fused_is_fast(q, v)
+    if takes_mask and not needs_logits:
         if biases is not None:
             mask = biases + mask
         mask = mask.to(q.dtype).expand(*q.shape[:3], k.shape[2])
         return F.scaled_dot_product_attention(
             q, k, v, attn_mask=mask, scale=encoding.logit_scale
         )
+    if needs_logits:
+        layer = layer.replace(visible=mask == 0)
     logits = _logits(encoding, q, k, layer, biases)
     return encoding.attend(logits, v, layer)
 
@@ -265,7 +259,7 @@ def _biases(encoding: Encoding, q: Tensor, k: Tensor, layer: Layer) -> Tensor | 
 def _distance_bias(encoding: Encoding, layer: Layer) -> Tensor | None:
     """Return a block's bias by distance, broadcastable to (B, H, Tq, Tk)."""
     rows, keys = layer.rows, layer.keys
-    if layer.consecutive and layer.causal and isinstance(keys, slice):
+    if layer.consecutive and layer.causal:
         # each distance once
         distance = torch.arange(rows.stop - keys.start, device=layer.positions.device)
         bias = encoding.distance_bias(distance, layer)
@@ -281,6 +275,9 @@ def _by_pairs(by_distance: Tensor, rows: int) -> Tensor:
     Row r is a common row from its place rows - 1 - r on: copies of that row, read one
     number shorter, are shifted so.
     """
+    # For 2 rows and 3 keys, with . for a later key, the common row is 2 1 0 . . and two
+    # copies, read in rows of 4, are 2 1 0 . and . 2 1 0. Without the first rows - 1
+    # columns this is 1 0 . and 2 1 0.
     heads, keys = by_distance.shape
     width = keys + rows - 1  # one number shorter than a common row
     common = F.pad(by_distance.flip(-1), (0, rows))
@@ -294,37 +291,37 @@ def mask_of(layer: Layer, dtype: torch.dtype) -> Tensor:
     hidden.
     """
     rows, keys, sinks = layer.rows, layer.keys, layer.sinks
-    settings = layer.window, sinks, layer.causal, dtype, layer.positions.device
-    if isinstance(keys, Tensor):
-        return _mask(rows.start, rows.stop, keys, *settings)
     shift = 0 if sinks else keys.start  # blocks of equal shape share one mask
     make_mask = _mask if torch.compiler.is_compiling() else _kept_mask
     return make_mask(
         rows.start - shift,
         rows.stop - shift,
         range(keys.start - shift, keys.stop - shift),
-        *settings,
+        layer.window,
+        sinks,
+        layer.causal,
+        dtype,
+        layer.positions.device,
     )
 
 
 def _mask(
     start: int,
     stop: int,
-    keys: range | Tensor,
+    keys: range,
     window: int | None,
     sinks: int,
     causal: bool,
     dtype: torch.dtype,
     device: torch.device,
 ) -> Tensor:
-    if isinstance(keys, range):
-        keys = torch.arange(keys.start, keys.stop)
-    gap = torch.arange(start, stop)[:, None] - keys
+    key = torch.arange(keys.start, keys.stop)
+    gap = torch.arange(start, stop)[:, None] - key
     mask = torch.zeros(gap.shape, dtype=dtype)
     if causal:
         mask.masked_fill_(gap < 0, -math.inf)
     if window is not None:
-        mask.masked_fill_((gap >= window) & (keys >= sinks), -math.inf)
+        mask.masked_fill_((gap >= window) & (key >= sinks), -math.inf)
     return mask.to(device)
 
 
@@ -351,8 +348,6 @@ def _by_kernel(
         )
     if flex.serves(q, v):
         return flex.attention(encoding, q, k, v, layer)
-    if is_fast and q.shape[2] >= FUSED_FROM:
-        return _by_channels(encoding, q, k, v, layer)
     return None
 
 
@@ -375,39 +370,6 @@ def fused_is_fast(q: Tensor, v: Tensor) -> bool:
     if trains and q.shape[2] < FUSED_FROM:
         return False
     return machine.has_amx()
-
-
-def _by_channels(
-    encoding: Encoding, q: Tensor, k: Tensor, v: Tensor, layer: Layer
-) -> Tensor | None:
-    """Return attention by the fused kernel, with the bias of each key in extra
-    channels; None if it has no such form.
-
-    One bf16 channel is too coarse from some hundred tokens on. Three that add up hold
-    all of fp32's digits but one.
-    """
-    per_key = encoding.key_bias(layer)
-    exact_products = q.dtype in (torch.float32, torch.float64)
-    # gradients cancel, too much for bf16
-    if per_key is None or (per_key.requires_grad and not exact_products):
-        return None
-
-    channels: list[Tensor] = []
-    remainder = per_key / encoding.logit_scale
-    for _ in range(1 if exact_products else 3):
-        channels.append(remainder.to(q.dtype))
-        remainder = remainder - channels[-1].to(remainder.dtype)
-    bias_channels = torch.stack(channels, dim=-1).expand(*k.shape[:3], -1)
-
-    n_channels = len(channels)
-    padding = -(k.shape[-1] + n_channels) % ALIGNED
-    q = F.pad(F.pad(q, (0, n_channels), value=1.0), (0, padding))
-    k = F.pad(torch.cat((k, bias_channels), dim=-1), (0, padding))
-    padded_v = F.pad(v, (0, n_channels + padding))
-    output = F.scaled_dot_product_attention(
-        q, k, padded_v, is_causal=True, scale=encoding.logit_scale
-    )
-    return output[..., : v.shape[-1]]
 
 
 def _kept_bytes(device: torch.device) -> int:

@@ -138,8 +138,11 @@ def block_mask(
     any_visible = gap >= 0
     all_visible = (gap > 0) & (first[:, None] + BLOCK <= length)
     if window is not None:
-        any_visible &= (gap - BLOCK < window - 1) | (first < sinks)
-        all_visible &= (gap + BLOCK <= window) | (first + BLOCK <= sinks)
+        # the distances i - j of the pairs of two blocks
+        nearest = gap - (BLOCK - 1)
+        furthest = gap + (BLOCK - 1)
+        any_visible &= (nearest < window) | (first < sinks)
+        all_visible &= (furthest < window) | (first + BLOCK <= sinks)
     return BlockMask.from_kv_blocks(
         *_seen(any_visible & ~all_visible),
         *_seen(all_visible),

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from posbench.config.schema import Config, ModelConfig
-from posbench.encodings.base import Encoding, Layer, narrower
+from posbench.encodings.base import Encoding, Layer, Rotation, exact, narrower
 from posbench.model.attention import attention, make_layer
 from posbench.model.compiled import compiled
 from posbench.model.loss import IGNORED, linear_cross_entropy
@@ -114,13 +114,21 @@ class GPT(nn.Module):
             if positions is None:
                 positions = encoding.positions(ids, generator)
             x = encoding.embed(self.tokens(ids), positions, ids)
-        layer = make_layer(encoding, positions, consecutive=consecutive)
+        # `Layer` is what hooks read: this is what it has for every block
+        common = make_layer(encoding, positions, consecutive=consecutive)
         training = torch.is_grad_enabled()
         for index, block in enumerate(self.blocks):
-            of_block = self._limited(encoding, layer.replace(index=index), reading)
-            rows = last if index == len(self.blocks) - 1 else None
-            attend = functools.partial(_attention, encoding, of_block, rows)
-            arguments = x, attend, self.compiles and training
+            layer = self._limited(encoding, common.replace(index=index), reading)
+            is_last = index == len(self.blocks) - 1
+            rows = last if is_last else None
+            compiles = self.compiles and training
+            rotation = None
+            if compiles:
+                used, layer_of_used = encoding.at(layer)
+                rotation = used.rotation(layer_of_used)
+                layer = layer.replace(rotated=rotation is not None)
+            attend = functools.partial(_attention, encoding, layer, rows)
+            arguments = x, attend, compiles, rotation
             if self.recomputes and training:  # Chen et al. (2016), arXiv:1604.06174
                 x = checkpoint(
                     block,
@@ -137,14 +145,15 @@ class GPT(nn.Module):
 
     def _limited(self, encoding: Encoding, layer: Layer, reading: Reading) -> Layer:
         """Return the layer with the window and sinks of its queries."""
+        window = narrower(self.window, reading.window)
         sinks = self.sinks
         if reading.sinks:
             used, _ = encoding.at(layer)
-            limit = narrower(self.window, used.window)
-            # a layer has never seen sinks beyond a limit as narrow
-            if narrower(limit, reading.window) != limit:
+            trained_limit = narrower(self.window, used.window)
+            is_narrowed = narrower(trained_limit, reading.window) != trained_limit
+            # a layer whose own limit is as narrow has learned without sinks
+            if is_narrowed:
                 sinks = max(sinks, reading.sinks)
-        window = narrower(self.window, reading.window)
         return layer.replace(window=window, sinks=sinks)
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -192,7 +201,11 @@ class Block(nn.Module):
             self.mlp = MLP(config)
 
     def forward(
-        self, x: Tensor, attend: Callable[..., Tensor], compiles: bool = False
+        self,
+        x: Tensor,
+        attend: Callable[..., Tensor],
+        compiles: bool = False,
+        rotation: Rotation | None = None,
     ) -> Tensor:
         """Return the block's output for states (B, T, D): (B, T, D), or its last rows
         alone.
@@ -201,19 +214,27 @@ class Block(nn.Module):
             attend: returns attention's output for queries, keys, values (B, H, T, Dh)
                 and their input (B, T, D).
             compiles: run what comes before and after attention as compiled pieces.
+            rotation: what the encoding does to queries and keys; the piece before
+                attention does it.
         """
         if compiles:
-            attended = attend(*_before_compiled(self, x))
+            attended = attend(*_before_compiled(self, x, rotation))
             return _after_compiled(self, x, attended)
         return _after(self, x, attend(*_before(self, x)))
 
 
-def _before(block: Block, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _before(
+    block: Block, x: Tensor, rotation: Rotation | None = None
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return queries, keys and values (B, H, T, Dh) of states (B, T, D), and their
     normalised input (B, T, D).
     """
     inputs = block.attention_norm(x)
-    return *block.attention.heads(inputs), inputs
+    q, k, v = block.attention.heads(inputs)
+    if rotation is not None:
+        q, k = rotation(exact(q), exact(k))
+        q, k = q.to(v.dtype), k.to(v.dtype)
+    return q, k, v, inputs
 
 
 def _after(block: Block, x: Tensor, attended: Tensor) -> Tensor:

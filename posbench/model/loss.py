@@ -64,10 +64,10 @@ class _LinearCrossEntropy(torch.autograd.Function):
         padding = 0 if device.type == "cpu" else -vocabulary % ALIGNED
         states = hidden.to(dtype)
         head = F.pad(weight.to(dtype), (0, 0, 0, padding))
-        of_hidden, of_head = None, None
+        states_gradient, head_gradient = None, None
         if differentiate:
-            of_hidden = torch.empty_like(states)
-            of_head = torch.zeros(head.shape, dtype=exact, device=device)
+            states_gradient = torch.empty_like(states)
+            head_gradient = torch.zeros(head.shape, dtype=exact, device=device)
         total = torch.zeros((), dtype=exact, device=device)
 
         at_once = AT_ONCE if device.type == "cpu" else AT_ONCE_ACCELERATOR
@@ -81,11 +81,12 @@ class _LinearCrossEntropy(torch.autograd.Function):
             their_labels = torch.split(labels[rows, None], piece_rows)
             for piece, label in zip(pieces, their_labels, strict=True):
                 total += loss_of(piece, label, differentiate)
-            # `logits` holds its own gradient by now
-            if of_hidden is not None and of_head is not None:
-                torch.mm(logits, head, out=of_hidden[rows])
-                of_head += logits.mT @ states[rows]
-        ctx.save_for_backward(of_hidden, of_head)
+            # `loss_of` has written their gradient over the logits
+            if states_gradient is not None and head_gradient is not None:
+                logits_gradient = logits
+                torch.mm(logits_gradient, head, out=states_gradient[rows])
+                head_gradient += logits_gradient.mT @ states[rows]
+        ctx.save_for_backward(states_gradient, head_gradient)
         ctx.vocabulary = vocabulary
         n_scored = max(1, len(labels))
         ctx.n_scored = n_scored
@@ -95,11 +96,13 @@ class _LinearCrossEntropy(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None, None, None]:
-        of_hidden, of_head = ctx.saved_tensors
+        # of the sum over labels; `forward` has returned the mean
+        states_gradient, head_gradient = ctx.saved_tensors
         factor = gradient / ctx.n_scored
-        of_hidden = of_hidden.to(ctx.dtypes[0])
-        of_weight = of_head[: ctx.vocabulary].to(ctx.dtypes[1])
-        return of_hidden * factor, of_weight * factor, None, None, None
+        hidden_dtype, weight_dtype = ctx.dtypes
+        hidden_gradient = states_gradient.to(hidden_dtype)
+        weight_gradient = head_gradient[: ctx.vocabulary].to(weight_dtype)
+        return hidden_gradient * factor, weight_gradient * factor, None, None, None
 
 
 def _is_worth_compiling(logits: Tensor) -> bool:

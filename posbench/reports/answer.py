@@ -65,9 +65,7 @@ def text_answer(frame: pd.DataFrame, table: pd.DataFrame) -> Answer:
     `results.compare.compare` returns.
     """
     if not table.attrs["schemes"]:
-        return _answer_without_results(
-            frame, "No run has a loss at its training length yet."
-        )
+        return Answer(["No run has a loss at its training length yet."], "")
     measured = table[table["nll"].notna()]
     is_unlearned = measured["learned"].isin(NOT_BEATEN)
     judged = measured[~is_unlearned]
@@ -90,13 +88,6 @@ def text_answer(frame: pd.DataFrame, table: pd.DataFrame) -> Answer:
             " text."
         )
     return _answer_with_missing(sentences, frame, missing_on_text(frame, table))
-
-
-def _answer_without_results(frame: pd.DataFrame, sentence: str) -> Answer:
-    command = command_line(frame, Missing())
-    if command:
-        sentence += " To continue, type:"
-    return Answer([sentence], command)
 
 
 def _answer_with_missing(
@@ -169,7 +160,7 @@ def task_answer(frame: pd.DataFrame, table: pd.DataFrame) -> Answer:
     `results.tasks.compare_tasks` returns.
     """
     if table.empty:
-        return _answer_without_results(frame, "No run was tested on its problems yet.")
+        return Answer(["No run was tested on its problems yet."], "")
 
     ranked = table[table["ranked"]]
     learned = list_names(ranked["label"]) or "none"

@@ -23,10 +23,9 @@ from posbench.errors import UserError
 from posbench.reports.tables import short_label
 from posbench.results import compare, tasks
 from posbench.results.compare import ENDPOINT_RATIO
-from posbench.results.settings import differing_settings
 from posbench.run.rows import PLAIN, WINDOWED
 
-FigureKind = Literal["panels", "curve", "perplexity"]
+FigureKind = Literal["panels", "curve"]
 DARK, GREY, LIGHT = "#333333", "#8C8C8C", "#C8C8C8"
 # The colours of Okabe and Ito, which colour-blind readers can tell apart, and then
 # darker ones.
@@ -139,7 +138,10 @@ def runs_figure(frame: pd.DataFrame, reference: str | None = None) -> Picture:
     comparable, or without results.
     """
     if frame["setting"].nunique() > 1:
-        _refuse_settings(frame)
+        raise UserError(
+            "these runs may not be compared ('posbench runs' lists what sets them"
+            " apart): plot those of one kind"
+        )
 
     if frame["trained_task"].notna().any():
         figure = task_figure(frame)
@@ -153,17 +155,6 @@ def runs_figure(frame: pd.DataFrame, reference: str | None = None) -> Picture:
             f"nothing to plot: expected a run that has ended and was {requirement}"
         )
     return figure
-
-
-def _refuse_settings(frame: pd.DataFrame) -> None:
-    settings = pd.DataFrame(differing_settings(frame).values()).fillna("null")
-    differences = []
-    for key, values in settings.items():
-        differences.append(f"{key}: {' or '.join(sorted(values.unique()))}")
-    raise UserError(
-        f"these runs may not be compared, they differ in {'; '.join(differences)}:"
-        " plot those of one kind"
-    )
 
 
 class Panel(NamedTuple):
@@ -219,9 +210,6 @@ def _text_panels(
 
     points = compare.curves(frame)
     points = points[points["ratio"] >= 1 / ENDPOINT_RATIO]
-    if kind == "perplexity":
-        losses = ["nll", "nll_low", "nll_high"]
-        points[losses] = np.exp(points[losses].astype("float64"))
     plain = points[points["variant"] == PLAIN]
     narrowed = points[(points["variant"] == WINDOWED) & (points["label"] == base)]
     with_narrowed = pd.concat([plain, narrowed])
@@ -277,10 +265,7 @@ def _draw_losses(
     span = [points["length"].min(), points["length"].max()]
     levels = {}
     for reader, name in compare.READERS.items():
-        level = table[reader].median()
-        if kind == "perplexity":
-            level = np.exp(level)
-        levels[name] = pd.Series(level, span)
+        levels[name] = pd.Series(table[reader].median(), span)
 
     ends = _draw_curves(axes, points, "length", "nll", named)
     shown = [end.y for end in ends]
@@ -295,7 +280,7 @@ def _draw_losses(
     _name_ends(axes, ends, lines)
     _set_lengths(axes, points["length"], table.attrs["train_length"])
     axes.set_xlabel("context in tokens (dotted: training length)")
-    axes.set_ylabel("perplexity" if kind == "perplexity" else "loss, nats per token")
+    axes.set_ylabel("loss, nats per token")
 
 
 def _draw_rises(

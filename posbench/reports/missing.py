@@ -1,22 +1,20 @@
 """What a report lacks for verdicts, and the one command that supplies all of it.
 
-The command has the words of the sweeps that made the runs, or of their `train`
-commands, with other values of what is missing.
+The command has the words of the sweep that made the runs, with other values of what is
+missing.
 """
 
 import dataclasses
 import shlex
-from collections.abc import Iterable
 from pathlib import Path
 
 import pandas as pd
 
-from posbench.config.overrides import LENGTH, RATIOS, split, values
+from posbench.config.overrides import LENGTH, RATIOS, split
 from posbench.reports.sweeps import words_by_run
 from posbench.results.compare import (
     ENDPOINT_RATIO,
     ENOUGH_SEEDS,
-    ENOUGH_SEEDS_IN_GROUPS,
     HALF,
     NOT_BEATEN,
     REFERENCE,
@@ -25,9 +23,6 @@ from posbench.results.compare import (
 
 ENOUGH_SEEDS_OF_TASKS = 10  # as a suggestion: words need `ENOUGH_SEEDS`
 LONGER = 4  # factor on the training tokens, as a suggestion
-MOST_COMMANDS = 3  # in one line; runs that need more have none
-# Values of these keys are joined where two commands are otherwise the same.
-_JOINED = ("encoding", "seed")
 _UNFINISHED = ("done", "running", "stopped", "died")
 
 Words = dict[str, str]  # what was typed, `ratio=1,2`, by full key
@@ -78,18 +73,10 @@ def missing_on_task(frame: pd.DataFrame, table: pd.DataFrame) -> Missing:
 
 
 def _add_seeds(missing: Missing, frame: pd.DataFrame, measured: pd.DataFrame) -> None:
-    needed = ENOUGH_SEEDS
-    for name in ("nll_why", "rise_why"):
-        if name in measured and measured[name].str.contains("two groups").any():
-            needed = ENOUGH_SEEDS_IN_GROUPS
     n_seeds = int(measured["seeds"].min())
-    if n_seeds >= needed:
-        return
-    part = f"seeds ({n_seeds} of {needed}"
-    if frame["settings"].str.contains('"start.run"', na=False).any():
-        part += ", each from a run of its own"
-    missing.parts.append(f"{part})")
-    missing.changes["seed"] = _seed_list(frame, needed)
+    if n_seeds < ENOUGH_SEEDS:
+        missing.parts.append(f"seeds ({n_seeds} of {ENOUGH_SEEDS})")
+        missing.changes["seed"] = _seed_list(frame, ENOUGH_SEEDS)
 
 
 def _add_lengths(missing: Missing, frame: pd.DataFrame) -> None:
@@ -127,73 +114,35 @@ def _seed_list(frame: pd.DataFrame, needed: int) -> str:
 def command_line(frame: pd.DataFrame, missing: Missing) -> str:
     """Return one line for a shell that makes a frame's runs with what is missing; empty
     if there is none.
-    """
-    sweeps = []
-    for words in _sweeps(frame):
-        supplied = _supplied(words, missing)
-        if supplied != words or not missing.parts:
-            sweeps.append(supplied)
-    sweeps = _joined(sweeps)
-    if len(sweeps) > MOST_COMMANDS:
-        return ""
-    commands = [f"posbench sweep {shlex.join(words.values())}" for words in sweeps]
-    return " && ".join(commands)
-
-
-def _sweeps(frame: pd.DataFrame) -> list[Words]:
-    """Return the words of the sweeps that a frame's runs are of, each sweep once; of a
-    run without a sweep those of its own command.
-    """
-    sweeps: list[Words] = []
-    runs = frame.drop_duplicates("folder")
-    for folder, command in zip(runs["folder"], runs["command"], strict=True):
-        run = Path(folder)
-        words = words_by_run(run.parent).get(run.name)
-        if words is None:
-            words = shlex.split(command or "")[2:]  # after `posbench train`
-        by_key = {split(word)[0]: word for word in words}
-        if by_key and by_key not in sweeps:
-            sweeps.append(by_key)
-    return sweeps
-
-
-def _supplied(words: Words, missing: Missing) -> Words:
-    """Return the words of a sweep with what is missing.
 
     Runs that start from another run have its seed and go on from its tokens, so that
-    only their lengths may be changed here.
+    none is known for them.
     """
-    words = dict(words)
+    words = _words_of_sweep(frame)
+    if not words or "start" in words:
+        return ""
     for key, value in missing.changes.items():
-        if key == RATIOS:
-            words.pop(LENGTH, None)
-            words[key] = f"ratio={value}"
-        elif "start" not in words:
-            words[key] = f"{key}={value}"
+        words[key] = f"{key}={value}"
+    if RATIOS in missing.changes:
+        words[RATIOS] = f"ratio={missing.changes[RATIOS]}"
+        words.pop(LENGTH, None)
 
-    has_options = any(key.startswith("encoding.") for key in words)
-    if missing.reference and "encoding" in words and not has_options:
-        encodings = values("encoding", split(words["encoding"])[1])
-        words["encoding"] = _word("encoding", [*encodings, missing.reference])
-    return words
-
-
-def _joined(sweeps: Iterable[Words]) -> list[Words]:
-    """Return sweeps that together make the same runs: two that differ only in their
-    encodings, or only in their seeds, as one.
-    """
-    for key in _JOINED:
-        by_others: dict[tuple[str, ...], Words] = {}
-        for words in sweeps:
-            others = tuple(sorted(word for name, word in words.items() if name != key))
-            first = by_others.setdefault((str(key in words), *others), dict(words))
-            if key in words:
-                texts = f"{split(first[key])[1]},{split(words[key])[1]}"
-                first[key] = _word(key, values(key, texts))
-        sweeps = by_others.values()
-    return list(sweeps)
+    if missing.reference:
+        has_options = any(key.startswith("encoding.") for key in words)
+        if has_options or "encoding" not in words:
+            return ""
+        words["encoding"] += f",{missing.reference}"
+    return f"posbench sweep {shlex.join(words.values())}"
 
 
-def _word(key: str, texts: Iterable[str]) -> str:
-    """Return values as one word, each once."""
-    return f"{key}={','.join(dict.fromkeys(texts))}"
+def _words_of_sweep(frame: pd.DataFrame) -> Words:
+    """Return what the one sweep of a frame's runs was typed with; empty without one."""
+    sweeps = []
+    for folder in frame["folder"].unique():
+        run = Path(folder)
+        words = words_by_run(run.parent).get(run.name, [])
+        if words not in sweeps:
+            sweeps.append(words)
+    if len(sweeps) > 1:
+        return {}
+    return {split(word)[0]: word for word in sweeps[0]}

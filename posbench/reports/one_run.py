@@ -220,9 +220,6 @@ def _others_table(rows: pd.DataFrame, length: str) -> Table:
         line["trivial"] = _share_text(row, "trivial")
         if row["protocol"] == "task":
             line[column] += f" ({_interval_text(row)})"
-            name += ", greedy"
-            greedy = lines.setdefault(name, {"measured": name})
-            greedy[column] = _share_text(row, "exact_match")
 
     lengths = [str(value) for value in sorted(rows[length].dropna().unique())]
     names = ["measured", *lengths, "chance", "trivial"]
@@ -359,20 +356,6 @@ def _run_remarks(frame: pd.DataFrame, rows: pd.DataFrame) -> Iterator[str]:
         yield (
             f"Rows in {' and '.join(precisions)}: only those in one precision are"
             " comparable."
-        )
-
-    hidden = frame[~frame["main"] & frame["protocol"].notna()]
-    parts = []
-    for (split, step), group in hidden.groupby(["split", "checkpoint_step"]):
-        parts.append(f"{len(group)} on {split} text at step {step}")
-    if parts:
-        yield (
-            "Rows that are not shown, on another text or on other targets than the"
-            f" curve: {', '.join(parts)}."
-        )
-        yield (
-            "One 'posbench evaluate' scores the same tokens at all of its lengths;"
-            " nonoverlap does so at those that divide the longest."
         )
 
 

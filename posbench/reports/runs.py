@@ -65,8 +65,10 @@ def _words_apart(study: pd.DataFrame) -> list[str]:
     differing = differing_settings(study)
     texts = []
     for run in study.to_dict("records"):
-        words = [run["options"]]
+        words = []
+        if run["label"] != run["encoding"]:
+            words.append(run["label"])
         for key, value in differing.get(run["setting"], {}).items():
             words.append(f"{key.rpartition('.')[2]}={value}")
-        texts.append(" ".join(words).strip())
+        texts.append(" ".join(words))
     return texts

@@ -138,7 +138,8 @@ def _on_shared_targets(rows: pd.DataFrame, train_length: int) -> pd.DataFrame:
     is_plain = (rows["variant"] == PLAIN) & (rows["status"] == "ok")
     at_one = rows[is_plain & (rows["length"] == train_length)]
     targets = at_one["targets_sha256"].fillna("") + at_one["dtype"].fillna("")
-    others = at_one["folder"][targets != targets.mode().max()]
+    commonest = targets.mode()  # several, if as many runs have them
+    others = at_one["folder"][targets != commonest.max()]
     return rows[~rows["folder"].isin(others)]
 
 
@@ -431,6 +432,7 @@ def _few_seeds(seeds: Sequence[float], word: str) -> str:
     if in_two_groups(seeds):
         needed = ENOUGH_SEEDS_IN_GROUPS
         groups = ", which fall in two groups"
+    # `not resolved` claims no difference: two groups of seeds ask for no more of them
     enough = ENOUGH_SEEDS if word == NOT_RESOLVED else needed
     if len(seeds) >= enough:
         return ""

@@ -94,10 +94,10 @@ def read(
         unit, and among others `run_status` (done, running, stopped, died, unreadable,
         or why it failed: diverged, oom ...), `setting` (digest of all that must be
         equal in runs that are compared), `scheme` (JSON of what may differ), `label`
-        (the encoding, with what sets it apart in its setting), `options` (what sets it
-        apart from others of the encoding), `repeated` (another run has the same
-        setting, scheme and seed), `main` (a row of the split that its run asks for, on
-        the targets of its curve), and `newest` (a main row of the newest checkpoint).
+        (the encoding, with what sets it apart in its setting), `repeated` (another run
+        has the same setting, scheme and seed), `main` (a row of the split that its run
+        asks for, on the targets of its curve), and `newest` (a main row of the newest
+        checkpoint).
 
     Raises UserError if a path does not exist or there is no run. A run that cannot be
     read is a row that says so.

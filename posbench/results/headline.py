@@ -10,9 +10,6 @@ from posbench.results.tasks import task_rows
 
 Headline = dict[str, Any]  # numbers, texts or None
 TEXTS = ("learned", "uses_context")  # yes, no or not resolved; all others are numbers
-# The most important values of a run on text, and on a task.
-MAIN = ("learned", "nll_1x", "rise_4x", "rise_16x", "reach", "uses")
-MAIN_OF_TASK = ("learned", "accuracy_1x", "accuracy_2x", "accuracy_4x")
 ALWAYS = ("rise_4x", "rise_16x")  # named even where they were not measured
 
 

@@ -21,6 +21,7 @@ from posbench.run.facts import as_json, settings_of
 
 _RATE = "training.learning_rate"
 _SCHEME = ("encoding.", "model.attention.", _RATE)
+# In a scheme, `start` itself is the training length of the run that it began from.
 _START = "start"
 # Of the run that one began from.
 _STARTS = ("start.encoding", "start.tokens", "start.options", "start.text_sha256")
@@ -35,7 +36,7 @@ _DIGEST = re.compile(r"\b([0-9a-f]{12})[0-9a-f]{52}\b")  # twelve digits are sho
 
 
 def with_schemes(frame: pd.DataFrame) -> pd.DataFrame:
-    """Return the frame with `setting`, `scheme`, `label`, `options` and `repeated`."""
+    """Return the frame with `setting`, `scheme`, `label` and `repeated`."""
     runs = frame.drop_duplicates("folder").set_index("folder")
     settings = [json.loads(text or "{}") for text in runs["settings"]]
     runs["scheme"] = [as_json(_scheme(of_run)) for of_run in settings]
@@ -44,12 +45,9 @@ def with_schemes(frame: pd.DataFrame) -> pd.DataFrame:
     for (_, encoding), group in runs.groupby(["setting", "encoding"]):
         labels = _labels(str(encoding), group["scheme"].unique())
         runs.loc[group.index, "label"] = group["scheme"].map(labels)
-    runs["options"] = ""
-    for _, group in runs.groupby("encoding"):
-        words = _words(group["scheme"].unique())
-        options = {scheme: " ".join(of.values()) for scheme, of in words.items()}
-        runs.loc[group.index, "options"] = group["scheme"].map(options)
 
+    # Of equal runs a finished one counts, and the others repeat it. A run that ended
+    # before it knew its text repeats none.
     finished_first = runs.sort_values(
         "run_status", key=lambda status: status != "done", kind="stable"
     )
@@ -57,7 +55,7 @@ def with_schemes(frame: pd.DataFrame) -> pd.DataFrame:
     has_text = runs["text_sha256"].notna() | runs["text_split"].notna()
     runs["repeated"] = repeated & has_text
 
-    derived = runs[["setting", "scheme", "label", "options", "repeated"]]
+    derived = runs[["setting", "scheme", "label", "repeated"]]
     return frame.join(derived, on="folder")
 
 
@@ -66,7 +64,7 @@ def _settings(runs: pd.DataFrame, settings: Sequence[Mapping[str, Any]]) -> list
 
     A run that ended before it knew its text joins those with its configuration.
     """
-    known: dict[str, list[Any]] = {}
+    known: dict[str, list[Any]] = {}  # the facts of a text, by what is compared
     parts = []
     texts = runs[_TEXT_FACTS].to_numpy(dtype=object).tolist()
     for of_run, text in zip(settings, texts, strict=True):
@@ -145,14 +143,15 @@ def _words(schemes: Sequence[str]) -> dict[str, dict[str, str]]:
     """
     options = {scheme: json.loads(scheme) for scheme in schemes}
     keys = _keys_apart([*options.values()])
+    # by key, the value that is left out, as JSON
     usual = {}
     for key in keys:
         counts = Counter(as_json(values.get(key)) for values in options.values())
-        value, count = counts.most_common(1)[0]
+        commonest, count = counts.most_common(1)[0]
         if key.startswith(_START):
-            usual[key] = _OFF[0]
+            usual[key] = "null"  # it began from no run
         elif 2 * count > len(options):
-            usual[key] = value
+            usual[key] = commonest
         else:
             usual[key] = next((off for off in _OFF if off in counts), "")
 
@@ -160,10 +159,13 @@ def _words(schemes: Sequence[str]) -> dict[str, dict[str, str]]:
     for scheme, values in options.items():
         for key in keys:
             value = values.get(key)
-            if as_json(value) != usual[key]:
-                name = key if key.startswith(_START) else key.rpartition(".")[2]
-                name = name.removesuffix("_sha256")
-                words[scheme][key] = f"{name}={setting_text(value)}"
+            if as_json(value) == usual[key]:
+                continue
+            name = key  # whole, as start.tokens: training has tokens, too
+            if not key.startswith(_START):
+                name = key.rpartition(".")[2]
+            name = name.removesuffix("_sha256")
+            words[scheme][key] = f"{name}={setting_text(value)}"
     return words
 
 
@@ -173,11 +175,17 @@ def _keys_apart(options: Sequence[Mapping[str, Any]]) -> list[str]:
     A run that begins from another has its own rate, which is left out unless nothing
     else sets schemes apart.
     """
-    keys = _differing(options)
-    starts = _differing([each for each in options if _START in each])
-    keys = [key for key in keys if not key.startswith("start.") or key in starts]
+    keys = []
+    begun = [each for each in options if _START in each]  # from another run
+    differing_starts = _differing(begun)
+    for key in _differing(options):
+        # beside schemes that began from no run, `start` alone says so
+        if not key.startswith("start.") or key in differing_starts:
+            keys.append(key)
+
     without_rate = {as_json({**each, _RATE: None}) for each in options}
-    if _START in keys and len(without_rate) == len(options):
+    rate_is_needed = len(without_rate) < len(options)
+    if _START in keys and not rate_is_needed:
         keys = [key for key in keys if key != _RATE]
     return keys
 

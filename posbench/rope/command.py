@@ -7,24 +7,18 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import matplotlib
-import torch
 from torch import Tensor
 
-from posbench import encodings, files
+from posbench import encodings
 from posbench.config import compose
 from posbench.config.overrides import LENGTH, value
 from posbench.config.schema import Config
 from posbench.data import hub
 from posbench.encodings.rope import Rotary, frequencies
 from posbench.errors import UserError, unknown
-from posbench.evaluation.models import parse_choice
 from posbench.options import plain
-from posbench.reports import charts
-from posbench.rope.extension import extended_rope, extension
 from posbench.rope.parameters import parameters_of
 from posbench.rope.reading import (
-    FOLLOW_LENGTH,
     ROUNDING,
     Rope,
     bound_by_base,
@@ -40,17 +34,17 @@ from posbench.run.model import model_of, tokenizer_of
 from posbench.run.run import load_config
 
 # the last is for an encoding's name
-_WORDS = ("length", "extension", "train_length", "head_dim")
+_WORDS = ("length", "train_length", "head_dim")
 ALL = "all layers with RoPE"
 
 
-def main(words: Sequence[str], png: Path | None) -> None:
-    """Describe one configuration, or compare two; draw it.
+def main(words: Sequence[str]) -> None:
+    """Describe one configuration, or compare two.
 
     Args:
         words: config.json files, folders or names of models, runs, or names of
-            encodings with options; then `extension=yarn:factor=4`, `length=16384`,
-            `train_length=4096`, and for an encoding's name `head_dim=`.
+            encodings with options; then `length=16384`, `train_length=4096`, and for
+            an encoding's name `head_dim=`.
     """
     names, values = _split(words)
     lengths = _lengths("length", values)
@@ -63,9 +57,6 @@ def main(words: Sequence[str], png: Path | None) -> None:
     every_rope = [layers for layers, _ in read]
     if len(names) == 2:
         print("\n".join(compare_ropes(names, every_rope)))
-    if png:
-        files.write(png, charts.image_bytes(picture(names, every_rope, lengths), "png"))
-        print(png)
 
 
 def _split(words: Sequence[str]) -> tuple[list[str], dict[str, str]]:
@@ -79,8 +70,8 @@ def _split(words: Sequence[str]) -> tuple[list[str], dict[str, str]]:
         )
     if not {*names} & {*encodings.names()}:
         for word in values:
-            if word not in _WORDS[:3]:
-                raise unknown("word", f"{word}=", [f"{word}=" for word in _WORDS[:3]])
+            if word not in _WORDS[:2]:
+                raise unknown("word", f"{word}=", [f"{word}=" for word in _WORDS[:2]])
     return names, values
 
 
@@ -102,16 +93,16 @@ def ropes_of(name: str, values: Mapping[str, str]) -> tuple[list[Rope], list[str
         encoding = config.build_encoding()
         if [*encoding.parameters()]:  # perhaps learned frequencies
             encoding = model_of(path, config, tokenizer_of(path)).encoding
-        return [_of_encoding(encoding, config, values)], []
+        return [_of_encoding(encoding, config)], []
     file = path if path.suffix == ".json" else path / "config.json"
     if path.suffix == ".json" or file.is_file():
-        return _of_settings(_read(name, file), values)
+        return _of_settings(_read(name, file))
     if name in encodings.names():
         config = _configured(name, values)
-        return [_of_encoding(config.build_encoding(), config, values)], []
+        return [_of_encoding(config.build_encoding(), config)], []
     if find.is_model(name):
         folder, _ = hub.model_folder(name, ["config.json"])
-        return _of_settings(_read(name, folder / "config.json"), values)
+        return _of_settings(_read(name, folder / "config.json"))
     raise unknown(
         "configuration",
         name,
@@ -145,65 +136,23 @@ def _configured(name: str, values: Mapping[str, str]) -> Config:
     return compose.single([f"encoding={name}", *options, *size])
 
 
-def _of_encoding(encoding: Any, config: Config, values: Mapping[str, str]) -> Rope:
+def _of_encoding(encoding: Any, config: Config) -> Rope:
     if not isinstance(encoding, Rotary) or not encodings.architectures(encoding):
         raise UserError(
             f"'{encoding.name}' has no configuration of RoPE: expected rope or its"
             " family"
         )
     train_length = config.training.train_length
-    if not values.get("extension"):
-        original = getattr(encoding, "original_length", train_length)
-        factor = getattr(encoding, "factor", None) or 1.0
-        longest = round(factor * original)
-        parameters = parameters_of(encoding)
-        return of_encoding(lambda length: encoding, parameters, original, longest)
-    method, options = parse_choice(values["extension"])
-    if encoding.name != "rope":
-        raise UserError(
-            f"extension={method}: only plain RoPE is extended, and this is"
-            f" {encoding.name}"
-        )
-    longest = _longest(options, train_length, values)
-    _, facts, parameters = extended_rope(encoding, method, longest, options, True)
-    if "factor" in facts:  # by default it follows the length
-        options |= {"factor": facts["factor"]}
-
-    def extended(length: int) -> Rotary:
-        if parameters["rope_type"] not in FOLLOW_LENGTH:
-            length = longest
-        length = max(length, train_length)
-        return extended_rope(encoding, method, length, options)[0]
-
-    return of_encoding(extended, parameters, train_length, longest)
+    original = getattr(encoding, "original_length", train_length)
+    factor = getattr(encoding, "factor", None) or 1.0
+    longest = round(factor * original)
+    parameters = parameters_of(encoding)
+    return of_encoding(lambda length: encoding, parameters, original, longest)
 
 
-def _of_settings(
-    settings: Mapping[str, Any], values: Mapping[str, str]
-) -> tuple[list[Rope], list[str]]:
+def _of_settings(settings: Mapping[str, Any]) -> tuple[list[Rope], list[str]]:
     config = configuration(settings)
-    layers = ropes(config)
-    findings = [*remarks(settings), *unread(settings, config)]
-    if values.get("extension"):
-        method, options = parse_choice(values["extension"])
-        lengths = _lengths("train_length", values)
-        train_length = lengths[0] if lengths else layers[0].train_length
-        longest = _longest(options, train_length, values)
-        extended = extension(config, method, longest, train_length, options, True)
-        layers = ropes(extended.config)
-    return layers, findings
-
-
-def _longest(
-    options: Mapping[str, Any], train_length: int, values: Mapping[str, str]
-) -> int:
-    """Return an extension's longest input in tokens: the requested length, or its
-    factor times the training length.
-    """
-    factor = options.get("factor")
-    if not isinstance(factor, int | float):  # another type is refused where it is used
-        factor = 4.0
-    return max(_lengths("length", values), default=round(factor * train_length))
+    return ropes(config), [*remarks(settings), *unread(settings, config)]
 
 
 def describe(name: str, layers: Sequence[Rope], lengths: Sequence[int]) -> list[str]:
@@ -300,60 +249,6 @@ def compare_ropes(names: Sequence[str], ropes: Sequence[list[Rope]]) -> list[str
         layers = first.layers or second.layers or ALL
         lines.append(f"  {layers}: {turning} within {length:,} tokens{factors}")
     return lines
-
-
-def picture(
-    names: Sequence[str], ropes: Sequence[list[Rope]], lengths: Sequence[int]
-) -> charts.Picture:
-    """Draw how many tokens a turn of each pair takes, by kind of layer, beside plain
-    RoPE and the trained length.
-    """
-    every_kind = {rope.layers or ALL for rope in itertools.chain(*ropes)}
-    kinds = sorted(every_kind - {ALL}) or [ALL]
-    with matplotlib.rc_context(charts.STYLE):
-        figure = charts.Picture(figsize=(4.2 * len(kinds), 3.2), layout="constrained")
-        panels = figure.subplots(1, len(kinds), squeeze=False)[0]
-        for axes, kind in zip(panels, kinds, strict=True):
-            colours = itertools.cycle(charts.COLOURS)
-            for name, layers in zip(names, ropes, strict=True):
-                prefix = f"{name}: " if len(names) > 1 else ""
-                for rope in layers:
-                    if (rope.layers or kind) == kind:
-                        _draw(axes, rope, prefix, lengths, colours)
-            axes.set(
-                yscale="log",
-                title=kind,
-                xlabel="pair of channels",
-                ylabel="tokens for a whole turn",
-            )
-            axes.yaxis.set_major_formatter("{x:,.0f}")
-            # each label once
-            lines = {str(line.get_label()): line for line in axes.get_lines()}
-            axes.legend(handles=lines.values(), fontsize=7, framealpha=0)
-    return figure
-
-
-def _draw(
-    axes: Any, rope: Rope, prefix: str, lengths: Sequence[int], colours: Any
-) -> None:
-    """Draw a RoPE at some lengths, once where these are alike, over plain RoPE."""
-    unstretched = frequencies(rope.width, rope.base)
-    label = f"plain, base {rope.base:,.10g}"
-    axes.plot(_tokens_per_turn(unstretched), color=charts.LIGHT, lw=3, label=label)
-    drawn = [unstretched]
-    for length in _shown_lengths(rope, lengths):
-        f = rope.at(length)[0]
-        if any(torch.allclose(f, other, ROUNDING, 0) for other in drawn):
-            continue
-        drawn.append(f)
-        label = f"{prefix}{rope.type} at {length:,} tokens"
-        axes.plot(_tokens_per_turn(f), color=next(colours), lw=1.5, label=label)
-    at = rope.train_length
-    axes.axhline(at, color=charts.DARK, ls=":", lw=1, label=f"trained, {at:,}")
-
-
-def _tokens_per_turn(f: Tensor) -> Tensor:
-    return torch.where(f > 0, 2 * math.pi / f, math.nan)
 
 
 def _shown_lengths(rope: Rope, lengths: Sequence[int]) -> Sequence[int]:

@@ -38,16 +38,12 @@ def extension(
     length: int,
     train_length: int,
     options: dict[str, Any],
-    every_length: bool = False,
 ) -> Extension:
     """Return an extension of a rotary model; Undefined if the library has none, or if
     the model is already extended.
 
     Layers with a sliding window and a base of their own are unchanged: they meet no new
-    distances.
-
-    `every_length`: whether frequencies follow the input's length. Otherwise they are
-    those of `length` for all inputs.
+    distances. Frequencies are those of `length` for all inputs.
     """
     if not getattr(config, "rope_parameters", None):
         # raises the error of a mistyped method
@@ -65,7 +61,7 @@ def extension(
     layers = "full_attention" if "full_attention" in read else next(iter(read))
     # a mistyped method is told first
     extended, facts, parameters = extended_rope(
-        rotations[layers], method, length, options, every_length
+        rotations[layers], method, length, options
     )
     if read[layers].type != "default":
         raise Undefined(f"its RoPE is already extended (type '{read[layers].type}')")
@@ -92,7 +88,6 @@ def extended_rope(
     method: str,
     length: int,
     options: Mapping[str, Any],
-    every_length: bool = False,
 ) -> tuple[Rotary, dict[str, Any], dict[str, Any]]:
     """Return an extension of plain RoPE, facts for result rows, and its
     `rope_parameters`; Undefined if transformers has none.
@@ -106,19 +101,13 @@ def extended_rope(
 
     name = method
     settings = facts
-    long = extended.inv_freq()
-    short = long
-    if every_length and method == "longrope":
-        short_rope, _ = extend.extend_encoding(
-            plain, method, train_length, train_length, **options
-        )
-        short = cast(Rotary, short_rope).inv_freq()
-    elif not every_length and method == "dynamic_ntk":
+    if method == "dynamic_ntk":
         factor = facts["factor"]
         now = factor * length / train_length - (factor - 1)
         name = "ntk"
         settings = facts | {"factor": max(1.0, now)}
-    parameters = rope_parameters(name, settings, plain, long, short, train_length)
+    f = extended.inv_freq()
+    parameters = rope_parameters(name, settings, plain, f, f, train_length)
     return extended, facts, parameters
 
 

@@ -83,20 +83,10 @@ def of_id(path: Path) -> Path:
     below = Path("outputs", path)
     if glob.glob(str(below)):
         return below
-    if len(path.parts) != 1:
-        return path
-    folders = sorted(
-        record.parent
-        for record in Path("outputs").glob(f"*/{glob.escape(path.name)}/{RECORD}")
-    )
-    if len(folders) > 1:
-        raise UserError(
-            f"several studies have a run {path}: name its folder,"
-            f" {' or '.join(map(str, folders))}"
-        )
-    if not folders:
-        return path
-    return folders[0]
+    records = list(Path("outputs").glob(f"*/{glob.escape(path.name)}/{RECORD}"))
+    if len(records) == 1:
+        return records[0].parent
+    return path
 
 
 def is_model(word: str) -> bool:

@@ -65,11 +65,6 @@ def sample(
     last `train_length` tokens.
     """
     config, tokenizer = load_config(folder), tokenizer_of(folder)
-    if config.data.task:
-        raise UserError(
-            f"{folder} has learned a task, samples continue text: 'posbench show"
-            f" {folder}' has problems"
-        )
     model, rng = model_of(folder, config, tokenizer), generator(seed, "sample", 0)
     ids = tokenizer.encode([prompt])[0].tolist()
     for _ in range(tokens):

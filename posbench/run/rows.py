@@ -20,7 +20,8 @@ PAIRED: tuple[Literal["fixed_target", "nonoverlap"], ...] = (
     "nonoverlap",
 )
 
-# How much targets are preferred, by their digest.
+# By digest of targets: how much these are preferred, such as by how many finished runs
+# have them at the training length.
 Counts = Mapping[Any, float]
 _NO_COUNTS: Counts = {}
 
@@ -222,9 +223,13 @@ def evaluation_rows(folder: Path, counts: Counts = _NO_COUNTS) -> list[Evaluatio
     """
     rows = every_row(folder)
     measured = [row for row in rows if row.measured]
-    chosen = {}
-    for row in [*rows, *measured, *on_shared_targets(measured, counts)]:
-        chosen[row.key] = row  # a later one replaces an earlier one
+    on_curve = on_shared_targets(measured, counts)
+
+    # The last row of a key counts. A measured one goes before one without a number, and
+    # one that its curve may join goes before all others.
+    chosen = {row.key: row for row in rows}
+    chosen |= {row.key: row for row in measured}
+    chosen |= {row.key: row for row in on_curve}
     return [row for row in rows if chosen[row.key] is row]
 
 
@@ -256,14 +261,16 @@ def on_shared_targets(
     highest: dict[Any, tuple[float, ...]] = {}
     for (curve, targets), members in on_targets.items():
         rank = (counts.get(targets, 0), *_rank(members))
-        if rank >= highest.get(curve, rank):
+        # of equals the newest, which come last
+        if curve not in highest or rank >= highest[curve]:
             highest[curve] = rank
             shared[curve] = targets
 
     kept = []
     for row in rows:
         targets = shared.get(_curve(row))
-        if not row.measured or targets in (None, row.targets_sha256):
+        never_pairs = targets is None
+        if never_pairs or not row.measured or row.targets_sha256 == targets:
             kept.append(row)
     return kept
 

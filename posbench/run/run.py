@@ -38,6 +38,7 @@ from posbench.run.rows import plain, read_rows, step_of
 
 logger = logging.getLogger(__name__)
 ADDING = "running"  # the reason in the record of a finished run while rows are added
+# fields of a new record that are null until they are known
 _UNKNOWN = (
     "reason",
     "message",
@@ -179,7 +180,7 @@ class Run:
             self.record["status"] = "running"
             self.record["installed_encodings"] = _installed_files(self.config)
         command = self._command or self.record["command"]
-        if self.record["status"] == "done":
+        if self.record["status"] == "done":  # only rows are added
             self.update(reason=ADDING, message=None, command=command)
             return
         attempt = {

@@ -48,7 +48,7 @@ def _newest_state(config: Config, run: Run) -> tuple[int, Any, Any, dict[str, An
     the rows back to its step.
     """
     trained = checkpoint.at(run.folder, config.training.steps)
-    if trained:
+    if trained:  # no update follows, so that neither optimizer nor clock is needed
         return trained.step, trained.weights(), None, {}
     newest = checkpoint.newest(run.folder)
     if newest:

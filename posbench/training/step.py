@@ -4,9 +4,6 @@ its time and memory.
 
 import contextlib
 import math
-import os
-import shutil
-import sys
 import time
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
@@ -23,10 +20,6 @@ from posbench.model.gpt import GPT, train_flops_per_token
 from posbench.processes import World
 from posbench.randomness import generator
 from posbench.terminal.console import Updates
-
-# Operations in matrix products per CPU thread from which compiling pays: it takes
-# seconds, and these take minutes.
-PAYS_FROM = 2e14
 
 
 def learning_rate(step: int, total: int, training: TrainingConfig) -> float:
@@ -56,24 +49,24 @@ def optimizer_for(model: nn.Module, training: TrainingConfig) -> torch.optim.Opt
     Parameters with a learning rate of their own (`Encoding.rates`) have their own
     groups, whose `times` is the factor.
     """
-    times: dict[nn.Parameter, float] = {}
+    factors: dict[nn.Parameter, float] = {}  # of the learning rate
     for module in model.modules():
         if isinstance(module, Encoding):
-            for name, rate in module.rates.items():
-                times[module.get_parameter(name)] = rate
+            for name, factor in module.rates.items():
+                factors[module.get_parameter(name)] = factor
 
     matrices, others = [], []
     for name, parameter in model.named_parameters():
         if parameter.dim() >= 2 and not name.startswith("encoding."):
             matrices.append(parameter)
-        elif parameter not in times:
+        elif parameter not in factors:
             others.append(parameter)
     groups: list[dict[str, Any]] = [
         {"params": matrices, "weight_decay": training.weight_decay},
         {"params": others, "weight_decay": 0.0},
     ]
-    for factor in sorted(set(times.values())):
-        parameters = [parameter for parameter in times if times[parameter] == factor]
+    for factor in sorted(set(factors.values())):
+        parameters = [p for p in factors if factors[p] == factor]
         groups.append({"params": parameters, "weight_decay": 0.0, "times": factor})
     groups = [group for group in groups if group["params"]]
     cls = registry.load(registry.OPTIMIZERS, training.optimizer or "adamw")
@@ -98,34 +91,10 @@ class Trainer:
         self.device, self.dtype = device, dtype  # the dtype of matrix products
         self.world = world or World()  # the processes that share each batch
         if isinstance(model, GPT):
-            model.compiles = is_compiled(config, device, self.world)
+            model.compiles = config.runtime.compile
         self.optimizer = optimizer_for(model, config.training)
         # 1 after an update that was not finite; later ones are left out
         self.failed = torch.zeros((), device=device)
-
-
-def is_compiled(config: Config, device: torch.device, world: World) -> bool:
-    """Return whether a run is compiled. This follows from configuration and machine, so
-    a continued run does the same.
-
-    `auto` compiles where that was measured to save more time than it takes
-    (docs/results.md): on CPUs with a C++ compiler, blocks of RMSNorm and SwiGLU, if the
-    training takes minutes.
-    """
-    setting, model = config.runtime.compile, config.model
-    if setting != "auto":
-        return setting
-    if device.type != "cpu" or (model.norm, model.mlp) != ("rmsnorm", "swiglu"):
-        return False
-    if config.data.document_mask:
-        return False  # batches of many shapes
-    vocabulary = config.data.vocab_size if config.data.tokenizer == "bpe" else 257
-    blocks = model.n_layers * (4 * model.d_model + 3 * model.hidden_width)
-    operations = 6 * model.d_model * (blocks + vocabulary) * config.training.tokens
-    if operations < PAYS_FROM * torch.get_num_threads() * world.size:
-        return False
-    compiler = os.environ.get("CXX", "clang++" if sys.platform == "darwin" else "g++")
-    return shutil.which(compiler) is not None
 
 
 class Outcome(NamedTuple):
@@ -215,9 +184,12 @@ def _add_gradients(trainer: Trainer, batch: Batch, step: int) -> Tensor:
     loss = torch.zeros((), device=trainer.device)
     parts = batch.parts(trainer.training.accumulation)
     for part in [part.to(trainer.device) for part in parts]:
-        # The number of such parts in the batch. Dividing by it is exact when parts are
-        # equal.
-        times = batch.n_scored / part.n_scored if part.n_scored else math.inf
+        # How many parts with as many scored tokens a batch has. The model returns a
+        # part's mean loss, which counts by 1 / n_alike. Of equal parts it is exactly
+        # their number.
+        n_alike = math.inf
+        if part.n_scored:
+            n_alike = batch.n_scored / part.n_scored
         # the same for all parts
         draw = generator(trainer.seed, "positions", step, device=trainer.device)
         with machine.autocast(trainer.device, trainer.dtype):
@@ -228,7 +200,7 @@ def _add_gradients(trainer: Trainer, batch: Batch, step: int) -> Tensor:
                 positions=part.positions,
                 generator=draw,
             )
-            share = mean / times
+            share = mean / n_alike
         share.backward()  # type: ignore[no-untyped-call]
         loss += share.detach()
     return loss
@@ -282,15 +254,20 @@ class Clock:
             self.full_speed = peak * trainer.world.size / flops
 
     def _start(self) -> None:
+        """Begin a span of time, which `_add_span` ends."""
         self._began, self._cpu_began = time.monotonic(), time.process_time()
 
-    def totals(self) -> dict[str, float]:
-        """Return wall seconds, CPU seconds and peak bytes so far."""
+    def _add_span(self) -> None:
+        """Add the span since `_start` to the totals, and begin the next one."""
         began, cpu_began = self._began, self._cpu_began
         self._start()
         self._wall += self._began - began
         self._cpu += (self._cpu_began - cpu_began) * self._trainer.world.size
         self._memory = max(self._memory, machine.peak_memory(self._trainer.device))
+
+    def totals(self) -> dict[str, float]:
+        """Return wall seconds, CPU seconds and peak bytes so far."""
+        self._add_span()
         return {
             "train_seconds": round(self._wall, 3),
             "cpu_seconds": round(self._cpu, 3),
@@ -301,11 +278,11 @@ class Clock:
         """Return tokens per second since the last call, the share of the device's peak
         if known, and seconds so far.
         """
-        self.totals()
-        tokens, seconds = self._last_row
-        new_tokens = step * self._trainer.training.tokens_per_step
-        self._last_row = new_tokens, self._wall
-        speed = (new_tokens - tokens) / (self._wall - seconds)
+        self._add_span()
+        last_tokens, last_seconds = self._last_row
+        tokens = step * self._trainer.training.tokens_per_step
+        self._last_row = tokens, self._wall
+        speed = (tokens - last_tokens) / (self._wall - last_seconds)
         values = {"train/tokens_per_second": speed}
         if self.full_speed:
             values["train/mfu"] = speed / self.full_speed
@@ -315,7 +292,7 @@ class Clock:
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
         """Count no time as training while this lasts."""
-        self.totals()
+        self._add_span()
         yield
-        self._start()
+        self._start()  # leaves out what has passed since
         machine.reset_peak_memory(self._trainer.device)

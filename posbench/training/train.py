@@ -234,15 +234,19 @@ def fit(
             unread.add(begin_update(trainer, batch, step, rate))
             step += 1
 
+            # Where something is due, this update is read: its loss may be logged. Else
+            # the last `ahead` updates stay unread, and nobody looks at the loss.
             due = schedule.due(step)
             loss, norm = unread.read(0 if due else ahead)
             # the same signal in all processes: they have read the same updates
             stopped = world.stopped_by()
             if stopped:
-                # these updates may bring no signal: `stopped` holds it
+                # A checkpoint follows: the others are read, too. They may bring no
+                # signal, which `stopped` holds.
                 unread.read()
 
             duties.after(step, due, loss, norm, rate)
+            # a signal may have come in an evaluation
             stopped = stopped or world.stopped_by()
             if "save" in due or stopped:
                 duties.save(step)

@@ -37,8 +37,7 @@ def validate(trainer: Trainer, batches: list[Batch], answers: bool) -> dict[str,
     data, at the training length.
 
     With `answers`, for problems, also `val/accuracy`, the share of scored tokens that
-    the model finds likeliest, and `val/exact_match`, the share of problems whose scored
-    tokens all are.
+    the model finds likeliest.
     """
     trainer.model.eval()
 
@@ -49,16 +48,12 @@ def validate(trainer: Trainer, batches: list[Batch], answers: bool) -> dict[str,
     n_tokens = sum(batch.n_scored for batch in batches)
     values = {"val/loss": sums[0] / n_tokens}
     if answers:
-        n_problems = sum(len(batch.ids) for batch in batches)
         values["val/accuracy"] = sums[1] / n_tokens
-        values["val/exact_match"] = sums[2] / n_problems
     return values
 
 
 def _sums(trainer: Trainer, batch: Batch, answers: bool) -> Tensor:
-    """Return the sum of nll; with `answers` also the numbers of correct tokens and of
-    wholly correct problems.
-    """
+    """Return the sum of nll; with `answers` also the number of correct tokens."""
     model: Any = trainer.model
     with machine.autocast(trainer.device, trainer.dtype):
         nll: Tensor = model(batch.ids, batch.labels, n_scored=batch.n_scored)
@@ -68,8 +63,5 @@ def _sums(trainer: Trainer, batch: Batch, answers: bool) -> Tensor:
         return total.view(1)
 
     likeliest = model.logits(hidden.float()).argmax(-1)  # (B, T)
-    is_scored = batch.labels != IGNORED
-    is_correct = (likeliest == batch.labels) & is_scored
-    n_correct = is_correct.sum().cpu()
-    n_solved = (is_correct == is_scored).all(1).sum().cpu()
-    return torch.stack((total, n_correct, n_solved))
+    is_correct = (likeliest == batch.labels) & (batch.labels != IGNORED)
+    return torch.stack((total, is_correct.sum().cpu()))

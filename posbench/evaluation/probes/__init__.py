@@ -62,7 +62,8 @@ class Probe:
     targets: int  # how many of the window's last predictions are scored
     # changes a window's length + 1 tokens, but not the targets
     rewrite: Callable[[Ids], Ids] | None = None
-    # poses a problem in each window, or raises Undefined
+    # makes, from the text, the function that puts a problem in a window's place, or
+    # raises Undefined
     poses: Callable[[Material], Pose] | None = None
     offset: int = 0  # the position of the first token read
 
