@@ -38,7 +38,8 @@ def judge(entries: Sequence[tuple[Entry, Runs]], n_registered: int) -> pd.DataFr
     """
     rows = [_judged(entry, runs) for entry, runs in entries]
     for row in rows:
-        if row["p"] is not None and n_registered * row["p"] >= ALPHA:
+        p_value = row["p"]
+        if p_value is not None and n_registered * p_value >= ALPHA:
             row["outcome"] = "open"
     return pd.DataFrame(rows)
 
@@ -62,10 +63,10 @@ def _judged(entry: Entry, runs: Runs) -> dict[str, Any]:
     finding = _finding(entry, done)
     published = source.published or ""
     if entry.is_published:
-        published += f" (within {entry.tests[0].within:g}"
+        margin = f"within {entry.tests[0].within:g}"
         if claim.narrowed_from:
-            published += f", narrowed after the run from {claim.narrowed_from:g}"
-        published += ")"
+            margin += f", narrowed after the run from {claim.narrowed_from:g}"
+        published += f" ({margin})"
     return {
         "claim": entry.id,
         "sentence": claim.sentence,
@@ -161,8 +162,10 @@ def _reproduction(published: Inequality, runs: Runs) -> Finding:
         low, high = _share_bounds(mean, n_problems)
         over += f", {n_problems} problems"
     else:
-        by_seed = estimate(values.to_numpy()[:, None], np.ones(1))
-        low, high = by_seed.low(), by_seed.high()  # nan with one seed
+        by_seed = values.to_numpy()[:, None]  # (seeds, 1)
+        over_seeds = estimate(by_seed, np.ones(1))
+        low = over_seeds.low()  # nan with one seed
+        high = over_seeds.high()
 
     least = published.margin - published.within
     most = published.margin + published.within

@@ -173,8 +173,8 @@ def judge_claims(
             runs[name] = rows[rows["run"].isin(ids)]
         asked.append((entry, runs))
     registered = claim.read(["all"], config_dir)
-    tests = [entry for entry in registered if not entry.is_published]
-    return judge(asked, len(tests))
+    tested = [entry for entry in registered if not entry.is_published]
+    return judge(asked, len(tested))
 
 
 def table(findings: pd.DataFrame) -> Table:
