@@ -116,7 +116,8 @@ class LoadedRun:
         self.folder = folder
         self.config: AnyConfig = load_saved(folder / CONFIG)
         self.record: dict[str, Any] = load_record(folder)
-        self._rows = on_shared_targets(evaluation_rows(folder))
+        rows = evaluation_rows(folder)
+        self._rows = on_shared_targets(rows)
         self._frame = results.read([folder])
         if self.status == "unreadable":
             raise UserError(f"{folder}: {self._frame['run_reason'].iloc[0]}")

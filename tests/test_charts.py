@@ -122,7 +122,7 @@ def test_a_simple_reader_in_the_range_is_a_grey_line():
     greys = [line for line in axes.lines if line.get_color() == charts.GREY]
 
     assert [line.get_ydata()[0] for line in greys] == pytest.approx(
-        [3.748, 3.295], abs=5e-4
+        [3.408, 2.936], abs=5e-4
     )
 
 

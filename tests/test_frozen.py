@@ -171,6 +171,8 @@ def cells(table: pd.DataFrame) -> list[list[str]]:
     replaced joint ones.
     """
     rows = []
+    if "holds_to" not in table:  # no scheme has learned
+        table = table.assign(holds_to=math.nan, uses=math.nan)
     for row in table.to_dict("records"):
         label = row["label"]
         loss = f"{row['nll']:.3f}"
@@ -253,7 +255,7 @@ def test_the_main_tables_of_six_demo_have_their_words() -> None:
     }
     assert set(table["rise_word"]) == {""}
     reasons = table["rise_why"]
-    assert reasons["fox"] == "whether rope has learned is not resolved"
+    assert reasons["fox"] == "whether fox has learned is not resolved"
     assert reasons["none"] == "none has not learned"
 
 

@@ -343,7 +343,9 @@ def test_the_example_runs_from_training_to_figure(tmp_path, monkeypatch):
     first.source = first.source.replace("tokens=400000", "tokens=40960")
 
     where = {"metadata": {"path": str(tmp_path)}}
-    client = nbclient.NotebookClient(notebook, kernel_name="python3", resources=where)
+    client = nbclient.NotebookClient(
+        notebook, timeout=200, kernel_name="python3", resources=where
+    )
     client.execute()
 
     log = ""

@@ -11,7 +11,6 @@ from typing import Any
 import pandas as pd
 import pytest
 from fake_study import (
-    SCHEMES,
     Truth,
     begin_run,
     configured,
@@ -123,14 +122,16 @@ def test_a_report_begins_with_its_files_and_fits_on_a_screen(six, text_of_six):
 
     figure = six.with_suffix("") / "report" / "curves.png"
     assert first.startswith(f"Figure: {figure}; page: ")
+    # a command is not broken, so that it can be pasted
+    sentences = [line for line in lines if not line.startswith("  posbench ")]
     assert len(lines) < 25
-    assert max(map(len, lines)) <= 100
+    assert max(map(len, sentences)) <= 100
 
 
 ANSWERS = [
     "At 128 tokens fox has the lowest loss 2.774.",
     "Worse than rope: sinusoidal +0.423, none +0.544; not resolved: fox, t5, alibi.",
-    "Holds: fox, t5, alibi to at least 8x; rope, sinusoidal, none to 1x.",
+    "Holds: fox, t5, alibi to at least 8x; rope to 1x.",
 ]
 
 
@@ -140,10 +141,10 @@ def test_a_report_says_what_is_best_and_what_holds(text_of_six, answer):
 
 
 def test_the_lowest_loss_is_the_first_line_of_the_table(text_of_six):
-    lines = text_of_six.splitlines()
-    first_words = [line.split()[0] for line in lines if line.strip()]
+    _, _, table = text_of_six.partition("\nencoding ")
+    _head, _rule, *lines = table.splitlines()
 
-    names = [word for word in first_words if word in {*SCHEMES, "fox"}]
+    names = [line.split()[0] for line in lines[:6]]
 
     assert names == ["fox", "rope", "t5", "alibi", "sinusoidal", "none"]
 

@@ -62,21 +62,21 @@ def test_labels_and_settings_of_a_large_study():
 
 
 def test_schemes_are_compared_with_the_best_simple_readers(table):
-    assert set(table["ngram"].round(3)) == {3.748}
-    assert set(table["cached_ngram"].round(3)) == {3.295}
+    assert set(table["ngram"].round(3)) == {3.408}
+    assert set(table["cached_ngram"].round(3)) == {2.936}
 
 
-def test_the_context_used_is_said_of_schemes_that_beat_the_cached_ngram_model(table):
+def test_the_context_used_is_said_of_schemes_that_beat_the_second_reader(table):
     assert table["uses_context"].to_dict() == {
         "fox": "yes",
-        "rope": "yes",
-        "t5": "yes",
-        "alibi": "yes",
-        "sinusoidal": NOT_RESOLVED,
+        "rope": NOT_RESOLVED,
+        "t5": NOT_RESOLVED,
+        "alibi": NOT_RESOLVED,
+        "sinusoidal": "no",
         "none": "no",
     }
     uses = table["uses"].dropna()
-    assert uses.to_dict() == {"fox": 128, "rope": 128, "t5": 128, "alibi": 128}
+    assert uses.to_dict() == {"fox": 128}
 
 
 @pytest.mark.parametrize(("least", "uses"), [(1, 64), (64, None), (128, None)])
@@ -180,7 +180,7 @@ def test_words_about_differences_need_five_seeds(six):
 
 def test_words_about_one_scheme_need_no_seeds(six):
     two = by_label(six[six["seed"] < 2])
-    assert two.loc["t5", "uses_context"] == "yes"
+    assert two.loc["t5", "uses_context"] == NOT_RESOLVED
     assert two.loc["t5", "holds_to"] == 1024
 
 
@@ -350,12 +350,12 @@ def are_plain(values: Iterable[object]) -> bool:
 
 
 def test_one_run_on_text_in_a_few_numbers(six):
-    run = headline(six[(six["label"] == "none") & (six["seed"] == 0)])
+    run = headline(six[(six["label"] == "alibi") & (six["seed"] == 0)])
 
     assert run["learned"] == "yes"
-    assert run["uses_context"] == "no"
-    assert run["cached_ngram"] == pytest.approx(3.295, abs=1e-3)
-    assert run["reach"] == 128
+    assert run["uses_context"] == NOT_RESOLVED
+    assert run["cached_ngram"] == pytest.approx(2.936, abs=1e-3)
+    assert run["reach"] == 1024
     assert run["uses"] is None
     assert run["rise_16x"] is None
     assert are_plain(run.values())
