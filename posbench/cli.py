@@ -153,7 +153,7 @@ AnySchemes = Annotated[
 ]
 Benched = Annotated[
     list[str] | None,
-    typer.Argument(help="Encodings (all); also training.precision=fp32."),
+    typer.Argument(help="Encodings (all); also training.precision=fp32, threads=1."),
 ]
 Shape = Annotated[
     str, typer.Option(help="Size of model and batch: demo, 3m, 12m or 124m.")
@@ -225,10 +225,6 @@ Pair = Annotated[
     str | None,
     typer.Option(metavar="A,B", help="Two words of the phrase, whose logit is drawn."),
 ]
-Length = Annotated[
-    int | None, typer.Option(min=2, help="Training length, at equal tokens per batch.")
-]
-Threads = Annotated[int | None, typer.Option(min=1, help="CPU threads.")]
 
 
 def _version(flag: bool) -> None:
@@ -561,9 +557,7 @@ def rope(words: Ropes) -> None:
 def bench(
     words: Benched = None,
     shape: Shape = "demo",
-    length: Length = None,
     rounds: Rounds = 5,
-    threads: Threads = None,
     as_json: AsJson = False,
 ) -> None:
     """Measure the speed of encodings in training side by side.
@@ -574,7 +568,7 @@ def bench(
     from posbench.terminal import console
 
     console.log_to_terminal()
-    frame = speed.bench(words or [], speed.sizes_of(shape, length), rounds, threads)
+    frame = speed.bench(words or [], speed.sizes_of(shape), rounds)
     if as_json:
         print(frame.to_json(orient="records", indent=2))
     else:
