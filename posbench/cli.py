@@ -140,9 +140,6 @@ Evaluated = Annotated[
 ]
 Prompt = Annotated[str, typer.Argument(help="The text to go on from.")]
 Tokens = Annotated[int, typer.Option(min=1, help="How many tokens to draw.")]
-Temperature = Annotated[
-    float, typer.Option(min=0.0, help="0 takes the likeliest token each time.")
-]
 Sections = Annotated[list[str] | None, typer.Argument(help=_SECTIONS)]
 Ropes = Annotated[
     list[str], typer.Argument(metavar="CONFIG|MODEL|RUN|ENCODING", help=_ROPES)
@@ -414,13 +411,12 @@ def sample(
     run: Run,
     prompt: Prompt,
     tokens: Tokens = 200,
-    temperature: Temperature = 0.8,
     seed: int = 0,
 ) -> None:
     """Print how a run's model continues a prompt."""
     from posbench.run import find, model
 
-    print(model.sample(find.run_folder(run), prompt, tokens, temperature, seed))
+    print(model.sample(find.run_folder(run), prompt, tokens, seed))
 
 
 @app.command()
