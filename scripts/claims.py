@@ -32,7 +32,10 @@ def written(page: str) -> str:
     titles = {row["name"]: row["title"] for row in listing_rows(["claims"])["claims"]}
     rows = ["| claim | outcome | ours | published |\n|---|---|---|---|\n", UNTRAINED]
     not_run = []
-    for row in table.frame.to_dict("records"):
+    found = table.frame.to_dict("records")
+    # published numbers stand first
+    found.sort(key=lambda row: not entry_of[row["claim"]].is_published)
+    for row in found:
         entry = entry_of[row["claim"]]
         name = f"[{entry.id}](../configs/claim/{entry.path.name})"
         outcome, ours = row["outcome"], row["ours"]
@@ -40,7 +43,7 @@ def written(page: str) -> str:
             not_run.append(name)
             continue
         title = titles[entry.id]
-        if "reproduced" in outcome:
+        if entry.is_published:
             title += f" Deviates: {entry.claim.note}."
             ours += f", {plural(round(row['cpu_minutes']), 'CPU-minute')}"
         rows.append(f"| {name}: {title} | {outcome} | {ours} | {row['published']} |\n")

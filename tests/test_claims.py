@@ -1,5 +1,6 @@
 """Claims of the literature, read from files, tested on runs, judged together."""
 
+import dataclasses
 import itertools
 import re
 import shlex
@@ -61,7 +62,7 @@ def test_the_claim_of_the_page_can_be_tested(tmp_path):
     (tmp_path / "claim").mkdir()
     (tmp_path / "claim" / "mine.yaml").write_text(text, encoding="utf-8")
 
-    (entry,) = claim.read(["mine"], tmp_path)
+    (entry,) = claim.read(["steep_slopes_hold"], tmp_path)
 
     words = [shlex.split(text) for text in entry.runs.values()]
     assert len(plans.resolve(words)) == len(entry.runs)
@@ -93,6 +94,9 @@ def test_a_test_is_a_sum_of_losses_and_its_margin(tmp_path):
         ({"test": "alibi 4x alibi 1x < 1"}, "test: cannot read 'alibi 1x': expected"),
         ({"test": "alibi 1x = 1"}, "test: cannot read 'alibi 1x = 1': expected"),
         ({"test": "rope 4x < 0"}, r"run 'rope' is not among runs \(alibi\)$"),
+        ({"test": "alibi 4x - alibi 1x = 1 ± 1"}, "test is .*: expected one run and"),
+        ({"test": "2*alibi 4x = 1 ± 1"}, "test is .*: expected one run and"),
+        ({"test": ["alibi 4x = 1 ± 1"] * 2}, "test is .*: expected one run and"),
         ({"seeds": 2}, "seeds is 2: leave it out: only published"),
     ],
 )
@@ -130,7 +134,7 @@ def entry(*tests: str) -> claim.Entry:
 
 def judge_one(entry: claim.Entry, runs: dict[str, pd.DataFrame]) -> dict[str, Any]:
     rows = {name: runs[name] for name in entry.runs}
-    (finding,) = judge([(entry, rows)]).to_dict("records")
+    (finding,) = judge([(entry, rows)], n_registered=1).to_dict("records")
     return finding
 
 
@@ -145,7 +149,8 @@ OUTCOMES = [
     ("fox 4x - fox 1x < 0.05", "not learned", "fox needs only 8 of its 64 tokens"),
     ("alibi 32x - alibi 1x < 0.05", "not run", "alibi has no loss at 2048 tokens"),
     ("alibi 1x = 3.66 ± 0.05", "reproduced", ", 5 seeds)"),
-    ("none 4x - alibi 4x = 0.4 ± 0.05", "not reproduced", "0.5"),
+    ("alibi 1x = 3.66 ± 0.001", "open", ", 5 seeds)"),
+    ("none 4x = 3.66 ± 0.05", "not reproduced", "4."),
     ("alibi 32x = 3.66 ± 0.05", "not run", "alibi has no value at 32x"),
 ]
 
@@ -172,13 +177,13 @@ def rises(runs):
     return (losses[4.0] - losses[1.0]).to_numpy()
 
 
-def test_an_outcome_is_that_of_raw_rows_and_shares_the_chance_of_error(runs, rises):
+def test_an_outcome_is_that_of_raw_rows_adjusted_for_registered_claims(runs, rises):
     """The expected outcome uses none of posbench's statistics: a t-test over seeds."""
     margin = rises.mean() - 1.4 * stats.sem(rises) * 2.776
     asked = entry(f"rope 4x - rope 1x > {margin:.4f}")
 
     alone = judge_one(asked, runs)
-    of_eight = judge([(asked, {"rope": runs["rope"]})] * 8)
+    of_eight = judge([(asked, {"rope": runs["rope"]})], n_registered=8)
 
     assert alone["ours"].startswith(f"{rises.mean():+.3f} (")
     assert stats.ttest_1samp(rises, 0).pvalue < alone["p"] < 0.05
@@ -280,24 +285,63 @@ def test_a_claim_about_longer_problems_needs_the_trained_ones(copying, copies_lo
 @pytest.mark.parametrize(
     ("test", "outcome"),
     [
-        ("a/problems 2x = 0.75 ± 0.2", "reproduced"),
-        ("a/problems 2x = 0.75 ± 0.1", "not reproduced"),
+        ("a/problems 2x = 0.75 ± 0.4", "reproduced"),
+        # the mean is within, the interval is not
+        ("a/problems 2x = 0.75 ± 0.2", "open"),
+        ("a/problems 2x = 0.55 ± 0.1", "not reproduced"),
     ],
 )
-def test_a_published_share_of_right_answers_is_a_mean_over_seeds(
+def test_a_published_share_is_reproduced_by_its_interval_over_seeds(
     copying_run, test, outcome
 ):
+    shares = [1.0] * 9 + [0.0]
+    bounds = stats.t.interval(0.95, 9, np.mean(shares), stats.sem(shares))
+
     finding = judge_one(entry(test), {"a": task_runs(copying_run, 10, 9)})
+
     assert finding["outcome"] == outcome
     assert finding["published"] == f" (within {test[-3:]})"
-    assert finding["ours"] == "0.900 (0.000 to 1.000, 10 seeds)"
+    assert finding["ours"] == f"0.900 ({bounds[0]:.3f} to {bounds[1]:.3f}, 10 seeds)"
+
+
+@pytest.fixture(scope="module")
+def one_seed(copying_run):
+    """Return a claim of one seed, and its run with 45 of 100 problems right."""
+    asked = entry("a/exact 2x = 0.36 ± 0.1")
+    asked = dataclasses.replace(asked, claim=dataclasses.replace(asked.claim, seeds=1))
+    rows = task_runs(copying_run, 1, 1, seeds=1)
+    return asked, rows.assign(exact_match=0.45, n_blocks=100)
+
+
+def test_the_interval_of_one_seed_is_over_problems(one_seed):
+    asked, rows = one_seed
+    finding = judge_one(asked, {"a": rows})
+    assert finding["outcome"] == "open"
+    # by Wilson's formula
+    assert finding["ours"] == "0.450 (0.356 to 0.548, 1 seed, 100 problems)"
+
+
+def test_a_loss_of_one_seed_is_open(one_seed, runs):
+    asked, _ = one_seed
+    loss = dataclasses.replace(asked, tests=entry("a 1x = 3.66 ± 0.5").tests)
+    rows = runs["alibi"]
+    finding = judge_one(loss, {"a": rows[rows["seed"] == 5]})
+    assert finding["outcome"] == "open"
+
+
+def test_a_margin_that_was_narrowed_says_so(one_seed):
+    asked, rows = one_seed
+    narrowed = dataclasses.replace(asked.claim, narrowed_from=0.2)
+    finding = judge_one(dataclasses.replace(asked, claim=narrowed), {"a": rows})
+    expected = " (within 0.1, narrowed after the run from 0.2)"
+    assert finding["published"] == expected
 
 
 def test_a_published_share_may_be_of_whole_problems(copying_run):
     rows = task_runs(copying_run, 10, 9)
     whole = rows.assign(exact_match=rows["accuracy"], accuracy=0.0)
     finding = judge_one(entry("a/exact 2x = 0.75 ± 0.2"), {"a": whole})
-    assert finding["ours"] == "0.900 (0.000 to 1.000, 10 seeds)"
+    assert finding["ours"].startswith("0.900 (")
 
 
 def test_a_strangers_claim_is_trained_judged_and_written(tmp_path, monkeypatch, capsys):
@@ -333,6 +377,18 @@ def test_a_strangers_claim_is_trained_judged_and_written(tmp_path, monkeypatch, 
 def test_the_page_says_what_the_kept_rows_say():
     page = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
     assert script("claims").written(page) == page
+
+
+@pytest.mark.slow
+def test_a_claim_that_is_asked_for_alone_is_adjusted_for_all_registered():
+    asked = claim.read(["alibi_gains_early_tokens"])
+    rows = read([ROOT / "docs" / "rows" / "ledger.parquet"])
+    plans_of = reproduce.plans_of_claims(asked, [])
+
+    (finding,) = reproduce.judge_claims(asked, plans_of, rows).to_dict("records")
+
+    assert finding["p"] < 0.05
+    assert finding["outcome"] == "open"
 
 
 @pytest.mark.slow

@@ -2,21 +2,24 @@
 published numbers (reproduced).
 
 A claim about text needs five seeds, one about a task ten: with five no outcome of a
-task can be told from chance. Tests are adjusted by Bonferroni for the claims that are
-judged together. Nothing is said of schemes that have not learned more than an n-gram
-model, of those that read less than half of their training length, nor of longer
-problems where a scheme has not learned the trained ones.
+task can be told from chance. Tests are adjusted by Bonferroni for all registered
+claims, whichever were run. A number is reproduced if its whole interval is within the
+margin, and not if the whole interval is outside. Nothing is said of schemes that have
+not learned more than an n-gram model, of those that read less than half of their
+training length, nor of longer problems where a scheme has not learned the trained ones.
 """
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from posbench.claims.claim import Entry, Inequality, MoreSeeds, Term
 from posbench.results import compare, tasks
 from posbench.results.compare import ALPHA, ENOUGH_SEEDS, HALF, Losses
-from posbench.results.estimate import Estimate
+from posbench.results.estimate import Estimate, estimate
+from posbench.terminal.exits import plural
 
 Runs = Mapping[str, pd.DataFrame]  # by name in the claim: rows of `results.frame.read`
 Finding = dict[str, Any]
@@ -24,8 +27,8 @@ Finding = dict[str, Any]
 SHARES = {"problems": "accuracy", "exact": "exact_match"}
 
 
-def judge(entries: Sequence[tuple[Entry, Runs]]) -> pd.DataFrame:
-    """Judge claims that are asked for together.
+def judge(entries: Sequence[tuple[Entry, Runs]], n_registered: int) -> pd.DataFrame:
+    """Judge claims, which are some of the registered ones.
 
     Returns:
         A row per claim, in their order: `claim`, `sentence`, `outcome`; `ours`, what
@@ -34,10 +37,8 @@ def judge(entries: Sequence[tuple[Entry, Runs]]) -> pd.DataFrame:
         the place in it, `where`; `predicted`.
     """
     rows = [_judged(entry, runs) for entry, runs in entries]
-    tested = [row for row in rows if row["p"] is not None]
-    for row in tested:
-        adjusted = len(tested) * row["p"]
-        if adjusted >= ALPHA:
+    for row in rows:
+        if row["p"] is not None and n_registered * row["p"] >= ALPHA:
             row["outcome"] = "open"
     return pd.DataFrame(rows)
 
@@ -60,8 +61,11 @@ def _judged(entry: Entry, runs: Runs) -> dict[str, Any]:
 
     finding = _finding(entry, done)
     published = source.published or ""
-    if finding["outcome"] in ("reproduced", "not reproduced"):
-        published += f" (within {entry.tests[0].within:g})"
+    if entry.is_published:
+        published += f" (within {entry.tests[0].within:g}"
+        if claim.narrowed_from:
+            published += f", narrowed after the run from {claim.narrowed_from:g}"
+        published += ")"
     return {
         "claim": entry.id,
         "sentence": claim.sentence,
@@ -83,14 +87,14 @@ def _finding(entry: Entry, runs: Runs) -> Finding:
     name = min(sorted(n_seeds), key=n_seeds.__getitem__)
     fewest = n_seeds[name]
     few = ""  # what is missing, if there is anything
-    if fewest < entry.seeds and any(n_seeds.values()):
+    if fewest < entry.seeds:
         few = f"{fewest} of {entry.seeds} seeds of {name}"
     if fewest < min(entry.seeds, ENOUGH_SEEDS):
         return {"outcome": "not run", "ours": few}
 
     if entry.claim.more_seeds:
         return _task_finding(entry.claim.more_seeds, runs, few)
-    if entry.tests[0].within:
+    if entry.is_published:
         return _reproduction(entry.tests[0], runs)
     return _text_finding(entry, runs)
 
@@ -142,38 +146,64 @@ def _p_value(excess: float, mean: Estimate) -> float:
 
 def _reproduction(published: Inequality, runs: Runs) -> Finding:
     """Return our value of a published number, the mean over seeds of losses or shares
-    of right answers.
+    of right answers, with its 95 % interval.
     """
-    total: Any = 0
-    for term in published.terms:
-        total = total + term.weight * _value(term, runs[term.run])
-    if total.empty or total.isna().any():
+    (term,) = published.terms
+    values = _value(term, runs[term.run])
+    if values.empty or values.isna().any():
         missing = f"{term.run} has no value at {term.ratio:g}x ({term.kind})"
         return {"outcome": "not run", "ours": missing}
 
-    seeds = "1 seed"
-    if len(total) > 1:
-        seeds = f"{total.min():.3f} to {total.max():.3f}, {len(total)} seeds"
-    is_within = abs(total.mean() - published.margin) <= published.within
+    mean = values.mean()
+    over = plural(len(values), "seed")
+    if len(values) == 1 and term.protocol in SHARES:
+        (n_problems,) = _rows_of(term, runs[term.run])["n_blocks"]
+        low, high = _share_bounds(mean, n_problems)
+        over += f", {n_problems} problems"
+    else:
+        by_seed = estimate(values.to_numpy()[:, None], np.ones(1))
+        low, high = by_seed.low(), by_seed.high()  # nan with one seed
+
+    least = published.margin - published.within
+    most = published.margin + published.within
+    outcome = "open"
+    if least <= low and high <= most:
+        outcome = "reproduced"
+    if high < least or most < low:
+        outcome = "not reproduced"
     return {
-        "outcome": "reproduced" if is_within else "not reproduced",
-        "ours": f"{total.mean():.3f} ({seeds})",
+        "outcome": outcome,
+        "ours": f"{mean:.3f} ({low:.3f} to {high:.3f}, {over})",
     }
+
+
+def _share_bounds(share: float, n_problems: int) -> tuple[float, float]:
+    """Return the 95 % interval of a share of right answers over problems (Wilson,
+    1927). The answers to one problem count as one.
+    """
+    from scipy import stats
+
+    n_right = round(share * n_problems)
+    bounds = stats.binomtest(n_right, n_problems).proportion_ci(method="wilson")
+    return bounds.low, bounds.high
 
 
 def _value(term: Term, rows: pd.DataFrame) -> Any:
     """Return the loss, or the share of right answers, of a run by seed."""
+    column = SHARES.get(term.protocol, "nll")
+    return _rows_of(term, rows).set_index("seed")[column]
+
+
+def _rows_of(term: Term, rows: pd.DataFrame) -> pd.DataFrame:
+    """Return a run's row for each seed."""
     if term.protocol in SHARES:
         rows = tasks.task_rows(rows)
         rows = rows[(rows["variant"] == "plain") & (rows["offset"] == 0)]
         kind = rows["of_task"].replace("", "plain")
-        column = SHARES[term.protocol]
     else:
         rows = compare.main_rows(rows, term.protocol)
         kind = rows["variant"]
-        column = "nll"
-    rows = rows[(kind == term.kind) & (rows["length_ratio"] == term.ratio)]
-    return rows.set_index("seed")[column]
+    return rows[(kind == term.kind) & (rows["length_ratio"] == term.ratio)]
 
 
 def _not_learned(losses: Losses, name: str) -> str:

@@ -86,7 +86,7 @@ def reproduce(
         return
 
     status = slots.execute(todo, n_jobs) if todo else {}
-    findings = judge_claims(entries, plans_of, study_rows)
+    findings = judge_claims(entries, plans_of, study_rows, config_dir)
     table(findings).print(console.stdout())
     path = every_plan[0].folder.parent / FILE
     files.write(path, findings.to_csv(index=False).encode())
@@ -150,7 +150,10 @@ def _plans_of_run(
 
 
 def judge_claims(
-    entries: Sequence[Entry], plans_of: Needed, study_rows: pd.DataFrame | None = None
+    entries: Sequence[Entry],
+    plans_of: Needed,
+    study_rows: pd.DataFrame | None = None,
+    config_dir: Path | None = None,
 ) -> pd.DataFrame:
     """Judge claims by the rows of kept studies, and by the folders of runs that are not
     among them.
@@ -169,13 +172,13 @@ def judge_claims(
             ids = [plan.id for plan in seeds]
             runs[name] = rows[rows["run"].isin(ids)]
         asked.append((entry, runs))
-    return judge(asked)
+    registered = claim.read(["all"], config_dir)
+    tests = [entry for entry in registered if not entry.is_published]
+    return judge(asked, len(tests))
 
 
 def table(findings: pd.DataFrame) -> Table:
-    """Return findings as a table: published numbers, then claims, the contradicted ones
-    first.
-    """
+    """Return findings as a table, in the order of `OUTCOMES`."""
     places = findings["outcome"].map(OUTCOMES.index)
     ordered = findings.loc[places.sort_values(kind="stable").index]
     columns = [Column(name, name, text=True) for name in ("claim", "outcome", "ours")]
