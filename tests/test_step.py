@@ -110,17 +110,6 @@ def test_the_optimizer_takes_torchs_steps(tiny_config):
     torch.testing.assert_close(ours.optimizer.state_dict(), expected, rtol=0, atol=0)
 
 
-def test_the_optimizer_goes_on_from_torchs_state(tiny_config):
-    theirs = with_torchs_optimizer(trainer(tiny_config, encoding="t5"))
-    updates(theirs)
-    resumed = trainer(tiny_config, encoding="t5")
-    resumed.model.load_state_dict(theirs.model.state_dict())
-    resumed.optimizer.load_state_dict(copy.deepcopy(theirs.optimizer.state_dict()))
-    updates(theirs)
-    updates(resumed)
-    assert torch.equal(weights(resumed), weights(theirs))
-
-
 def test_t5s_table_alone_moves_ten_times_as_fast(tiny_config):
     config = support.encoded(tiny_config, "temperature", inner="t5")
     fresh = Trainer(build(config, V), config, CPU, torch.float32)
@@ -172,26 +161,19 @@ def test_an_update_that_is_not_finite_and_all_after_it_change_nothing(
 
     assert fresh.failed == 1
     assert after.read()[0] > 0  # itself it was finite
-    with pytest.raises(RunFailed, match="loss is nan at step 2"):
+    with pytest.raises(RunFailed, match="loss is nan at step 2: a lower training"):
         lost.read()
     assert torch.equal(weights(fresh), before)
     now = fresh.optimizer.state_dict()["state"]
     torch.testing.assert_close(now, state, rtol=0, atol=0)
 
 
-@pytest.mark.parametrize(
-    ("step", "message"),
-    [
-        (0, "loss is nan at step 1: check the encoding's hooks"),
-        (1, "loss is nan at step 2: a lower training"),
-    ],
-)
-def test_an_update_that_is_not_finite_fails_when_it_is_read(
-    tiny_config, monkeypatch, step, message
+def test_a_first_update_that_is_not_finite_points_to_the_encoding(
+    tiny_config, monkeypatch
 ):
     monkeypatch.setattr(GPT, "loss", nan_loss)
-    lost = begin_update(trainer(tiny_config), batch(), step, 1e-2)
-    with pytest.raises(RunFailed, match=message):
+    lost = begin_update(trainer(tiny_config), batch(), 0, 1e-2)
+    with pytest.raises(RunFailed, match="at step 1: check the encoding's hooks"):
         lost.read()
 
 
@@ -276,11 +258,6 @@ def test_auto_does_not_compile_for_a_gpu(auto_config):
 def test_auto_does_not_compile_without_a_compiler(auto_config, monkeypatch):
     monkeypatch.setenv("CXX", "no-such")
     assert not is_compiled(auto_config, CPU, World())
-
-
-def test_who_asks_for_it_gets_compilation(tiny_config):
-    config = support.changed(tiny_config, runtime={"compile": True})
-    assert is_compiled(config, CPU, World())
 
 
 def test_a_validation_counts_tokens_and_whole_problems(tiny_config):
