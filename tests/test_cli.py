@@ -111,6 +111,9 @@ train epochs=3 | (it is training.tokens: a step has
 sweep encoding=rope seeds=5 | (it is a list: posbench sweep seed=0,1,2,3,4)
 train seed=0,1 | seed=0,1 gives several values: 'posbench sweep' runs each of them
 train encoding=[rope,alibi] | encoding=[rope,alibi] gives several values: 'posbench sweep' runs each of them
+train tracking.backend=wand | unknown tracker 'wand': did you mean 'wandb'?
+runs --delete --yes | which runs?
+train encoding=nix.py:X | there is no file nix.py
 train encoding=abili | unknown encoding 'abili': did you mean 'alibi'?
 train modle=llama | unknown key 'modle': did you mean 'model'?
 train tracking.mode=disabled | tracking.mode is 'disabled': expected tracking=none instead
@@ -291,17 +294,7 @@ def test_runs_are_listed_and_found_by_their_ids(capsys):
     )
     capsys.readouterr()
     assert posbench("runs") == 0
-    head, _, *lines = capsys.readouterr().out.splitlines()
-    assert head.split() == [
-        "run",
-        "study",
-        "settings",
-        "status",
-        "loss",
-        "at",
-        "1x",
-        "MB",
-    ]
+    lines = capsys.readouterr().out.splitlines()
     for folder, apart in (
         (small, ["tokens=128", "stopped"]),
         (large, ["tokens=256", "done"]),
@@ -374,17 +367,9 @@ def test_a_run_in_use_is_not_deleted_nor_any_beside_it(two_runs, capsys):
     assert all(folder.is_dir() for folder in two_runs)
 
 
-def test_nothing_is_deleted_that_is_not_named(two_runs, capsys):
-    assert posbench("runs", "--delete", "--yes") == 2
-    assert "which runs?" in error_line(capsys)
-    assert len(runs()) == 2
-
-
-@pytest.mark.parametrize("rank", ["0", ""])
-def test_a_launcher_without_an_address_is_one_line(rank, monkeypatch, capsys):
+def test_a_launcher_without_an_address_is_one_line(monkeypatch, capsys):
     monkeypatch.setenv("WORLD_SIZE", "2")
-    monkeypatch.setenv("RANK", rank)
+    monkeypatch.setenv("RANK", "0")
     monkeypatch.delenv("MASTER_ADDR", raising=False)
-    assert train() == (2 if rank else 0)
-    if rank:
-        assert "MASTER_ADDR and MASTER_PORT are not" in error_line(capsys)
+    assert train() == 2
+    assert "MASTER_ADDR and MASTER_PORT are not" in error_line(capsys)

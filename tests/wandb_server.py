@@ -62,10 +62,6 @@ class ServedRun:
         return {
             "id": self.name,
             "name": self.name,
-            "displayName": self.name,
-            "description": None,
-            "notes": None,
-            "tags": [],
             "config": self.last("config") or "{}",
             "wandbConfig": json.dumps({"t": 1}),
             "summaryMetrics": json.dumps(self.summary),
@@ -74,7 +70,6 @@ class ServedRun:
             "eventsLineCount": len(self.streams["wandb-events.jsonl"]),
             "eventsTail": "[]",
             "logLineCount": len(self.streams["output.log"]),
-            "sweepName": self.last("sweep"),
         }
 
 
