@@ -9,6 +9,7 @@ import re
 import shutil
 from pathlib import Path
 
+import fake_study
 import pytest
 import support
 import yaml
@@ -283,51 +284,38 @@ def test_a_finished_run_is_completed_without_its_optimizer():
     assert 64 in {row.length for row in evaluation_rows(the_run())}
 
 
-def test_runs_are_listed_and_found_by_their_ids(capsys):
+def test_runs_are_listed_with_what_differs_their_loss_and_their_size(capsys):
     assert train("seed=0") == train("seed=1", "training.tokens=256") == 0
-    small, large = (Path("outputs/demo") / name for name in runs())
-    (small / "run.json").write_text(
-        json.dumps(load_record(small) | {"status": "stopped"})
-    )
+    first, second = (Path("outputs/demo") / name for name in runs())
+    record = load_record(first) | {"status": "stopped"}
+    (first / "run.json").write_text(json.dumps(record), encoding="utf-8")
     capsys.readouterr()
+
     assert posbench("runs") == 0
-    head, _, *lines = capsys.readouterr().out.splitlines()
-    assert head.split() == [
-        "run",
-        "study",
-        "settings",
-        "status",
-        "loss",
-        "at",
-        "1x",
-        "MB",
-    ]
-    for folder, apart in (
-        (small, ["tokens=128", "stopped"]),
-        (large, ["tokens=256", "done"]),
+
+    lines = capsys.readouterr().out.splitlines()
+    for folder, *apart in (
+        (first, "tokens=128", "stopped"),
+        (second, "tokens=256", "done"),
     ):
-        (cells,) = [line.split() for line in lines if folder.name in line]
-        (loss,) = [
-            row.nll
-            for row in evaluation_rows(folder)
-            if row.curve_name == "fixed_target" and row.length == 16
-        ]
-        size = sum(map(len, support.snapshot(folder).values()))
-        assert cells == [
-            folder.name,
-            folder.parent.name,
-            *apart,
-            f"{loss:.3f}",
-            f"{size / 1e6:.1f}",
-        ]
-    assert posbench("sample", large.name, "word", "--tokens", "1") == 0
-    shutil.copytree(large, Path("outputs/other") / large.name)
+        (line,) = [line for line in lines if folder.name in line]
+        loss = fake_study.headline_of(folder)["nll_1x"]
+        size = sum(map(len, support.snapshot(folder).values())) / 1e6
+        numbers = [f"{loss:.3f}", f"{size:.1f}"]
+        assert line.split() == [folder.name, "demo", *apart, *numbers]
+
+
+def test_a_run_is_found_by_its_id_if_only_one_study_has_it(capsys):
+    assert train() == 0
+    folder = the_run()
+    assert posbench("sample", folder.name, "word", "--tokens", "1") == 0
+    shutil.copytree(folder, Path("outputs/other") / folder.name)
     capsys.readouterr()
-    assert posbench("sample", large.name, "word") == 2
-    assert (
-        f"several studies have a run {large.name}: name its folder, {large} or"
-        " outputs/other/" in error_line(capsys)
-    )
+
+    assert posbench("sample", folder.name, "word") == 2
+
+    message = f"several studies have a run {folder.name}: name its folder, {folder} or"
+    assert message in error_line(capsys)
 
 
 def test_a_study_is_found_by_its_name(capsys):

@@ -152,21 +152,6 @@ def test_only_the_window_is_looked_up():
         np.testing.assert_array_equal(parts[:, number], window[:, 0])
 
 
-def test_what_the_window_predicts_sums_to_one_over_the_vocabulary():
-    windows = np.random.default_rng(3).integers(0, V, (40, 1, 12))
-    every = np.arange(V)[None, :, None]
-    texts = np.concatenate(
-        [windows.repeat(V, axis=1), every.repeat(40, axis=0)], axis=2
-    )  # (40 windows, V tokens, 13)
-    places = np.arange(40 * V) * 13 + 12
-    shares = np.tile([0.1, 0.2, 0.05, 0.3, 0.15, 0.2], 40)
-
-    parts = predictions(texts.ravel(), places, np.full(40 * V, 12), shares)
-
-    sums = parts.reshape(-1, 40, V).sum(axis=2)
-    np.testing.assert_allclose(sums, 1, rtol=0, atol=1e-12)
-
-
 def test_the_best_order_and_weights_are_those_of_validation_text():
     model = readers(text(), [(0, 400)])
     places = np.arange(60, 200)

@@ -9,7 +9,6 @@ import pytest
 from support import TINY, changed, posbench, snapshot, write_text
 
 from posbench.config.schema import Config
-from posbench.data.batches import merge_spans
 from posbench.data.tokens import prepare
 from posbench.errors import UserError
 from posbench.evaluation.ngrams import Readers
@@ -216,12 +215,6 @@ def test_a_start_has_the_weights_that_it_had(here):
     other = dataclasses.replace(config.start, weights_sha256="0" * 64)
     with pytest.raises(UserError, match="not those that this run was to begin from"):
         train(changed(config, start=other), here / "other", [])
-
-
-def test_spans_that_overlap_are_one():
-    parts = [np.array([[0, 5], [9, 12]]), np.array([[4, 10], [20, 22]])]
-    assert merge_spans(parts).tolist() == [[0, 12], [20, 22]]
-    assert merge_spans(parts[:1]).tolist() == parts[0].tolist()
 
 
 GATE = [

@@ -107,14 +107,6 @@ def test_loss_and_gradients_are_those_of_the_cpu(
         assert error < ROUGH.get(name, 2e-3) * size, key
 
 
-@SCHEMES
-def test_every_scheme_trains_in_half_precision(tiny_config: Config, name: str) -> None:
-    trained = trainer(configured(tiny_config, name), torch.bfloat16)
-    losses = [update(trained, batch(), step, 3e-3)[0] for step in range(12)]
-    assert np.isfinite(losses).all()
-    assert losses[-1] < losses[0]
-
-
 @pytest.mark.parametrize(
     "changes", [["compile"], ["checkpointing"], ["compile", "checkpointing"]]
 )
