@@ -20,15 +20,13 @@ from torch import Tensor
 
 from posbench.config.overrides import apply
 from posbench.config.schema import Config
-from posbench.data import tokens as data
 from posbench.data.tokens import TokenSplit
 from posbench.errors import RowsFailed, Stopped, Undefined, UserError
 from posbench.evaluation import probes, protocols
 from posbench.evaluation.evaluate import Evaluation, evaluate
 from posbench.evaluation.job import evaluate_run
 from posbench.evaluation.models import Subject, TrainedGPT, Variant, Varied
-from posbench.evaluation.ngrams import Readers
-from posbench.evaluation.protocols import Windows, targets_of
+from posbench.evaluation.protocols import Windows
 from posbench.launch.run import config_with_measured_lengths, evaluate_runs
 from posbench.model.gpt import build
 from posbench.results import compare
@@ -703,41 +701,6 @@ def test_the_precision_auto_takes_the_rows_that_are_there(trained):
     evaluate_run(folder, apply(config, []))
 
     assert evaluation_rows(folder) == half
-
-
-@pytest.fixture
-def read_by_ngrams(trained: Trained) -> tuple[list[EvaluationRow], Any]:
-    """The rows of a run, its text, and the n-grams of the tokens it trained on."""
-    config, folder = trained
-    evaluate_run(folder, apply(config, ["task=repeat", "protocol=fixed_target"]))
-    tokens = data.prepare(config.data, config.runtime.cache)
-    batches = tokens.batches(config.training, config.seed)
-    spans = batches.spans(config.training.steps)
-    readers = Readers(
-        tokens.train.ids, spans, 257, tokens.test.ids, tokens.validation.ids
-    )
-    windows = protocols.plan("fixed_target", tokens.test, [16, 32, 64], 8, 16, "auto")
-    targets = targets_of(windows[16])
-    known = types.SimpleNamespace(tokens=tokens, readers=readers, targets=targets)
-    return evaluation_rows(folder), known
-
-
-def test_rows_have_the_sums_that_a_paired_interval_rests_on(read_by_ngrams):
-    rows, known = read_by_ngrams
-    targets = known.targets
-    _, of_ngram = known.readers.ngram(targets.indices)
-    of_window = known.readers.with_window(targets.indices, targets.context)
-
-    losses = [row for row in rows if row.protocol == "fixed_target"]
-
-    for row in rows:
-        assert ("ngram" in row.units) == (row.task is None)
-    for row in losses:
-        assert sum(row.units["ngram"]) == pytest.approx(of_ngram.sum(), rel=1e-5)
-    # as trained, at the training length
-    (row,) = [row for row in rows if "cached_ngram" in row.units]
-    assert row.length == 16
-    assert sum(row.units["cached_ngram"]) == pytest.approx(of_window.sum(), rel=1e-5)
 
 
 def test_an_evaluation_that_ends_early_keeps_its_rows(trained, monkeypatch):

@@ -82,13 +82,6 @@ def test_a_model_without_mlps_has_a_norm_and_attention_in_each_block(tiny_config
     assert counts["non_embedding"] == d + tiny_config.model.n_layers * (d + 4 * d * d)
 
 
-def test_a_concatenated_code_narrows_the_token_table(tiny_config):
-    model = built(tiny_config, "sinusoidal", combine="concat")
-    d = tiny_config.model.d_model
-    assert model.tokens.weight.shape == (V, d - d // 4)
-    assert model(random_ids(2, 5)).shape == (2, 5, V)
-
-
 @pytest.mark.parametrize(
     ("init", "tokens", "qkv", "out"),
     [

@@ -59,13 +59,6 @@ def parquet(rows: list[Any], column: str = "text") -> bytes:
     return file.getvalue()
 
 
-def parquet_of_two_texts() -> bytes:
-    file = io.BytesIO()
-    table = pyarrow.table([["a"], ["b"]], names=["text", "text"])
-    pyarrow.parquet.write_table(table, file)
-    return file.getvalue()
-
-
 def zst(content: bytes) -> bytes:
     sink = pyarrow.BufferOutputStream()
     with pyarrow.CompressedOutputStream(sink, "zstd") as stream:
@@ -78,26 +71,21 @@ ROWS = DOCS + ODD
 READ: list[tuple[str, bytes, list[str]]] = [
     *((f"a{end}", TEXT.encode(), [TEXT]) for end in (".txt", ".md", ".py", ".TXT")),
     ("a.txt.gz", gzip.compress(TEXT.encode()), [TEXT]),
-    ("A.TXT.GZ", gzip.compress(TEXT.encode()), [TEXT]),
     ("a.md.bz2", bz2.compress(TEXT.encode()), [TEXT]),
     ("a.py.zst", zst(TEXT.encode()), [TEXT]),
     ("a[1].jsonl", lines(ROWS), ROWS),
-    ("a.jsonl.zst", zst(lines(ODD)), ODD),
     ("a.json", json.dumps([{"text": doc} for doc in ROWS]).encode(), ROWS),
     ("a.csv", table(ROWS), ROWS),
     ("a.tsv", table(ROWS, "\t"), ROWS),
-    ("a.csv.gz", gzip.compress(table(ROWS)), ROWS),
     ("a.parquet", parquet(ROWS), ROWS),
     # lines, too
     ("a.json", lines(DOCS), DOCS),
     ("a.json", b'{"text": "alone"}', ["alone"]),
     ("a.jsonl", b'[{"text": "a"},\n{"text": "b"}]', ["a", "b"]),
     ("a.txt", MARK + TEXT.encode(), [TEXT]),
-    ("a.jsonl", MARK + lines(DOCS), DOCS),
     ("a.json", MARK + b'[{"text": "a"}]', ["a"]),
     ("a.csv", MARK + b"text\na\nb\n", ["a", "b"]),
     ("a.txt", b"one\r\ntwo\rthree", ["one\r\ntwo\rthree"]),
-    ("a.csv", b'text,n\r\n"hello\r\nworld",1\r\n', ["hello\r\nworld"]),
     ("a.csv", b"text,n\none\x00two,1\n", ["one\x00two"]),
     ("a.jsonl", '{"text": "a\u2028b\u0085c"}\n'.encode(), ["a\u2028b\u0085c"]),
     # only the column of the text has to be there once
@@ -169,7 +157,6 @@ WRONG: list[tuple[str, bytes, str]] = [
     ("a.csv", b"text,text\na,b\n", "row 1: there are 2 columns 'text'"),
     ("a.jsonl", b'{"text": "a", "text": "b"}\n', "row 1: there are 2 columns 'text'"),
     ("a.json", b'[{"text": "a", "text": "b"}]', "there are 2 columns 'text'"),
-    ("a.parquet", parquet_of_two_texts(), "there are 2 columns 'text'"),
     (
         "a.txt.gz",
         gzip.compress(TEXT.encode())[:60],

@@ -110,17 +110,6 @@ def test_the_optimizer_takes_torchs_steps(tiny_config):
     torch.testing.assert_close(ours.optimizer.state_dict(), expected, rtol=0, atol=0)
 
 
-def test_the_optimizer_goes_on_from_torchs_state(tiny_config):
-    theirs = with_torchs_optimizer(trainer(tiny_config, encoding="t5"))
-    updates(theirs)
-    resumed = trainer(tiny_config, encoding="t5")
-    resumed.model.load_state_dict(theirs.model.state_dict())
-    resumed.optimizer.load_state_dict(copy.deepcopy(theirs.optimizer.state_dict()))
-    updates(theirs)
-    updates(resumed)
-    assert torch.equal(weights(resumed), weights(theirs))
-
-
 def test_t5s_table_alone_moves_ten_times_as_fast(tiny_config):
     config = support.encoded(tiny_config, "temperature", inner="t5")
     fresh = Trainer(build(config, V), config, CPU, torch.float32)

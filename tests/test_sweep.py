@@ -335,18 +335,6 @@ def test_a_sweep_of_further_rows_leaves_the_former_one_finished(overrides, monke
     sweep.sweep([*arguments, "evaluation.blocks=9"])
 
 
-def test_what_is_done_is_reported_though_runs_are_missing(
-    overrides, reports, monkeypatch
-):
-    arguments = ["encoding=rope,alibi", *overrides]
-    todo = trained(arguments)
-    waiting = {plan.id: pool.WAITING for plan in todo}
-    monkeypatch.setattr(slots, "execute", lambda todo, n_jobs: waiting)
-    with pytest.raises(PosbenchError, match="2 runs of 2 not done"):
-        sweep.sweep(arguments)
-    assert len(reports) == 1
-
-
 CRASH = """
 import os
 from posbench import Encoding
