@@ -159,6 +159,18 @@ train probe=induction:pairs=1 | greater than or equal to 2
 train offsets=64 | evaluation.offsets is [64]: expected [] for data=builtin
 train experiment=tasks data=task/copy at_tokens=5376 | evaluation.at_tokens is [5376]: expected [] for data=task
 rope yarn factor=4 yarn factor=8 | or two to compare; a key= once
+sweep | nothing to compare: give a list, such as encoding=rope,alibi, or sweep=NAME
+sweep sweep=compar | unknown sweep 'compar': did you mean 'compare'? (choices: catalogue, compare, 
+sweep encoding=rope,alib | unknown encoding 'alib': did you mean 'alibi'?
+sweep encoding=rope,alibi encoding.base=64 | 'alibi' has no option 'base': it accepts slopes
+sweep encoding=rope tune=maybe | expected tune=true, with or without tune_grid
+sweep encoding=rope tune_grid=1,2 | expected tune=true, with or without tune_grid
+sweep encoding=rope tune=true tune_grid=0,1 | tune_grid is [0, 1]: expected multiples
+sweep encoding=rope,alibi evaluation.extensions=['yarn:fctor=2'] | 'yarn' has no option 'fctor'
+train training.optimizer=adam | unknown optimizer 'adam': did you mean 'adamw'?
+train tracking.backend=wand | unknown tracker 'wand': did you mean 'wandb'?
+train data.tokenizer=worng.json | data.tokenizer: 'worng.json' cannot be read: No such file
+reproduce alibi_hold --dry-run | unknown claim 'alibi_hold': did you mean 'alibi_holds'?
 train data=wikitext-2 data.path=a.txt | data.path is 'a.txt': expected data=text: data=hub does not read it
 """
 

@@ -179,17 +179,6 @@ def test_a_plan_of_an_own_file_names_its_folder_in_the_command(tmp_path):
         assert plan.command[-1] == f"--config-dir={tmp_path}"
 
 
-# The words of a sweep | what the line says.
-MISTAKES = """
- | nothing to compare: give a list, such as encoding=rope,alibi, or sweep=NAME
-sweep=compar | unknown sweep 'compar': did you mean 'compare'? (choices: catalogue, compare, 
-encoding=rope,alib | unknown encoding 'alib': did you mean 'alibi'?
-encoding=rope,alibi encoding.base=64 | 'alibi' has no option 'base': it accepts slopes
-encoding=rope tune=maybe | expected tune=true, with or without tune_grid
-encoding=rope tune_grid=1,2 | expected tune=true, with or without tune_grid
-encoding=rope tune=true tune_grid=0,1 | tune_grid is [0, 1]: expected multiples
-encoding=rope,alibi evaluation.extensions=['yarn:fctor=2'] | 'yarn' has no option 'fctor'
-"""
 # A file of a sweep | what the line says.
 WRONG_FILES = """
 - encoding=rope | expected keys with values
@@ -197,16 +186,6 @@ WRONG_FILES = """
 sets: [{encoding: rope}] | is not a sweep: expected 'sets'
 shared: [seed=1] | is not a sweep: expected 'sets'
 """
-
-
-@pytest.mark.parametrize("line", MISTAKES.split("\n")[1:-1])
-def test_a_mistake_is_one_line_and_nothing_is_run(line):
-    typed, message = line.split(" | ")
-    with pytest.raises(UserError) as caught:
-        sweep.sweep(typed.split())
-    assert message in str(caught.value)
-    assert "\n" not in str(caught.value)
-    assert not Path("outputs").exists()
 
 
 @pytest.mark.parametrize("line", WRONG_FILES.split("\n")[1:-1])

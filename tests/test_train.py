@@ -199,12 +199,6 @@ def test_a_constant_learning_rate_may_never_fall_or_fall_from_the_warmup_on(
     assert rates.count(1.0) == last_high - 3
 
 
-def test_an_unknown_optimizer_is_refused(config):
-    message = "unknown optimizer 'adam': did you mean 'adamw'?"
-    with pytest.raises(UserError, match=message):
-        changed(config, training={"optimizer": "adam"})
-
-
 def test_a_warmup_is_cut_to_a_tenth(schedule):
     short = dataclasses.replace(schedule, warmup_tokens=61440, tokens=20 * 128)
     rates = [learning_rate(step, short.steps, short) for step in range(3)]
