@@ -67,8 +67,8 @@ class ServedRun:
             "summaryMetrics": json.dumps(self.summary),
             "historyLineCount": len(history),
             "historyTail": json.dumps(tail),
-            "eventsLineCount": len(self.streams["wandb-events.jsonl"]),
             "eventsTail": "[]",
+            "eventsLineCount": len(self.streams["wandb-events.jsonl"]),
             "logLineCount": len(self.streams["output.log"]),
         }
 
