@@ -59,7 +59,7 @@ gpu: $(VENV)/.dev ## on a machine with CUDA: parity, determinism, resuming, then
 	one() { echo "+ $$*"; if "$$@"; then said="$$said\nok      $$*"; else said="$$said\nFAILED  $$*"; failed=1; fi; }; \
 	one $(BIN)/posbench --version; \
 	one $(BIN)/python -m pytest -m gpu -n 8 tests/gpu; \
-	one $(BIN)/posbench bench none rope alibi t5 fox fire shaw --shape 12m --length 1024 --rounds 3 runtime.device=cuda; \
+	one $(BIN)/posbench bench none rope alibi t5 fox fire shaw --shape 12m training.train_length=1024 training.batch_size=4 --rounds 3 runtime.device=cuda; \
 	one $(BIN)/posbench bench none rope alibi t5 fox --shape 124m --rounds 3 runtime.device=cuda runtime.compile=true; \
 	one $(BIN)/posbench bench none --shape 124m --rounds 3 runtime.device=cuda runtime.compile=true runtime.checkpointing=true; \
 	printf "$$said\n"; exit $$failed

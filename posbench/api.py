@@ -171,7 +171,8 @@ class LoadedRun:
         first = _FIRST_OF_TASK if self.config.data.task else _FIRST
         columns = list(dict.fromkeys(first + COLUMNS))
         values = [{"curve": row.curve_name, **row.to_json()} for row in rows]
-        frame = pd.DataFrame(values, columns=columns).assign(learned=self.learned)
+        frame = pd.DataFrame(values, columns=columns)
+        frame["learned"] = self.learned
         return frame.astype(dict.fromkeys(_COUNTS, "Int64"))
 
     def metrics(self) -> pd.DataFrame:
@@ -290,9 +291,8 @@ def plot(*runs: LoadedRun | str | Path, reference: str | None = None) -> charts.
     frame = results.read(map(_folder_of, runs))
     for run in frame[frame["run_status"] == "unreadable"].itertuples():
         raise UserError(f"{run.folder}: {run.run_reason}")
-    return charts.runs_figure(
-        frame[~frame["repeated"]], reference
-    )  # a seed counts once
+    each_seed_once = frame[~frame["repeated"]]
+    return charts.runs_figure(each_seed_once, reference)
 
 
 def report(

@@ -56,13 +56,11 @@ SHAPES = {
 }
 
 
-def bench(
-    words: list[str], sizes: Sizes, rounds: int = 5, threads: int | None = None
-) -> pd.DataFrame:
+def bench(words: list[str], sizes: Sizes, rounds: int = 5) -> pd.DataFrame:
     """Measure encodings side by side.
 
     `words`: names of encodings (without any: all that need no option), and overrides
-    such as `training.precision=fp32`.
+    such as `training.precision=fp32` or `runtime.threads=1`.
 
     Returns:
         A row per encoding: `tokens_per_second` of training, the median over rounds by
@@ -74,7 +72,7 @@ def bench(
     """
     names = [word for word in words if "=" not in word]
     overrides = [word for word in words if "=" in word]
-    configs = configurations(names, sizes, threads, overrides)
+    configs = configurations(names, sizes, overrides)
     device, dtype = device_and_dtype(configs[BASE])
 
     updates, peaks = {}, {}
@@ -114,22 +112,15 @@ def compared(seconds: pd.DataFrame, tokens: int) -> pd.DataFrame:
     return frame
 
 
-def sizes_of(shape: str, length: int | None = None) -> Sizes:
-    """Return the sizes of a shape; another length keeps the tokens per batch. Raises
-    UserError for an unknown shape.
-    """
+def sizes_of(shape: str) -> Sizes:
+    """Return the sizes of a shape. Raises UserError if there is none of that name."""
     if shape not in SHAPES:
         raise unknown("shape", shape, SHAPES)
-    sizes = SHAPES[shape]
-    if length is None:
-        return sizes
-    tokens = sizes.train_length * sizes.batch_size
-    batch_size = max(1, tokens // length)
-    return dataclasses.replace(sizes, train_length=length, batch_size=batch_size)
+    return SHAPES[shape]
 
 
 def configurations(
-    names: list[str], sizes: Sizes, threads: int | None, overrides: list[str]
+    names: list[str], sizes: Sizes, overrides: list[str]
 ) -> dict[str, Config]:
     """Return the configurations that `posbench train` would have at these sizes: for
     `none`, and for every name.
@@ -142,7 +133,7 @@ def configurations(
                 " runtime.*"
             )
 
-    words = _words(sizes, threads)
+    words = _words(sizes)
     configs = {}
     for name in [BASE, *(names or encodings.names())]:
         try:
@@ -155,7 +146,7 @@ def configurations(
     return configs
 
 
-def _words(sizes: Sizes, threads: int | None) -> list[str]:
+def _words(sizes: Sizes) -> list[str]:
     """Return the words of `posbench train` for a model and a batch of these sizes."""
     return [
         f"model.n_layers={sizes.n_layers}",
@@ -165,7 +156,6 @@ def _words(sizes: Sizes, threads: int | None) -> list[str]:
         f"training.batch_size={sizes.batch_size}",
         "training.tokens=1e12",  # more than any batch
         "evaluation.targets=1",
-        f"runtime.threads={threads or 'null'}",
     ]
 
 

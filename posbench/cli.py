@@ -140,9 +140,6 @@ Evaluated = Annotated[
 ]
 Prompt = Annotated[str, typer.Argument(help="The text to go on from.")]
 Tokens = Annotated[int, typer.Option(min=1, help="How many tokens to draw.")]
-Temperature = Annotated[
-    float, typer.Option(min=0.0, help="0 takes the likeliest token each time.")
-]
 Sections = Annotated[list[str] | None, typer.Argument(help=_SECTIONS)]
 Ropes = Annotated[
     list[str], typer.Argument(metavar="CONFIG|MODEL|RUN|ENCODING", help=_ROPES)
@@ -153,7 +150,7 @@ AnySchemes = Annotated[
 ]
 Benched = Annotated[
     list[str] | None,
-    typer.Argument(help="Encodings (all); also training.precision=fp32."),
+    typer.Argument(help="Encodings (all); also training.precision=fp32, threads=1."),
 ]
 Shape = Annotated[
     str, typer.Option(help="Size of model and batch: demo, 3m, 12m or 124m.")
@@ -225,10 +222,6 @@ Pair = Annotated[
     str | None,
     typer.Option(metavar="A,B", help="Two words of the phrase, whose logit is drawn."),
 ]
-Length = Annotated[
-    int | None, typer.Option(min=2, help="Training length, at equal tokens per batch.")
-]
-Threads = Annotated[int | None, typer.Option(min=1, help="CPU threads.")]
 
 
 def _version(flag: bool) -> None:
@@ -418,13 +411,12 @@ def sample(
     run: Run,
     prompt: Prompt,
     tokens: Tokens = 200,
-    temperature: Temperature = 0.8,
     seed: int = 0,
 ) -> None:
     """Print how a run's model continues a prompt."""
     from posbench.run import find, model
 
-    print(model.sample(find.run_folder(run), prompt, tokens, temperature, seed))
+    print(model.sample(find.run_folder(run), prompt, tokens, seed))
 
 
 @app.command()
@@ -561,9 +553,7 @@ def rope(words: Ropes) -> None:
 def bench(
     words: Benched = None,
     shape: Shape = "demo",
-    length: Length = None,
     rounds: Rounds = 5,
-    threads: Threads = None,
     as_json: AsJson = False,
 ) -> None:
     """Measure the speed of encodings in training side by side.
@@ -574,7 +564,7 @@ def bench(
     from posbench.terminal import console
 
     console.log_to_terminal()
-    frame = speed.bench(words or [], speed.sizes_of(shape, length), rounds, threads)
+    frame = speed.bench(words or [], speed.sizes_of(shape), rounds)
     if as_json:
         print(frame.to_json(orient="records", indent=2))
     else:

@@ -184,7 +184,8 @@ def page_text(name: str) -> str:
         if option in meanings:
             line += f"  # {meanings[option]}"
         lines.append(line)
-    return "\n".join([*lines, "", f"posbench train encoding={name}"])
+    lines += ["", f"posbench train encoding={name}"]
+    return "\n".join(lines)
 
 
 def encoding_row(name: str) -> dict[str, Any]:

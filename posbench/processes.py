@@ -35,8 +35,9 @@ class World:
     """
 
     def __init__(self, rank: int = 0, size: int = 1, local_rank: int = 0) -> None:
-        # local_rank: the rank on its machine
-        self.rank, self.size, self._local_rank = rank, size, local_rank
+        self.rank = rank
+        self.size = size
+        self._local_rank = local_rank  # on its machine
         # signals that asked this process to stop, as they come
         self.received: Sequence[int] = ()
         self._stopped_by: int | None = None

@@ -185,11 +185,15 @@ def measure(
     """
     contenders: dict[str, Any] = {}
     ours_of = {}  # by the peer: posbench's model beside it
-    typed = ["runtime.device=cpu", f"runtime.compile={str(compiled).lower()}"]
+    typed = [
+        "runtime.device=cpu",
+        f"runtime.compile={str(compiled).lower()}",
+        f"runtime.threads={threads or 'null'}",
+    ]
     for name, peer in PEERS.items():
         encoding = peer.encoding
         words = [*typed, *peer.words]
-        config = bench.configurations([encoding], sizes, threads, words)[encoding]
+        config = bench.configurations([encoding], sizes, words)[encoding]
         model = build(config, sizes.vocab_size)
         ours = f"posbench {encoding}"
         if peer.words:
@@ -235,6 +239,12 @@ if __name__ == "__main__":
         "--compile", action="store_true", help="all contenders under torch.compile"
     )
     asked = parser.parse_args()
-    sizes = bench.sizes_of(asked.shape, asked.length)
+    sizes = bench.sizes_of(asked.shape)
+    if asked.length:
+        tokens = sizes.train_length * sizes.batch_size
+        batch_size = max(1, tokens // asked.length)
+        sizes = dataclasses.replace(
+            sizes, train_length=asked.length, batch_size=batch_size
+        )
     print(measure(sizes, asked.rounds, asked.threads, asked.compile).to_string())
     print(f"{sizes}, {torch.get_num_threads()} threads, torch {torch.__version__}")

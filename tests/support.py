@@ -119,7 +119,7 @@ def posbench(*arguments: str) -> int:
     """Run the command line in this process; returns the exit code."""
     given = list(arguments)
     if arguments and arguments[0] in ("train", "sweep", "evaluate"):
-        given = each_once(arguments)
+        given = [arguments[0], *each_once(arguments[1:])]
     before = sys.argv
     sys.argv = ["posbench", *given]
     try:

@@ -10,7 +10,7 @@ from support import posbench
 from posbench import bench
 from posbench.model.gpt import build, train_flops_per_token
 
-SMALL = ["--length", "16", "--rounds", "1", "--threads", "1"]
+SMALL = ["--rounds", "1", "threads=1", "training.train_length=16"]
 SMALL += ["training.batch_size=2", "training.precision=fp32"]
 
 
@@ -30,11 +30,6 @@ def test_contenders_take_turns_and_each_round_reverses_their_order(monkeypatch):
     contenders = {name: partial(calls.append, name) for name in ("none", "rope")}
     bench.take_turns(contenders, 2, torch.device("cpu"))
     assert calls[-4:] == ["none", "rope", "rope", "none"]
-
-
-def test_another_length_keeps_the_tokens_of_a_batch():
-    assert bench.sizes_of("demo", 1).batch_size == 2048
-    assert bench.sizes_of("12m", 1024).batch_size == 4
 
 
 def test_each_scheme_is_compared_with_none(monkeypatch, capsys):
@@ -60,9 +55,9 @@ def test_flops_agree_with_torchs_own_counter(monkeypatch):
     from torch.utils.flop_counter import FlopCounterMode
 
     # one token sees one key: nothing is masked, so that both count the same
-    sizes = bench.sizes_of("demo", 1)
+    sizes = bench.sizes_of("demo")
     words = ["training.train_length=2"]
-    config = bench.configurations(["none"], sizes, 1, words)["none"]
+    config = bench.configurations(["none"], sizes, words)["none"]
     model = build(config, sizes.vocab_size)
     with FlopCounterMode(display=False) as counter:
         model(torch.zeros(3, 1, dtype=torch.long)).sum().backward()

@@ -401,9 +401,3 @@ def test_kept_rows_take_the_place_of_runs(tmp_path, monkeypatch, capsys):
     assert "1 claim: 1 supported" in capsys.readouterr().out
     # nothing was trained
     assert [path.name for path in (tmp_path / "outputs").glob("*/*")] == ["claims.csv"]
-
-
-def test_an_unknown_claim_is_one_line(capsys):
-    assert posbench("reproduce", "alibi_hold", "--dry-run") == 2
-    message = "unknown claim 'alibi_hold': did you mean 'alibi_holds'?"
-    assert message in capsys.readouterr().err

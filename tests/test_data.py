@@ -311,15 +311,6 @@ def test_the_tokens_of_bytes_are_the_bytes(given):
     assert made.token_bytes[ids].sum() == len(ids)
 
 
-def test_pieces_join_to_the_text(monkeypatch):
-    monkeypatch.setattr(tokenizer, "PIECE", 70)
-    for given in ((STRANGE + " the lazy dog isn't  quick . ") * 40, "x" * 1000):
-        pieces = list(tokenizer.pieces(given))
-        assert "".join(pieces) == given
-        assert len(pieces) > 14
-    assert max(map(len, pieces)) <= 70
-
-
 def test_a_long_text_is_learnt_and_encoded_in_pieces_as_if_whole(monkeypatch):
     given = (STRANGE + " the lazy dog isn't  quick . ") * 40
     bpe = tokenizer.train_bpe([given], 400)
@@ -362,12 +353,6 @@ def test_a_tokenizer_file_gets_a_separator_that_no_text_has(bpe, tmp_path):
 
     (ids,) = made.encode(["<|endoftext|>"])
     assert made.separator not in ids
-
-
-def test_a_tokenizer_file_that_is_not_there_is_refused(tmp_path):
-    message = r"data.tokenizer: '.*json' cannot be read: No such file"
-    with pytest.raises(UserError, match=message):
-        tokenizer.find(f"{tmp_path}/worng.json")
 
 
 @pytest.mark.parametrize(

@@ -20,15 +20,13 @@ from torch import Tensor
 
 from posbench.config.overrides import apply
 from posbench.config.schema import Config
-from posbench.data import tokens as data
 from posbench.data.tokens import TokenSplit
 from posbench.errors import RowsFailed, Stopped, Undefined, UserError
 from posbench.evaluation import probes, protocols
 from posbench.evaluation.evaluate import Evaluation, evaluate
 from posbench.evaluation.job import evaluate_run
 from posbench.evaluation.models import Subject, TrainedGPT, Variant, Varied
-from posbench.evaluation.ngrams import Readers
-from posbench.evaluation.protocols import Windows, targets_of
+from posbench.evaluation.protocols import Windows
 from posbench.launch.run import config_with_measured_lengths, evaluate_runs
 from posbench.model.gpt import build
 from posbench.results import compare
@@ -424,23 +422,10 @@ def test_a_run_trained_at_four_times_the_length_pairs_with_the_others_at_equal_l
     assert {*lengths_in(others)} == {*in_tokens(4, 8, 16)}
 
 
-def extended(config: Config) -> Config:
-    return fixed_target(config, extensions=("pi", "pi:factor=4"))
-
-
-def test_extensions_are_evaluated_at_every_length(config):
-    wanted = extended(config)
-
-    rows = gpt_rows("rope", wanted)
-
-    for name in ("pi", "pi:factor=4"):
-        assert lengths_in(of_kind(rows, name)) == in_tokens(*RATIOS)
-    assert {row.status for row in rows} == {"ok"}
-    assert all(row.extension_options for row in rows if row.extension)
-
-
 def test_where_a_scheme_has_no_such_extension_rows_are_undefined(config):
-    rows = rows_of(gpt(config, "none"), TEXT, extended(config))
+    wanted = fixed_target(config, extensions=("pi", "pi:factor=4"))
+
+    rows = rows_of(gpt(config, "none"), TEXT, wanted)
 
     for row in rows:
         assert row.status == ("undefined" if row.extension else "ok")
@@ -615,7 +600,9 @@ def test_an_extension_after_a_longer_length_has_all_lengths_of_the_curve(trained
 
     evaluate_run(folder, apply(with_lengths, ["extension=pi"]))
 
-    assert lengths_in(of_kind(curve_of(folder), "pi")) == [16, 32, 64, 128]
+    extended = of_kind(curve_of(folder), "pi")
+    assert lengths_in(extended) == [16, 32, 64, 128]
+    assert all(row.extension_options for row in extended)
     curves = compare.curves(read([folder]))
     by_point = curves.set_index(["variant", "length"])
     assert by_point.loc[("pi", 128), "rise"] != 0
@@ -714,41 +701,6 @@ def test_the_precision_auto_takes_the_rows_that_are_there(trained):
     evaluate_run(folder, apply(config, []))
 
     assert evaluation_rows(folder) == half
-
-
-@pytest.fixture
-def read_by_ngrams(trained: Trained) -> tuple[list[EvaluationRow], Any]:
-    """The rows of a run, its text, and the n-grams of the tokens it trained on."""
-    config, folder = trained
-    evaluate_run(folder, apply(config, ["task=repeat", "protocol=fixed_target"]))
-    tokens = data.prepare(config.data, config.runtime.cache)
-    batches = tokens.batches(config.training, config.seed)
-    spans = batches.spans(config.training.steps)
-    readers = Readers(
-        tokens.train.ids, spans, 257, tokens.test.ids, tokens.validation.ids
-    )
-    windows = protocols.plan("fixed_target", tokens.test, [16, 32, 64], 8, 16, "auto")
-    targets = targets_of(windows[16])
-    known = types.SimpleNamespace(tokens=tokens, readers=readers, targets=targets)
-    return evaluation_rows(folder), known
-
-
-def test_rows_have_the_sums_that_a_paired_interval_rests_on(read_by_ngrams):
-    rows, known = read_by_ngrams
-    targets = known.targets
-    _, of_ngram = known.readers.ngram(targets.indices)
-    of_window = known.readers.with_window(targets.indices, targets.context)
-
-    losses = [row for row in rows if row.protocol == "fixed_target"]
-
-    for row in rows:
-        assert ("ngram" in row.units) == (row.task is None)
-    for row in losses:
-        assert sum(row.units["ngram"]) == pytest.approx(of_ngram.sum(), rel=1e-5)
-    # as trained, at the training length
-    (row,) = [row for row in rows if "cached_ngram" in row.units]
-    assert row.length == 16
-    assert sum(row.units["cached_ngram"]) == pytest.approx(of_window.sum(), rel=1e-5)
 
 
 def test_an_evaluation_that_ends_early_keeps_its_rows(trained, monkeypatch):

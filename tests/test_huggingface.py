@@ -500,24 +500,9 @@ def results() -> Path:
     return folder
 
 
-@pytest.mark.slow
-def test_an_untested_kind_is_called_so_and_is_undefined_beyond_its_length(
-    folder_of, tmp_path, monkeypatch
-):
-    monkeypatch.chdir(tmp_path)
-    write_text(Path("text.txt"))
-    asked = ["length=48,96", "train_length=48", "extension=yarn"]
-    asked.append("protocol=fixed_target")
-    assert posbench("evaluate", str(folder_of("mamba")), *EVALUATE, *asked) == 0
-    record = json.loads((results() / "run.json").read_text())
-    assert record["support"]["level"] == "untested"
-    statuses = {
-        (row["length"], row["extension"]): row["status"]
-        for row in read_rows(results())
-        if row.get("window", "none") is None
-    }
-    undefined = dict.fromkeys([(96, None), (48, "yarn"), (96, "yarn")], "undefined")
-    assert statuses == {(48, None): "ok"} | undefined
+def test_an_untested_kind_without_rope_is_undefined_beyond_its_length(folder_of):
+    with pytest.raises(Undefined, match="mamba is untested and has no RoPE"):
+        subject(folder_of("mamba")).varied(Variant(), LENGTH + 1)
 
 
 def test_a_recurrent_state_has_no_windows(folder_of):

@@ -4,32 +4,10 @@ import pytest
 import schemes
 import torch
 
-from posbench import encodings
 from posbench.encodings.base import Shape
-from posbench.model.attention import logits_by_rows, make_layer, prepared
 from posbench.model.standalone import attention_logits
 
 SHAPE = Shape(32, 2, 2, 16)  # heads 16 wide
-HAVE_KEY_BIAS = [
-    name for name in encodings.names() if "key_bias" in encodings.load(name).overridden
-]
-
-
-@pytest.mark.parametrize("name", HAVE_KEY_BIAS)
-def test_a_bias_per_key_is_the_bias_up_to_a_constant_of_each_row(name):
-    encoding = schemes.build(name, {}, SHAPE)
-    q, k, v, x = schemes.layer_inputs(SHAPE, 40)
-    layer = make_layer(encoding, torch.arange(40)[None], 1, x, consecutive=True)
-    encoding, q, k, _, layer = prepared(encoding, q, k, v, layer)
-    block = layer.replace(rows=slice(0, 40), keys=slice(0, 40))
-
-    logits = logits_by_rows(encoding, q, k, block)
-    bias = logits - q @ k.mT * encoding.logit_scale
-    difference = bias - encoding.key_bias(layer)[:, :, None]
-
-    difference = difference.masked_fill(bias.isinf(), 0)
-    constant = difference[..., :1].expand_as(difference).masked_fill(bias.isinf(), 0)
-    torch.testing.assert_close(difference, constant, atol=1e-4, rtol=1e-5)
 
 
 @pytest.mark.parametrize(

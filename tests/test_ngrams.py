@@ -7,15 +7,10 @@ import collections
 import numpy as np
 import pytest
 
-from posbench.config import compose
-from posbench.data.tokens import Tokens, data_of
 from posbench.evaluation.ngrams import ORDERS, Readers, predictions
-from posbench.evaluation.plan import measurements
-from posbench.evaluation.protocols import Targets, targets_of
 
 V = 6
 A, B, C, D = range(4)
-BUILT_IN = "639fd9706e91be557aedb7ecc88f1a1472dc2945bc7e70d9c9db1926b8dcd01a"
 
 
 def text(n: int = 400, seed: int = 0) -> np.ndarray:
@@ -152,21 +147,6 @@ def test_only_the_window_is_looked_up():
         np.testing.assert_array_equal(parts[:, number], window[:, 0])
 
 
-def test_what_the_window_predicts_sums_to_one_over_the_vocabulary():
-    windows = np.random.default_rng(3).integers(0, V, (40, 1, 12))
-    every = np.arange(V)[None, :, None]
-    texts = np.concatenate(
-        [windows.repeat(V, axis=1), every.repeat(40, axis=0)], axis=2
-    )  # (40 windows, V tokens, 13)
-    places = np.arange(40 * V) * 13 + 12
-    shares = np.tile([0.1, 0.2, 0.05, 0.3, 0.15, 0.2], 40)
-
-    parts = predictions(texts.ravel(), places, np.full(40 * V, 12), shares)
-
-    sums = parts.reshape(-1, 40, V).sum(axis=2)
-    np.testing.assert_allclose(sums, 1, rtol=0, atol=1e-12)
-
-
 def test_the_best_order_and_weights_are_those_of_validation_text():
     model = readers(text(), [(0, 400)])
     places = np.arange(60, 200)
@@ -197,47 +177,3 @@ def test_the_best_order_and_weights_are_those_of_validation_text():
     ratios = (parts / (weights @ parts)).mean(axis=1)
     assert ratios.max() < 1.01
     assert of_window.mean() < nll.mean()  # the text repeats itself
-
-
-def built_in(*words: str) -> tuple[Tokens, Readers, Targets]:
-    """Return the built-in text, its readers after a run and the run's targets at 1x."""
-    config = compose.single(["experiment=reader", *words])
-    tokens = data_of(config.data)
-    assert isinstance(tokens, Tokens)
-    train_length = config.training.train_length
-    spans = tokens.batches(config.training, config.seed).spans(config.training.steps)
-    model = Readers(
-        tokens.train.ids,
-        spans,
-        tokens.tokenizer.vocab_size,
-        tokens.test.ids,
-        tokens.validation.ids,
-    )
-    wanted = measurements(config.evaluation, tokens.test, train_length)
-    for each in wanted:
-        if each.protocol == "fixed_target" and each.length == train_length:
-            assert each.windows is not None
-            return tokens, model, targets_of(each.windows)
-    raise AssertionError("no row at 1x")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("words", "ngram", "of_window"),
-    [
-        ([], 3.408, 2.932),
-        (["experiment=reader_wide", "ratio=0.125,0.25,0.5,1,2,4"], 3.408, 2.791),
-        (["experiment=reader_wide"], 3.535, 2.832),
-    ],
-    ids=["reader", "ladder", "wide patterns"],
-)
-def test_the_readers_are_as_good_as_an_independent_measurement(words, ngram, of_window):
-    """Measured by others on the built-in text of Python 3.11.7."""
-    tokens, model, targets = built_in(*words)
-    if tokens.record["sha256"] != BUILT_IN:
-        pytest.skip("another Python has another built-in text")
-    order, nll = model.ngram(targets.indices)
-    assert order == 6
-    assert nll.mean() == pytest.approx(ngram, abs=0.02)
-    nll = model.with_window(targets.indices, targets.context)
-    assert nll.mean() == pytest.approx(of_window, abs=0.03)

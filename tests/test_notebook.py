@@ -185,15 +185,6 @@ class Slope(posbench.Encoding):
         return bias.expand(self.shape.n_heads, *distance.shape)
 
 
-def test_a_class_that_was_not_registered_has_no_name(here):
-    with pytest.raises(UserError, match="unknown encoding 'slope'"):
-        posbench.train(["encoding=slope", *TINY])
-
-
-def test_registering_a_class_may_be_a_decorator(here):
-    assert posbench.register(Slope) is Slope
-
-
 def test_a_class_typed_into_a_notebook_trains_under_its_name(here):
     run = posbench.train(TINY, encoding={"name": Slope, "slope": 0.25})
 

@@ -49,17 +49,15 @@ def composed(*overrides: str) -> Config:
 
 @dataclasses.dataclass(frozen=True)
 class Knows:
-    """A subject that is no model: it answers correctly with a probability."""
+    """A subject that is no model: it answers correctly."""
 
-    share: float = 1.0
     train_length: int = 42
     name: str = "knows"
     right = 0.25  # nats
 
     def logits(self, ids: Any, scored: Any, first: int) -> Iterator[Tensor]:
         labels = torch.from_numpy(ids[:, 1:][scored])
-        rng = np.random.default_rng([first, ids.shape[1]])
-        for label, nll in zip(labels, self.nll(rng, len(labels)), strict=True):
+        for label, nll in zip(labels, self.nll(len(labels)), strict=True):
             # One other token has all that is left, and more than the answer where that
             # is wrong; or ten share it.
             n_others = 1 if nll > self.right else 10
@@ -68,8 +66,8 @@ class Knows:
             logits[label] = -nll
             yield logits[None]
 
-    def nll(self, rng: np.random.Generator, n: int) -> Any:
-        return np.where(rng.random(n) < self.share, self.right, 2.0)
+    def nll(self, n: int) -> list[float]:
+        return [self.right] * n
 
     def varied(self, variant: Variant, length: int) -> Varied:
         return Varied(self, None)
@@ -216,15 +214,15 @@ def test_rows_have_keys_of_their_own(known):
 
 
 def test_rows_of_two_subjects_pair(curve):
-    other = asked(Knows(0.5), tasks.build("passkey"))[0]
+    other = asked(OneWrong(), tasks.build("passkey"))[0]
     assert curve[0].targets_sha256 == other.targets_sha256
 
 
 class OneWrong(Knows):
     right = 1.0
 
-    def nll(self, rng: np.random.Generator, n: int) -> Any:
-        return np.array([3.0, *[1.0] * (n - 1)])
+    def nll(self, n: int) -> list[float]:
+        return [3.0, *[1.0] * (n - 1)]
 
 
 def test_a_row_worked_by_hand():
@@ -247,7 +245,7 @@ def test_a_row_worked_by_hand():
 
 
 def test_rows_count_the_problems_that_differ_and_have_no_interval_if_most_repeat():
-    rows = asked(Knows(0.5), tasks.build("parity"))
+    rows = asked(Knows(), tasks.build("parity"))
     by_length = {row.problem_length: row for row in rows}
     short = by_length[2]
     assert short.n_blocks == 32

@@ -30,7 +30,6 @@ from posbench.results.compare import NOT_RESOLVED, Losses, main_rows
 from posbench.results.estimate import in_two_groups
 from posbench.results.frame import read
 from posbench.results.headline import headline
-from posbench.results.settings import differing_settings
 from posbench.run.rows import read_rows
 
 
@@ -47,18 +46,6 @@ def by_label(frame: pd.DataFrame) -> pd.DataFrame:
 @pytest.fixture(scope="module")
 def table(six):
     return by_label(six)
-
-
-@pytest.mark.slow
-def test_labels_and_settings_of_a_large_study():
-    frame = rows_of_study("ledger")
-    (of_text,) = frame.loc[frame["trained_task"].isna(), "setting"].unique()
-
-    table = compare.compare(frame[frame["setting"] == of_text])
-
-    assert table.attrs["reference"] == "rope base=10000"
-    assert {"rope base=128", "drope", "xpos"} < set(table["label"])
-    assert set(differing_settings(frame)) == set(frame["setting"])
 
 
 def test_schemes_are_compared_with_the_best_simple_readers(table):
@@ -405,13 +392,6 @@ def test_a_headline_has_the_loss_at_the_training_length(folder):
 def test_a_headline_has_no_loss_of_an_earlier_checkpoint(folder):
     append(folder, checkpoint_step=10**6, protocol="nonoverlap")
     assert headline_of(folder)["nll_1x"] is None
-
-
-def test_runs_that_are_also_in_a_file_count_once(folder, tmp_path):
-    file = tmp_path.with_suffix(".parquet")
-    frame = read([folder])
-    frame.to_parquet(file)
-    assert len(read([folder, file])) == len(frame)
 
 
 @pytest.mark.parametrize(

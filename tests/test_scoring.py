@@ -10,13 +10,12 @@ import pytest
 import torch
 from support import encoded
 
-from posbench import encodings
 from posbench.config.schema import Config
 from posbench.data.tokens import TokenSplit
 from posbench.evaluation import protocols
 from posbench.evaluation.models import TrainedGPT, nll_of, score
 from posbench.evaluation.protocols import targets_of
-from posbench.model.gpt import GPT, Reading, build
+from posbench.model.gpt import GPT, build
 
 V = 50
 CPU = torch.device("cpu")
@@ -61,28 +60,6 @@ def test_every_target_is_scored_after_the_context_that_its_window_holds(
             logits = model(context)[0, -1].double()
         expected = torch.logsumexp(logits, 0) - logits[ids[at]]
         assert nll[i] == pytest.approx(float(expected), abs=TOLERANCE)
-
-
-@pytest.mark.sample(16)
-@pytest.mark.parametrize("name", encodings.names())
-@pytest.mark.parametrize(("window", "last"), [(None, 7), (12, 1)])
-@torch.inference_mode()
-def test_the_last_rows_alone_are_the_last_rows_of_all(name, tiny_config, window, last):
-    model = model_of(tiny_config, name)
-    length = min(40, model.encoding.max_length or 40)
-    stream = torch.Generator().manual_seed(0)
-    ids = torch.randint(V, (3, length), generator=stream)
-    positions = None
-    if "positions" in model.encoding.hooks:
-        positions = model.encoding.positions(ids, stream)
-    reading = Reading(window=window)
-
-    alone = model.hidden(ids, positions, last=last, reading=reading)
-
-    every = model.hidden(ids, positions, reading=reading)[:, -last:]
-    # Normalised states are of the order of 1; learned parameters drawn from N(0, 1)
-    # make large logits.
-    torch.testing.assert_close(alone, every, atol=1e-4, rtol=1e-4)
 
 
 def test_positions_are_drawn_by_seed_length_and_window(tiny_config, monkeypatch):

@@ -9,7 +9,6 @@ import pytest
 from support import TINY, changed, posbench, snapshot, write_text
 
 from posbench.config.schema import Config
-from posbench.data.batches import merge_spans
 from posbench.data.tokens import prepare
 from posbench.errors import UserError
 from posbench.evaluation.ngrams import Readers
@@ -218,12 +217,6 @@ def test_a_start_has_the_weights_that_it_had(here):
         train(changed(config, start=other), here / "other", [])
 
 
-def test_spans_that_overlap_are_one():
-    parts = [np.array([[0, 5], [9, 12]]), np.array([[4, 10], [20, 22]])]
-    assert merge_spans(parts).tolist() == [[0, 12], [20, 22]]
-    assert merge_spans(parts[:1]).tolist() == parts[0].tolist()
-
-
 GATE = [
     "seed=0",
     "protocol=fixed_target",
@@ -237,7 +230,7 @@ def test_the_gate_is_that_of_the_tokens_of_both_runs(here):
     ours = trained_on(here, f"start={theirs}", *GATE)
     tokens = prepare(load_config(theirs).data, Path("cache"))
     planned = plan("fixed_target", tokens.test, [16, 64], 8, 8, "auto")
-    targets = targets_of(planned[64]).indices
+    targets = targets_of(planned[64])
     is_read = np.zeros(len(tokens.train.ids), bool)
 
     for number, folder in enumerate((theirs, ours)):
@@ -248,11 +241,20 @@ def test_the_gate_is_that_of_the_tokens_of_both_runs(here):
         borders = np.flatnonzero(np.diff(np.r_[False, is_read, False]))
         spans = borders.reshape(-1, 2)
         held_out = (tokens.test.ids, tokens.validation.ids)
-        order, nll = Readers(tokens.train.ids, spans, 257, *held_out).ngram(targets)
+        readers = Readers(tokens.train.ids, spans, 257, *held_out)
+        order, nll = readers.ngram(targets.indices)
+        of_window = readers.with_window(targets.indices, targets.context)
         rows = evaluation_rows(ours)
         found = [row for row in rows if row.tokens == 512 * number]
         assert {row.ngram_order for row in found} == {order}
         assert {row.ngram_nll for row in found} == {float(nll.mean())}
+        # the sums that a paired interval rests on
+        for row in found:
+            assert sum(row.units["ngram"]) == pytest.approx(nll.sum(), rel=1e-5)
+        (as_trained,) = [row for row in found if "cached_ngram" in row.units]
+        assert as_trained.length == 64
+        sum_of_window = sum(as_trained.units["cached_ngram"])
+        assert sum_of_window == pytest.approx(of_window.sum(), rel=1e-5)
 
 
 def test_on_another_text_there_is_no_gate(here):

@@ -109,17 +109,6 @@ def test_the_optimizer_takes_torchs_steps(tiny_config):
     torch.testing.assert_close(ours.optimizer.state_dict(), expected, rtol=0, atol=0)
 
 
-def test_the_optimizer_goes_on_from_torchs_state(tiny_config):
-    theirs = with_torchs_optimizer(trainer(tiny_config, encoding="t5"))
-    updates(theirs)
-    resumed = trainer(tiny_config, encoding="t5")
-    resumed.model.load_state_dict(theirs.model.state_dict())
-    resumed.optimizer.load_state_dict(copy.deepcopy(theirs.optimizer.state_dict()))
-    updates(theirs)
-    updates(resumed)
-    assert torch.equal(weights(resumed), weights(theirs))
-
-
 def test_t5s_table_alone_moves_ten_times_as_fast(tiny_config):
     config = support.encoded(tiny_config, "temperature", inner="t5")
     fresh = Trainer(build(config, V), config, CPU, torch.float32)
@@ -171,7 +160,7 @@ def test_an_update_that_is_not_finite_and_all_after_it_change_nothing(
 
     assert fresh.failed == 1
     assert after.read()[0] > 0  # itself it was finite
-    with pytest.raises(RunFailed, match="loss is nan at step 2"):
+    with pytest.raises(RunFailed, match="loss is nan at step 2: a lower training"):
         lost.read()
     assert torch.equal(weights(fresh), before)
     now = fresh.optimizer.state_dict()["state"]

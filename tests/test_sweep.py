@@ -173,17 +173,6 @@ def test_a_plan_of_an_own_file_names_its_folder_in_the_command(tmp_path):
         assert plan.command[-1] == f"--config-dir={tmp_path}"
 
 
-# The words of a sweep | what the line says.
-MISTAKES = """
- | nothing to compare: give a list, such as encoding=rope,alibi, or sweep=NAME
-sweep=compar | unknown sweep 'compar': did you mean 'compare'? (choices: catalogue, compare, 
-encoding=rope,alib | unknown encoding 'alib': did you mean 'alibi'?
-encoding=rope,alibi encoding.base=64 | 'alibi' has no option 'base': it accepts slopes
-encoding=rope tune=maybe | expected tune=true, with or without tune_grid
-encoding=rope tune_grid=1,2 | expected tune=true, with or without tune_grid
-encoding=rope tune=true tune_grid=0,1 | tune_grid is [0, 1]: expected multiples
-encoding=rope,alibi evaluation.extensions=['yarn:fctor=2'] | 'yarn' has no option 'fctor'
-"""
 # A file of a sweep | what the line says.
 WRONG_FILES = """
 - encoding=rope | expected keys with values
@@ -191,16 +180,6 @@ WRONG_FILES = """
 sets: [{encoding: rope}] | is not a sweep: expected 'sets'
 shared: [seed=1] | is not a sweep: expected 'sets'
 """
-
-
-@pytest.mark.parametrize("line", MISTAKES.split("\n")[1:-1])
-def test_a_mistake_is_one_line_and_nothing_is_run(line):
-    typed, message = line.split(" | ")
-    with pytest.raises(UserError) as caught:
-        sweep.sweep(typed.split())
-    assert message in str(caught.value)
-    assert "\n" not in str(caught.value)
-    assert not Path("outputs").exists()
 
 
 @pytest.mark.parametrize("line", WRONG_FILES.split("\n")[1:-1])
@@ -309,18 +288,6 @@ def test_a_sweep_of_further_rows_leaves_the_former_one_finished(overrides, monke
     monkeypatch.setattr(pool, "start_process", None)
     sweep.sweep(arguments)
     sweep.sweep([*arguments, "evaluation.blocks=9"])
-
-
-def test_what_is_done_is_reported_though_runs_are_missing(
-    overrides, reports, monkeypatch
-):
-    arguments = ["encoding=rope,alibi", *overrides]
-    todo = trained(arguments)
-    waiting = {plan.id: pool.WAITING for plan in todo}
-    monkeypatch.setattr(slots, "execute", lambda todo, n_jobs: waiting)
-    with pytest.raises(PosbenchError, match="2 runs of 2 not done"):
-        sweep.sweep(arguments)
-    assert len(reports) == 1
 
 
 CRASH = """

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import task_solvers
-from scipy import optimize, stats
+from scipy import stats
 
 from posbench import tasks
 from posbench.errors import Undefined
@@ -55,15 +55,12 @@ def test_plain_loops_find_the_answers_of_every_length(name, options):
 
 @pytest.mark.sample(3)
 @pytest.mark.parametrize(("name", "options"), CASES)
-def test_problems_have_the_size_of_their_length_and_follow_from_the_seed(name, options):
+def test_problems_have_the_size_of_their_length(name, options):
     task = tasks.build(name, options)
     for length in (task.least, task.longest):
         problems = drawn(task, length, 10)
-        again = drawn(task, length, 10)
         assert problems.ids.shape == (10, task.size(length) + 1)
         assert problems.scored.shape == (10, task.size(length))
-        assert (problems.ids == again.ids).all()
-        assert (problems.scored == again.scored).all()
 
 
 def test_draws_are_those_of_earlier_runs():
@@ -109,43 +106,6 @@ def test_keys_of_recall_are_asked_by_a_power_law_in_the_slots_that_are_left(powe
 
     assert_is_drawn(np.bincount(slots_of_first, minlength=10), law)
     assert_is_drawn(np.bincount(slots_of_second, minlength=10), after_first)
-
-
-@pytest.mark.parametrize(
-    ("longest", "line", "status"),
-    [
-        (4, None, 0),  # there are such terms
-        (5, None, 2),  # there are none
-        (5, 20, 0),
-    ],
-)
-def test_one_head_can_copy_strings_of_four_bits_and_of_five_where_it_sees_lines(
-    longest, line, status
-):
-    """Wen et al. (2026), arXiv:2607.16072, Theorems 3.1 and 4.1, of attention alone: of
-    tokens that whose sum over keys is the largest is said. A term depends on query, key
-    and distance. With lines, `=` ends one.
-    """
-    larger = []  # sums of terms that have to be above 0
-    for length in range(1, longest + 1):
-        places = np.arange(2 * length + 2)
-        if line is not None:
-            places[length + 2 :] += line - length - 2
-        for ids in np.unique(ids_of("copy", length, 512, vocabulary=2), axis=0):
-            for t in range(length + 1, 2 * length + 2):
-                distances = places[t] - places[: t + 1]
-                terms = np.zeros((4, 4, 32))
-                terms[ids[t], ids[: t + 1], distances] = 1
-                for other in {0, 2, 3} - {ids[t + 1]}:
-                    gap = np.zeros(4)
-                    gap[ids[t + 1]] = 1
-                    gap[other] = -1
-                    larger.append(np.kron(gap, terms.ravel()))
-
-    nothing = np.zeros(2048)  # to minimise
-    least = -np.ones(len(larger))
-    program = optimize.linprog(nothing, -np.array(larger), least, bounds=(None, None))
-    assert program.status == status
 
 
 @pytest.mark.parametrize(

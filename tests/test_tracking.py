@@ -22,11 +22,10 @@ from wandb.cli import cli as wandb_cli
 from wandb_server import ServedRun, Server
 
 from posbench.config.schema import Config
-from posbench.errors import UserError
 from posbench.run.rows import EvaluationRow, read_rows
 from posbench.run.run import Run, load_record
 from posbench.tracking import mirror, row_values
-from posbench.tracking.sessions.wandb import SHOWN, is_online
+from posbench.tracking.sessions.wandb import is_online
 
 LAST = 12  # updates of the tiny configuration
 ROW = EvaluationRow(
@@ -319,25 +318,6 @@ def test_names_tell_checkpoints_texts_and_targets_apart(config, change, curve):
         f"{curve}/ci_low": 0.5,
         f"{curve}/ci_high": 1.5,
     }
-
-
-@pytest.mark.parametrize(
-    ("name", "is_shown"),
-    [
-        ("eval/loss", True),
-        ("eval/targets cd12cd/loss", True),
-        ("eval/windowed/loss", False),
-        ("eval/ci_low", False),
-    ],
-)
-def test_a_grown_curve_has_a_panel_beside_the_first_one(name, is_shown):
-    assert bool(SHOWN.fullmatch(name)) == is_shown
-
-
-def test_an_unknown_tracker_is_refused(config):
-    message = "unknown tracker 'wand': did you mean 'wandb'?"
-    with pytest.raises(UserError, match=message):
-        tracked(config, backend="wand")
 
 
 @pytest.mark.parametrize("mode", ["auto", "online"])

@@ -104,20 +104,6 @@ def test_a_run_leaves_its_record(config, folder):
     assert record["cpu_seconds"] > 0
 
 
-def test_a_run_leaves_rows_checkpoints_and_its_tokenizer(config, folder):
-    train(config, folder, [])
-
-    rows = evaluation_rows(folder)
-    assert len(rows) == 3 + 2 + 3
-    for row in rows:
-        assert row.status == "ok"
-        assert row.checkpoint_step == STEPS
-        assert sum(row.units["tokens"]) == row.n_tokens
-    saved = sorted(path.name for path in (folder / "checkpoint").iterdir())
-    assert saved == ["step-00000010", "step-00000012"]
-    assert (folder / "tokenizer.json").exists()
-
-
 def test_a_finished_run_computes_only_missing_rows(config, folder):
     train(config, folder, [])
     before = weights(folder)
@@ -211,12 +197,6 @@ def test_a_constant_learning_rate_may_never_fall_or_fall_from_the_warmup_on(
     constant = dataclasses.replace(schedule, schedule="constant", decay_fraction=share)
     rates = [learning_rate(step, 101, constant) for step in range(4, 101)]
     assert rates.count(1.0) == last_high - 3
-
-
-def test_an_unknown_optimizer_is_refused(config):
-    message = "unknown optimizer 'adam': did you mean 'adamw'?"
-    with pytest.raises(UserError, match=message):
-        changed(config, training={"optimizer": "adam"})
 
 
 def test_a_warmup_is_cut_to_a_tenth(schedule):

@@ -62,19 +62,14 @@ class ServedRun:
         return {
             "id": self.name,
             "name": self.name,
-            "displayName": self.name,
-            "description": None,
-            "notes": None,
-            "tags": [],
             "config": self.last("config") or "{}",
             "wandbConfig": json.dumps({"t": 1}),
             "summaryMetrics": json.dumps(self.summary),
             "historyLineCount": len(history),
             "historyTail": json.dumps(tail),
-            "eventsLineCount": len(self.streams["wandb-events.jsonl"]),
             "eventsTail": "[]",
+            "eventsLineCount": len(self.streams["wandb-events.jsonl"]),
             "logLineCount": len(self.streams["output.log"]),
-            "sweepName": self.last("sweep"),
         }
 
 

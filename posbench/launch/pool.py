@@ -182,7 +182,8 @@ class _Pool:
 
     def begin_next(self) -> None:
         """Start a process for the first plan that waits, in the first free slot."""
-        plan, slot = self.waiting.pop(0), self.free.pop(0)
+        plan = self.waiting.pop(0)
+        slot = self.free.pop(0)
         old_record = record(plan)
         plan.output.parent.mkdir(parents=True, exist_ok=True)
         job = functools.partial(self.work, plan)

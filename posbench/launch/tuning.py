@@ -114,6 +114,7 @@ def _best_rate(plan: Plan, trials: list[Plan]) -> float:
     advice = ""
     if best in (min(rates), max(rates)):
         advice = ", at the edge of the grid: a wider tune_grid may find a better one"
-    name, summary = plan.config.encoding.name, ", ".join(shown)
+    name = plan.config.encoding.name
+    summary = ", ".join(shown)
     logger.info("%s: learning rate %g (nats/token: %s)%s", name, best, summary, advice)
     return best

@@ -16,6 +16,8 @@ from posbench.randomness import generator
 from posbench.run import TOKENIZER, checkpoint
 from posbench.run.run import load_config, load_record
 
+TEMPERATURE = 0.8  # of sampling
+
 
 def tokenizer_of(folder: Path) -> Tokenizer:
     """Return the tokenizer that a run was trained with. Raises UserError if it is
@@ -54,13 +56,7 @@ def weights_of(start: StartConfig) -> dict[str, Tensor]:
 
 
 @torch.inference_mode()
-def sample(
-    folder: Path,
-    prompt: str,
-    tokens: int = 200,
-    temperature: float = 0.8,
-    seed: int = 0,
-) -> str:
+def sample(folder: Path, prompt: str, tokens: int = 200, seed: int = 0) -> str:
     """Return a prompt and its continuation, sampled token by token. The model sees the
     last `train_length` tokens.
     """
@@ -70,9 +66,6 @@ def sample(
     for _ in range(tokens):
         seen = torch.tensor([ids[-config.training.train_length :]])
         logits = model.logits(model.hidden(seen).float())[0, -1]  # (vocab_size,)
-        if temperature:
-            probabilities = (logits / temperature).softmax(-1)
-        else:
-            probabilities = (logits == logits.max()).float()
+        probabilities = (logits / TEMPERATURE).softmax(-1)
         ids.append(int(torch.multinomial(probabilities, 1, generator=rng)))
     return tokenizer.decode(ids)

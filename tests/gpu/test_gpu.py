@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import support
 import torch
-import torch.nn.functional as F
 
 from posbench import encodings, machine
 from posbench.config.schema import AttentionConfig, Config
@@ -17,7 +16,6 @@ from posbench.data.batches import Batch
 from posbench.errors import Stopped, UserError
 from posbench.evaluation.models import TrainedGPT, nll_of
 from posbench.model.gpt import GPT, build
-from posbench.model.loss import linear_cross_entropy
 from posbench.run.checkpoint import newest
 from posbench.training.step import Trainer, begin_update
 from posbench.training.train import train
@@ -107,14 +105,6 @@ def test_loss_and_gradients_are_those_of_the_cpu(
         assert error < ROUGH.get(name, 2e-3) * size, key
 
 
-@SCHEMES
-def test_every_scheme_trains_in_half_precision(tiny_config: Config, name: str) -> None:
-    trained = trainer(configured(tiny_config, name), torch.bfloat16)
-    losses = [update(trained, batch(), step, 3e-3)[0] for step in range(12)]
-    assert np.isfinite(losses).all()
-    assert losses[-1] < losses[0]
-
-
 @pytest.mark.parametrize(
     "changes", [["compile"], ["checkpointing"], ["compile", "checkpointing"]]
 )
@@ -131,36 +121,6 @@ def test_compiled_and_recomputed_training_is_the_eager_one(
         computed = update(other, batch(step), step)
         assert computed == pytest.approx(expected, rel=ROUGH.get(name, 1e-3))
     assert other.model.recomputes is ("checkpointing" in changes)
-
-
-def whole_loss(
-    hidden: torch.Tensor, weight: torch.Tensor, labels: torch.Tensor
-) -> torch.Tensor:
-    return F.cross_entropy(F.linear(hidden, weight), labels)
-
-
-@pytest.mark.parametrize("vocabulary", [50257, 50304])
-@pytest.mark.parametrize(
-    ("dtype", "close"), [(torch.float32, 1e-4), (torch.bfloat16, 2e-2)]
-)
-def test_the_loss_from_the_head_on_is_torchs(
-    vocabulary: int, dtype: torch.dtype, close: float
-) -> None:
-    draw = torch.Generator().manual_seed(0)
-    hidden = torch.randn(4096, 256, generator=draw)
-    weight = 0.05 * torch.randn(vocabulary, 256, generator=draw)
-    labels = torch.randint(vocabulary, (4096,), generator=draw).to(DEVICE)
-
-    def results(loss_of: Any, dtype: torch.dtype) -> list[torch.Tensor]:
-        leaves = [each.to(DEVICE).requires_grad_() for each in (hidden, weight)]
-        with torch.autocast("cuda", dtype=dtype, enabled=dtype != torch.float32):
-            loss = loss_of(*leaves, labels)
-        return [loss.detach(), *torch.autograd.grad(loss, leaves)]
-
-    made = results(linear_cross_entropy, dtype)
-    exact = results(whole_loss, torch.float32)
-    for ours, expected in zip(made, exact, strict=True):
-        assert float((ours - expected).norm()) < close * float(expected.norm())
 
 
 # matrix_exp reads a norm

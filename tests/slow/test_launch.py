@@ -12,7 +12,7 @@ import pytest
 from support import TINY, each_once, until, write_text
 
 from posbench import machine
-from posbench.run.rows import evaluation_rows, training_rows
+from posbench.run.rows import training_rows
 from posbench.run.run import load_record
 
 pytestmark = [
@@ -91,11 +91,6 @@ def test_two_processes_of_torchrun_give_what_one_gives():
     assert load_record(folder("two"))["attempt"]["processes"] == 2
     assert losses("two") == pytest.approx(losses("one"), abs=1.5e-6)
     assert len(losses("one")) == 16
-    rows = evaluation_rows(folder("two"))
-    of_one = evaluation_rows(folder("one"))
-    for row, expected in zip(rows, of_one, strict=True):
-        assert row.nll == pytest.approx(expected.nll, abs=1e-6)
-        assert row.targets_sha256 == expected.targets_sha256
 
 
 def test_sigterm_to_one_process_saves_the_run_and_ends_all():
