@@ -156,7 +156,7 @@ def by_rows(
     outputs: list[Tensor] = []
     for start in range(rows.start, rows.stop, step):
         queries = slice(start, min(rows.stop, start + step))
-        keys = _keys_of(queries, length, layer)
+        keys = _keys_of(queries, length, encoding, layer)
         parts = part_of(q, queries), part_of(k, keys), part_of(v, keys)
         block = encoding, *parts, layer.replace(rows=queries, keys=keys)
         if recompute:
@@ -168,13 +168,20 @@ def by_rows(
     return torch.cat(outputs, dim=2)
 
 
-def _keys_of(queries: slice, length: int, layer: Layer) -> slice:
+def _keys_of(
+    queries: slice, length: int, encoding: Encoding, layer: Layer
+) -> slice | Tensor:
     """Return the keys that a block of query rows may see, of `length`."""
     stop = queries.stop if layer.causal else length
-    first = 0
-    if layer.window is not None and not layer.sinks:
-        first = max(0, queries.start - layer.window + 1)
-    return slice(first, stop)
+    if layer.window is None:
+        return slice(0, stop)
+    first = max(0, queries.start - layer.window + 1)
+    if not layer.sinks:
+        return slice(first, stop)
+    # hooks that sum over keys also get those in between
+    if first <= layer.sinks or encoding.hooks & {"scores", "attend"}:
+        return slice(0, stop)
+    return torch.cat((torch.arange(layer.sinks), torch.arange(first, stop)))
 
 
 def logits_by_rows(
@@ -259,7 +266,7 @@ def _biases(encoding: Encoding, q: Tensor, k: Tensor, layer: Layer) -> Tensor | 
 def _distance_bias(encoding: Encoding, layer: Layer) -> Tensor | None:
     """Return a block's bias by distance, broadcastable to (B, H, Tq, Tk)."""
     rows, keys = layer.rows, layer.keys
-    if layer.consecutive and layer.causal:
+    if layer.consecutive and layer.causal and isinstance(keys, slice):
         # each distance once
         distance = torch.arange(rows.stop - keys.start, device=layer.positions.device)
         bias = encoding.distance_bias(distance, layer)
@@ -291,37 +298,37 @@ def mask_of(layer: Layer, dtype: torch.dtype) -> Tensor:
     hidden.
     """
     rows, keys, sinks = layer.rows, layer.keys, layer.sinks
+    settings = layer.window, sinks, layer.causal, dtype, layer.positions.device
+    if isinstance(keys, Tensor):
+        return _mask(rows.start, rows.stop, keys, *settings)
     shift = 0 if sinks else keys.start  # blocks of equal shape share one mask
     make_mask = _mask if torch.compiler.is_compiling() else _kept_mask
     return make_mask(
         rows.start - shift,
         rows.stop - shift,
         range(keys.start - shift, keys.stop - shift),
-        layer.window,
-        sinks,
-        layer.causal,
-        dtype,
-        layer.positions.device,
+        *settings,
     )
 
 
 def _mask(
     start: int,
     stop: int,
-    keys: range,
+    keys: range | Tensor,
     window: int | None,
     sinks: int,
     causal: bool,
     dtype: torch.dtype,
     device: torch.device,
 ) -> Tensor:
-    key = torch.arange(keys.start, keys.stop)
-    gap = torch.arange(start, stop)[:, None] - key
+    if isinstance(keys, range):
+        keys = torch.arange(keys.start, keys.stop)
+    gap = torch.arange(start, stop)[:, None] - keys
     mask = torch.zeros(gap.shape, dtype=dtype)
     if causal:
         mask.masked_fill_(gap < 0, -math.inf)
     if window is not None:
-        mask.masked_fill_((gap >= window) & (key >= sinks), -math.inf)
+        mask.masked_fill_((gap >= window) & (keys >= sinks), -math.inf)
     return mask.to(device)
 
 
