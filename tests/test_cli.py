@@ -320,7 +320,7 @@ def test_runs_are_listed_with_what_differs_their_loss_and_their_size(capsys):
         assert line.split() == [folder.name, "demo", *apart, *numbers]
 
 
-def test_a_run_is_found_by_its_id(capsys):
+def test_a_run_is_found_by_its_id_if_only_one_study_has_it(capsys):
     assert train() == 0
     folder = the_run()
     assert posbench("sample", folder.name, "word", "--tokens", "1") == 0
@@ -329,7 +329,19 @@ def test_a_run_is_found_by_its_id(capsys):
 
     assert posbench("sample", folder.name, "word") == 2
 
-    assert "does not exist: did you mean 'outputs/" in error_line(capsys)
+    message = f"several studies have a run {folder.name}: name its folder, {folder} or"
+    assert message in error_line(capsys)
+
+
+def test_a_run_of_another_study_is_not_taken_for_the_one_that_is_named(capsys):
+    assert train() == 0
+    folder = the_run()
+    capsys.readouterr()
+
+    assert posbench("sample", f"mistyped/{folder.name}", "word") == 2
+
+    assert "does not exist" in error_line(capsys)
+    assert runs() == [folder.name]
 
 
 def test_a_study_is_found_by_its_name(capsys):

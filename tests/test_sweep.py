@@ -128,6 +128,12 @@ def test_a_run_that_two_sets_name_is_one(overrides):
     assert len(plans.resolve([["encoding=rope", "seed=0,1", *overrides], once])) == 2
 
 
+def test_a_run_is_in_one_folder(overrides):
+    same = r"outputs/a/rope-.* and .*outputs/b/rope-.* are the same run"
+    with pytest.raises(UserError, match=same):
+        plans.resolve([["encoding=rope", "study=a,b", *overrides]])
+
+
 FILES = sorted(path.stem for path in (configs_dir() / "sweep").glob("*.yaml"))
 
 

@@ -91,7 +91,12 @@ def resolve(sets: list[list[str]], config_dir: Path | None = None) -> list[Plan]
     for overrides in sets:
         for words, config in compose.configs(overrides, config_dir):
             plan = from_config(config, words, config_dir)
-            plans.setdefault(plan.id, plan)
+            first_plan = plans.setdefault(plan.id, plan)
+            if first_plan.folder != plan.folder:
+                raise UserError(
+                    f"{first_plan.folder} and {plan.folder} are the same run:"
+                    " expected it in one folder"
+                )
     return list(plans.values())
 
 

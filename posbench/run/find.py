@@ -83,10 +83,18 @@ def of_id(path: Path) -> Path:
     below = Path("outputs", path)
     if glob.glob(str(below)):
         return below
-    records = list(Path("outputs").glob(f"*/{glob.escape(path.name)}/{RECORD}"))
-    if len(records) == 1:
-        return records[0].parent
-    return path
+    if len(path.parts) != 1:  # another study's run of that id is not meant
+        return path
+    records = Path("outputs").glob(f"*/{glob.escape(path.name)}/{RECORD}")
+    folders = sorted(record.parent for record in records)
+    if len(folders) > 1:
+        raise UserError(
+            f"several studies have a run {path}: name its folder,"
+            f" {' or '.join(map(str, folders))}"
+        )
+    if not folders:
+        return path
+    return folders[0]
 
 
 def is_model(word: str) -> bool:
