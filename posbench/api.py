@@ -390,7 +390,8 @@ def sweep(
     Args:
         overrides, settings: as for `train`; a list holds values to combine:
             encoding=["rope", "alibi"], seed=range(5).
-        n_jobs: processes at a time; None = one per CPU core or GPU.
+        n_jobs: runs at a time; None = one per CPU core, or one per GPU (four of a
+            small model).
     """
     words = _words(overrides, settings, several=True)
     directory = None if config_dir is None else Path(config_dir)

@@ -176,7 +176,7 @@ DryRun = Annotated[
     ),
 ]
 Jobs = Annotated[
-    int | None, typer.Option(min=1, help="Processes at a time (one per core or GPU).")
+    int | None, typer.Option(min=1, help="Runs at a time (1 per core, 1-4 per GPU).")
 ]
 Cfg = Annotated[
     bool,
