@@ -370,7 +370,8 @@ def evaluate(
         else:
             folder = find.of_id(path)
             config = apply(launch.config_with_measured_lengths(folder), words)
-            evaluate_run(folder, config)
+            work = functools.partial(evaluate_run, folder, config)
+            launch.in_processes(config, work)
         return _load_logged(folder)
 
 

@@ -39,8 +39,9 @@ def execute(todo: list[Plan], n_jobs: int | None) -> dict[str, Status]:
         at_a_time = len(gpus)
     if device.type == "cuda":
         memory = machine.device_memory(device)  # the GPUs of a machine are alike
-        on_each = min(runs_on_a_gpu(plan.config, memory) for plan in todo)
-        at_a_time = max(at_a_time, min(on_each * len(gpus), runs_by_cores))
+        shares = [runs_on_a_gpu(plan.config, memory) for plan in todo]
+        runs_by_gpus = min(shares) * len(gpus)
+        at_a_time = max(at_a_time, min(runs_by_gpus, runs_by_cores))
 
     n_slots = n_jobs or min(len(todo), at_a_time)
     n_threads = runtime.threads or machine.threads_each(n_slots * size)
