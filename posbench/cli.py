@@ -558,7 +558,7 @@ def bench(
 ) -> None:
     """Measure the speed of encodings in training side by side.
 
-    On a GPU their peak memory, too.
+    On a GPU their peak memory and the share of the GPU's peak, too.
     """
     from posbench import bench as speed
     from posbench.terminal import console
