@@ -176,7 +176,7 @@ DryRun = Annotated[
     ),
 ]
 Jobs = Annotated[
-    int | None, typer.Option(min=1, help="Processes at a time (one per core or GPU).")
+    int | None, typer.Option(min=1, help="Runs at a time (1 per core, 1-4 per GPU).")
 ]
 Cfg = Annotated[
     bool,
@@ -558,7 +558,7 @@ def bench(
 ) -> None:
     """Measure the speed of encodings in training side by side.
 
-    On a GPU their peak memory, too.
+    On a GPU their peak memory and the share of the GPU's peak, too.
     """
     from posbench import bench as speed
     from posbench.terminal import console

@@ -176,6 +176,17 @@ def place(processes: int | None) -> Place | None:
     return Place(int(env["SLURM_PROCID"]), size, local_rank, url)
 
 
+def refuse_several(processes: int | None = None) -> None:
+    """Raise UserError if `processes` asks for several, or this process is one of
+    several.
+    """
+    if (processes or 1) > 1 or place(processes) is not None:
+        raise UserError(
+            "expected one process: several can train runs and evaluate them, but not"
+            " choose an extension or evaluate a HuggingFace model"
+        )
+
+
 @contextlib.contextmanager
 def joined(place: Place | None) -> Iterator[World]:
     """Join the other processes of a run. Without a place, the process is alone. Raises

@@ -4,6 +4,7 @@ import json
 from functools import partial
 
 import pandas as pd
+import pytest
 import torch
 from support import posbench
 
@@ -41,6 +42,23 @@ def test_each_scheme_is_compared_with_none(monkeypatch, capsys):
     assert none["encoding"] == "none"
     assert none["of_none"] == none["of_none_low"] == none["of_none_high"] == 1
     assert none["peak_bytes"] is None
+    assert none["of_peak"] is None
+
+
+def test_the_share_of_a_known_peak_is_shown(monkeypatch, capsys):
+    monkeypatch.setattr(bench, "TURN_SECONDS", 1e-3)
+    monkeypatch.setattr(bench.machine, "peak_flops", lambda device, dtype: 1e9)
+
+    assert posbench("bench", "none", "--json", *SMALL) == 0
+    (none,) = json.loads(capsys.readouterr().out)
+    assert posbench("bench", "none", *SMALL) == 0
+
+    sizes = bench.sizes_of("demo")
+    config = bench.configurations(["none"], sizes, [])["none"]
+    flops = train_flops_per_token(build(config, sizes.vocab_size), 16)
+    share = none["tokens_per_second"] * flops / 1e9
+    assert none["of_peak"] == pytest.approx(share)
+    assert "of peak" in capsys.readouterr().out
 
 
 def test_the_table_says_how_it_was_measured(monkeypatch, capsys):

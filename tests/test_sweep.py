@@ -467,6 +467,12 @@ SLOTS = """
 6 - null 2 null null | 1 * 3
 6 2,5 3 null null null | 2 2 5 2
 6 2,5,6,7,8 null 2 null null | 1 2,5 6,7
+8 2 null null null null | 2 2 2 2 2
+8 2,5 null null null null | 2 2 5 2 5
+3 2 null null null null | 1 2 2 2
+8 2 null null 3 null | 3 2 2
+1 2 null null null null | 1 2
+8 2 1 null null null | 8 2
 """
 
 
@@ -481,6 +487,7 @@ def test_threads_and_gpus_are_divided_among_the_processes(line, several, monkeyp
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", gpus)
     monkeypatch.setattr(machine, "cores", lambda: int(cores))
     monkeypatch.setattr(machine, "resolve", lambda name: device)
+    monkeypatch.setattr(machine, "device_memory", lambda of: 80 * 2**30)
     monkeypatch.setattr(pool, "run", lambda todo, slots, _: slots)
     runtime = {"device": "auto", "threads": threads, "processes": processes}
     todo = []
@@ -495,6 +502,35 @@ def test_threads_and_gpus_are_divided_among_the_processes(line, several, monkeyp
         gpus_of_runs = [None] * int(gpus_of_runs[1])
     assert {slot["OMP_NUM_THREADS"] for slot in found} == {threads_each}
     assert [slot.get("CUDA_VISIBLE_DEVICES") for slot in found] == gpus_of_runs
+
+
+# GiB of the GPU, layers, channels, processes | runs
+SHARES = """
+80 2 32 1 | 4
+80 8 512 1 | 4
+80 12 768 1 | 1
+80 2 32 2 | 1
+16 2 32 1 | 3
+8 2 32 1 | 1
+2 2 32 1 | 1
+"""
+
+
+@pytest.mark.parametrize("line", SHARES.split("\n")[1:-1])
+def test_small_models_share_a_gpu_as_far_as_its_memory_goes(line, tiny_config):
+    left, _, runs = line.partition(" | ")
+    gib, layers, channels, processes = map(int, left.split())
+    model = {"n_layers": layers, "d_model": channels}
+    runtime = {"processes": processes}
+    config = support.changed(tiny_config, model=model, runtime=runtime)
+
+    assert slots.runs_on_a_gpu(config, gib * 2**30) == int(runs)
+
+
+def test_long_sequences_leave_room_for_fewer_runs_on_a_gpu(tiny_config):
+    training = {"train_length": 4096, "batch_size": 32, "tokens": 2**17}
+    config = support.changed(tiny_config, training=training)
+    assert slots.runs_on_a_gpu(config, 80 * 2**30) == 3
 
 
 @pytest.fixture

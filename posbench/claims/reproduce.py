@@ -53,7 +53,8 @@ def reproduce(
         words: names of claims, or `all`; overrides for all runs, such as
             `experiment=demo study=ledger_demo`; and files of kept studies
             (`*.parquet`), whose runs are neither trained nor evaluated again.
-        n_jobs: processes at a time; None = one per CPU core or GPU.
+        n_jobs: runs at a time; None = one per CPU core, or one per GPU (four of a
+            small model).
         config_dir: a folder of further YAML files.
         dry_run: run and write nothing; print what it would take.
 

@@ -50,6 +50,7 @@ OF_A_FINISHED_RUN |= {
     "precision": "evaluation.precision",
     "device": "runtime.device",
     "threads": "runtime.threads",
+    "processes": "runtime.processes",
 }
 # What a setting is in posbench, and the names that other trainers give it.
 ALIASES = {
@@ -239,6 +240,7 @@ def apply(config: Config, words: list[str]) -> Config:
     applied.
     """
     plain, settings = schema.to_container(config), by_key(words, OF_A_FINISHED_RUN)
+    plain["runtime"]["processes"] = None  # the training's, perhaps elsewhere
     for key, text in settings.items():
         if key not in OF_A_FINISHED_RUN.values():
             raise unknown_key(key, OF_A_FINISHED_RUN)

@@ -19,6 +19,7 @@ from posbench.errors import UserError
 from posbench.evaluation.job import evaluate_run
 from posbench.huggingface.evaluate import evaluate_model, parse_words
 from posbench.huggingface.load import find
+from posbench.processes import refuse_several
 from posbench.reports import one_run
 from posbench.reports.render import Column, Table
 from posbench.results.compare import ALPHA
@@ -155,7 +156,9 @@ def _evaluate(subject: str | Path, words: list[str]) -> Path:
     """Evaluate a run or a model, and return the folder with the rows."""
     if isinstance(subject, str):
         return evaluate_model(subject, words)[0]
-    evaluate_run(subject, apply(load_config(subject), words))
+    config = apply(load_config(subject), words)
+    refuse_several(config.runtime.processes)
+    evaluate_run(subject, config)
     return subject
 
 
