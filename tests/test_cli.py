@@ -391,6 +391,23 @@ def test_a_run_in_use_is_not_deleted_nor_any_beside_it(two_runs, capsys):
     assert all(folder.is_dir() for folder in two_runs)
 
 
+def test_tokens_that_no_run_has_are_deleted(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    Path("other.txt").write_text(Path("text.txt").read_text().upper())
+    assert posbench("train", *support.TINY, "data.path=text.txt") == 0
+    assert posbench("prepare", "data.path=other.txt", "data.tokenizer=bytes") == 0
+    assert len([*Path("posbench/tokens").glob("*/meta.json")]) == 2
+    capsys.readouterr()
+
+    assert posbench("runs", "--delete-tokens", "--yes") == 0
+
+    line = capsys.readouterr().out
+    assert re.fullmatch(r"Deleted 1 prepared text, [\d,]{5,} bytes\.\n", line)
+    (kept,) = Path("posbench/tokens").glob("*/meta.json")
+    text_of_run = load_record(the_run())["data"]["sha256"]
+    assert json.loads(kept.read_text())["sha256"] == text_of_run
+
+
 def test_a_launcher_without_an_address_is_one_line(monkeypatch, capsys):
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("RANK", "0")
