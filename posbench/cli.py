@@ -27,6 +27,8 @@ app = typer.Typer(
 def main() -> int:
     """Run the command line and return the exit code."""
     exits.tolerant_output()
+    if main.__doc__ is None:
+        print("PYTHONOPTIMIZE=2 takes away what help says of commands", file=sys.stderr)
     # as python -P, for all child processes, also those of compilers
     os.environ["PYTHONSAFEPATH"] = "1"
     # it may stand anywhere
