@@ -175,6 +175,14 @@ data.path='a,b.txt' | data.path | 'a,b.txt'
 data.path=*.txt | data.path | '*.txt'
 data.path=it's.txt | data.path | "it's.txt"
 data.dataset='a/Tiny Stories' | data.name | 'Tiny-Stories'
+data.dataset='a/Tiny Stories' | study | 'Tiny-Stories'
+data=wikitext-2 experiment=reader | study | 'wikitext-2'
+data.path=books/novels/ | study | 'novels'
+data.path=books/novels/*/*.txt | study | 'novels'
+data.path=books/war and peace.jsonl.gz | study | 'war-and-peace'
+data=text study=mine | study | 'mine'
+data=text data.name=prose | study | 'prose'
+data.path=a.txt,b.txt | study | ['a', 'b']
 data.dataset='a/Tiny Stories' | data.dataset | 'a/Tiny Stories'
 runtime.outputs=~/runs | runtime.outputs | 'HOME/runs'
 protocol=nonoverlap,fixed_target | evaluation.protocols | ('nonoverlap', 'fixed_target')

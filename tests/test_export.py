@@ -324,7 +324,7 @@ def test_the_curve_is_that_of_the_run(tmp_path, monkeypatch):
     ]
     tiny = [word for word in support.TINY if not word.startswith("evaluation.")]
     assert support.posbench("train", *tiny, *of_training, *of_both) == 0
-    (run,) = Path("outputs/demo").glob("rope-*")
+    (run,) = Path("outputs/text").glob("rope-*")
 
     assert support.posbench("export", str(run), "out") == 0
     assert support.posbench("evaluate", "out", *of_both, "precision=fp32") == 0
