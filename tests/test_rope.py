@@ -25,6 +25,7 @@ from posbench.rope.reading import (
     ropes,
     unread,
 )
+from posbench.show import rope_picture
 
 transformers = pytest.importorskip("transformers")
 ROOT = Path(__file__).parents[1]
@@ -489,3 +490,22 @@ def extended(settings: dict[str, Any], method: str) -> list[Rope]:
     config = configuration(settings)
     made = extension(config, method, length, train_length, {"factor": 2.0})
     return ropes(made.config)
+
+
+def test_the_command_draws(files, capsys):
+    assert posbench("rope", "one.json", "other.json", "--png=a.png") == 0
+
+    assert capsys.readouterr().out.endswith("a.png\n")
+    assert Path("a.png").stat().st_size > 10_000
+
+
+def test_a_picture_has_each_curve_and_the_trained_length_once():
+    first = read({**LLAMA, "rope_theta": 1e4})
+    second = read({**LLAMA, "rope_theta": 2e4})
+
+    (axes,) = rope_picture.picture({"a": first, "b": second}, [64]).axes
+
+    curves_of_a = 2  # plain, trained: it is drawn as plain
+    curves_of_b = 2
+    assert len(axes.get_lines()) == curves_of_a + curves_of_b
+    assert len(axes.get_legend().get_texts()) == 3
