@@ -219,6 +219,27 @@ def test_list_describes_every_choice(capsys):
     assert of_tasks == [f"task/{name}" for name in tasks.names()]
 
 
+@pytest.mark.parametrize(
+    ("name", "fact", "expected"),
+    [
+        ("p_rope", "acts", "queries and keys"),
+        ("p_rope", "kernels", "any"),
+        ("p_rope", "cache", "yes"),
+        ("p_rope", "architectures", "Llama"),
+        ("p_rope", "models", "gemma4"),
+        ("stick_breaking", "acts", "weights or values"),
+        ("stick_breaking", "kernels", "own"),
+        ("stick_breaking", "cache", "yes"),
+        ("stick_breaking", "architectures", "posbench's class"),
+        ("stick_breaking", "models", ""),
+    ],
+)
+def test_list_says_what_works_with_a_scheme(name, fact, expected):
+    (rows,) = listing.listing_rows(["encodings"]).values()
+    (row,) = [row for row in rows if row["name"] == name]
+    assert row[fact] == expected
+
+
 def test_the_shape_that_list_describes_is_the_demos():
     demo = compose.single([])
     sizes = {

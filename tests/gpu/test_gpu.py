@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import support
 import torch
+import torch.nn.functional as F
 
 from posbench import encodings, machine
 from posbench.config.schema import AttentionConfig, Config
@@ -15,6 +16,7 @@ from posbench.data.batches import Batch
 from posbench.errors import Stopped, UserError
 from posbench.evaluation.models import TrainedGPT, nll_of
 from posbench.model.gpt import GPT, build
+from posbench.model.loss import linear_cross_entropy
 from posbench.run.checkpoint import newest
 from posbench.training.step import Trainer, begin_update
 from posbench.training.train import train
@@ -122,6 +124,51 @@ def test_compiled_and_recomputed_training_is_the_eager_one(tiny_config, name, ch
         computed = update(other, batch(step), step)
         assert computed == pytest.approx(expected, rel=tolerance)
     assert other.model.recomputes is ("checkpointing" in changes)
+
+
+@pytest.mark.parametrize("name", encodings.names())
+def test_losses_of_every_scheme_fall_in_half_precision(tiny_config, name):
+    trained = trainer(configured(tiny_config, name), torch.bfloat16)
+
+    losses = []
+    for step in range(12):
+        loss, _ = update(trained, batch(), step, 3e-3)
+        losses.append(loss)
+
+    assert np.isfinite(losses).all()
+    assert losses[-1] < losses[0]
+
+
+def head_inputs(vocabulary: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return last states (N, D), the head's weights (V, D) and labels (N,)."""
+    draw = torch.Generator().manual_seed(0)
+    hidden = torch.randn(4096, 256, generator=draw)
+    weight = 0.05 * torch.randn(vocabulary, 256, generator=draw)
+    labels = torch.randint(vocabulary, (4096,), generator=draw)
+    return hidden.to(DEVICE), weight.to(DEVICE), labels.to(DEVICE)
+
+
+# on a GPU the first is padded to the second
+@pytest.mark.parametrize("vocabulary", [50257, 50304])
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"), [(torch.float32, 1e-4), (torch.bfloat16, 2e-2)]
+)
+def test_the_loss_from_the_head_on_and_its_gradients_are_torchs(
+    vocabulary, dtype, tolerance
+):
+    hidden, weight, labels = head_inputs(vocabulary)
+    leaves = [hidden.requires_grad_(), weight.requires_grad_()]
+
+    with torch.autocast(DEVICE.type, dtype=dtype, enabled=dtype != torch.float32):
+        loss = linear_cross_entropy(hidden, weight, labels)
+    computed = [loss.detach(), *torch.autograd.grad(loss, leaves)]
+
+    logits = F.linear(hidden, weight)
+    exact_loss = F.cross_entropy(logits, labels)
+    exact = [exact_loss.detach(), *torch.autograd.grad(exact_loss, leaves)]
+    for one, expected in zip(computed, exact, strict=True):
+        error = float((one - expected).norm())
+        assert error < tolerance * float(expected.norm())
 
 
 # the two use matrix_exp, which reads a norm
