@@ -355,6 +355,14 @@ def test_a_study_is_found_by_its_name(capsys):
     assert 24 in {row.length for row in evaluation_rows(folder)}
 
 
+def test_a_study_is_found_beside_the_text_of_its_name():
+    text = Path("novels/text.txt")
+    text.parent.mkdir()
+    Path("text.txt").rename(text)
+    assert posbench("train", *TINY, "data.path=novels/") == 0
+    assert posbench("runs", "novels") == 0
+
+
 def test_a_start_is_found_below_outputs():
     assert train("study=five", "seed=0") == 0
     (folder,) = Path("outputs/five").glob("rope-*")
