@@ -435,6 +435,14 @@ def test_a_run_is_found_by_its_study_and_its_id():
     assert 24 in lengths_of(folder)
 
 
+def test_a_study_is_found_beside_the_text_of_its_name():
+    text = Path("novels/text.txt")
+    text.parent.mkdir()
+    Path("text.txt").rename(text)
+    assert posbench("train", *TINY, "data.path=novels/") == 0
+    assert posbench("runs", "novels") == 0
+
+
 def test_a_start_is_found_below_outputs():
     assert train("study=five", "seed=0") == 0
     (folder,) = Path("outputs/five").glob("rope-*")
@@ -474,7 +482,7 @@ def test_a_run_in_use_is_not_deleted_nor_any_beside_it(two_runs, capsys):
 def test_tokens_that_no_run_has_are_deleted(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     Path("other.txt").write_text(Path("text.txt").read_text().upper())
-    assert posbench("train", *support.TINY, "data.path=text.txt") == 0
+    assert train("runtime.cache=null") == 0
     assert posbench("prepare", "data.path=other.txt", "data.tokenizer=bytes") == 0
     assert len([*Path("posbench/tokens").glob("*/meta.json")]) == 2
     capsys.readouterr()
