@@ -11,6 +11,7 @@ from typing import Annotated, Literal
 import typer
 
 import posbench
+from posbench import files
 from posbench.config.overrides import OF_A_FINISHED_RUN, OF_A_SWEEP, WORDS, by_key
 from posbench.config.shipped import GROUPS
 from posbench.encodings import EXTENSIONS
@@ -26,6 +27,8 @@ app = typer.Typer(
 def main() -> int:
     """Run the command line and return the exit code."""
     exits.tolerant_output()
+    if main.__doc__ is None:
+        print("PYTHONOPTIMIZE=2 takes away what help says of commands", file=sys.stderr)
     # as python -P, for all child processes, also those of compilers
     os.environ["PYTHONSAFEPATH"] = "1"
     # it may stand anywhere
@@ -117,6 +120,13 @@ Delete = Annotated[
     bool, typer.Option("--delete", help="Delete these runs, after a question.")
 ]
 Yes = Annotated[bool, typer.Option("--yes", help="Delete without the question.")]
+DeleteTokens = Annotated[
+    bool,
+    typer.Option(
+        "--delete-tokens",
+        help="Delete tokens in the cache, of texts that no run has, after a question.",
+    ),
+]
 SyncedRuns = Annotated[list[Path], typer.Argument(metavar="RUN", help=f"{_RUNS}.")]
 Run = Annotated[
     Path, typer.Argument(help="A run: its folder (outputs/STUDY/RUN) or id.")
@@ -450,26 +460,37 @@ def report(
 
 
 @app.command()
-def runs(paths: AnyRuns = None, delete: Delete = False, yes: Yes = False) -> None:
+def runs(
+    paths: AnyRuns = None,
+    delete: Delete = False,
+    delete_tokens: DeleteTokens = False,
+    yes: Yes = False,
+) -> None:
     """List runs: what tells them apart, status, loss at the training length, size.
 
-    --delete deletes them, after a question.
+    --delete deletes them, after a question; --delete-tokens what 'posbench prepare' and
+    deleted runs leave in the cache.
     """
     from posbench.reports import runs as listed
-
-    if not delete:
-        listed.main(paths or [Path("outputs")])
-        return
     from posbench.run import delete as deleted
 
-    if not paths:
+    if delete_tokens:
+        folders = deleted.unused_tokens(paths or [])
+        texts = exits.plural(len(folders), "prepared text")
+        what = f"{texts}, {sum(map(files.size, folders)):,} bytes"
+    elif not delete:
+        listed.main(paths or [Path("outputs")])
+        return
+    elif not paths:
         raise UserError("which runs? posbench runs outputs/STUDY --delete")
-    folders = deleted.deletable(paths)
-    listed.main(folders)
+    else:
+        folders = deleted.deletable(paths)
+        listed.main(folders)
+        what = exits.plural(len(folders), "run")
     if not yes:
-        typer.confirm(f"Delete {exits.plural(len(folders), 'run')}?", abort=True)
+        typer.confirm(f"Delete {what}?", abort=True)
     deleted.delete(folders)
-    print(f"Deleted {exits.plural(len(folders), 'run')}.")
+    print(f"Deleted {what}.")
 
 
 @app.command()

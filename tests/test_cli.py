@@ -47,13 +47,13 @@ def error_line(capsys: pytest.CaptureFixture[str]) -> str:
 
 
 def runs() -> list[str]:
-    return sorted(path.name for path in Path("outputs/demo").iterdir() if path.is_dir())
+    return sorted(path.name for path in Path("outputs/text").iterdir() if path.is_dir())
 
 
 def the_run() -> Path:
     """The folder of the only run."""
     (name,) = runs()
-    return Path("outputs/demo") / name
+    return Path("outputs/text") / name
 
 
 def test_the_defaults_that_help_of_train_shows_are_those_of_a_run(capsys):
@@ -264,7 +264,7 @@ def test_a_restarted_run_is_beside_the_old_one(capsys):
 
 def test_evaluate_takes_studies_and_a_run_that_fails_does_not_stop_others(capsys):
     assert train("seed=0") == train("seed=1") == 0
-    broken, whole = (Path("outputs/demo") / name for name in runs())
+    broken, whole = (Path("outputs/text") / name for name in runs())
     capsys.readouterr()
     before = support.snapshot(whole)
     for word, message in {
@@ -277,7 +277,7 @@ def test_evaluate_takes_studies_and_a_run_that_fails_does_not_stop_others(capsys
         assert message in error_line(capsys)
         assert support.snapshot(whole) == before
     shutil.rmtree(broken / "checkpoint")
-    assert posbench("evaluate", "outputs/demo", "length=24,96", "windowed=false") == 1
+    assert posbench("evaluate", "outputs/text", "length=24,96", "windowed=false") == 1
     assert {24, 96} <= {row.length for row in evaluation_rows(whole)}
     # what was asked at training stays
     assert load_saved(whole / "config.yaml").evaluation.ratios == (1, 2)
@@ -301,7 +301,7 @@ def test_a_finished_run_is_completed_without_its_optimizer():
 
 def test_runs_are_listed_with_what_differs_their_loss_and_their_size(capsys):
     assert train("seed=0") == train("seed=1", "training.tokens=256") == 0
-    first, second = (Path("outputs/demo") / name for name in runs())
+    first, second = (Path("outputs/text") / name for name in runs())
     record = load_record(first) | {"status": "stopped"}
     (first / "run.json").write_text(json.dumps(record), encoding="utf-8")
     capsys.readouterr()
@@ -317,14 +317,14 @@ def test_runs_are_listed_with_what_differs_their_loss_and_their_size(capsys):
         loss = fake_study.headline_of(folder)["nll_1x"]
         size = sum(map(len, support.snapshot(folder).values())) / 1e6
         numbers = [f"{loss:.3f}", f"{size:.1f}"]
-        assert line.split() == [folder.name, "demo", *apart, *numbers]
+        assert line.split() == [folder.name, "text", *apart, *numbers]
 
 
 def test_a_run_is_found_by_its_id_if_only_one_study_has_it(capsys):
     assert train() == 0
     folder = the_run()
     assert posbench("sample", folder.name, "word", "--tokens", "1") == 0
-    shutil.copytree(folder, Path("outputs/other") / folder.name)
+    shutil.copytree(folder, Path("outputs/two") / folder.name)
     capsys.readouterr()
 
     assert posbench("sample", folder.name, "word") == 2
@@ -364,7 +364,7 @@ def test_a_start_is_found_below_outputs():
 @pytest.fixture
 def two_runs():
     assert train("seed=0") == train("seed=1") == 0
-    return [Path("outputs/demo") / name for name in runs()]
+    return [Path("outputs/text") / name for name in runs()]
 
 
 @pytest.mark.parametrize(("answer", "kept"), [("y", 1), ("n", 2)])
@@ -377,18 +377,35 @@ def test_runs_are_deleted_after_a_question(two_runs, monkeypatch, answer, kept):
 
 
 def test_a_study_is_deleted_without_a_question(two_runs, capsys):
-    Path("outputs/demo/notes.txt").touch()
-    assert posbench("runs", "demo", "--delete", "--yes") == 0
+    Path("outputs/text/notes.txt").touch()
+    assert posbench("runs", "text", "--delete", "--yes") == 0
     assert capsys.readouterr().out.endswith("Deleted 2 runs.\n")
     assert runs() == []
-    assert Path("outputs/demo/notes.txt").exists()
+    assert Path("outputs/text/notes.txt").exists()
 
 
 def test_a_run_in_use_is_not_deleted_nor_any_beside_it(two_runs, capsys):
     with owned(two_runs[1]):
-        assert posbench("runs", "demo", "--delete", "--yes") == 75
+        assert posbench("runs", "text", "--delete", "--yes") == 75
     assert "in use by another process: nothing was deleted" in error_line(capsys)
     assert all(folder.is_dir() for folder in two_runs)
+
+
+def test_tokens_that_no_run_has_are_deleted(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    Path("other.txt").write_text(Path("text.txt").read_text().upper())
+    assert posbench("train", *support.TINY, "data.path=text.txt") == 0
+    assert posbench("prepare", "data.path=other.txt", "data.tokenizer=bytes") == 0
+    assert len([*Path("posbench/tokens").glob("*/meta.json")]) == 2
+    capsys.readouterr()
+
+    assert posbench("runs", "--delete-tokens", "--yes") == 0
+
+    line = capsys.readouterr().out
+    assert re.fullmatch(r"Deleted 1 prepared text, [\d,]{5,} bytes\.\n", line)
+    (kept,) = Path("posbench/tokens").glob("*/meta.json")
+    text_of_run = load_record(the_run())["data"]["sha256"]
+    assert json.loads(kept.read_text())["sha256"] == text_of_run
 
 
 def test_a_launcher_without_an_address_is_one_line(monkeypatch, capsys):

@@ -168,7 +168,7 @@ def test_training_and_evaluating_return_the_run_and_print_nothing(here, capsys):
 
     assert capsys.readouterr().out == ""
     assert run.status == "done"
-    assert run.folder == next(Path("outputs/demo").glob("rope-s0-*"))
+    assert run.folder == next(Path("outputs/text").glob("rope-s0-*"))
     assert {*run.curve().length} == {16, 32}
     assert {*more.curve().length} == {16, 32, 64}
 
@@ -227,7 +227,7 @@ def test_a_class_that_learns_to_see_later_tokens_gets_no_numbers(here):
     with pytest.raises(UserError, match="'leak' is no causal model: later tokens"):
         posbench.train(TINY, encoding=encoding)
 
-    (folder,) = Path("outputs/demo").glob("leak-*")
+    (folder,) = Path("outputs/text").glob("leak-*")
     assert len([*folder.glob("checkpoint/step-*")]) == 1
     assert evaluation_rows(folder) == []
 
@@ -270,7 +270,7 @@ class Mine(posbench.Encoding):
     def rotate(self, q, k, layer):
         return q, k
 print(posbench.sweep(tiny, encoding=["none", Mine])[["encoding", "status"]].to_csv(index=False))
-print(len(posbench.report("outputs/demo", out="again", reference="none")))
+print(len(posbench.report("outputs/text", out="again", reference="none")))
 """
 
 
@@ -287,7 +287,7 @@ def test_a_sweep_from_a_plain_script_returns_its_runs(tmp_path):
     assert "rope,done" in done.stdout
     assert "mine,done" in done.stdout
     assert done.stdout.splitlines()[-1] == "3"
-    assert len([*tmp_path.glob("outputs/demo/[!.]*-s0-*")]) == 3
+    assert len([*tmp_path.glob("outputs/text/[!.]*-s0-*")]) == 3
     assert (tmp_path / "again/index.html").is_file()
 
 

@@ -62,7 +62,7 @@ def train(*words: str) -> int:
 
 
 def rows() -> list[EvaluationRow]:
-    (folder,) = Path("outputs/demo").glob("[!.]*")
+    (folder,) = Path("outputs/text").glob("[!.]*")
     return evaluation_rows(folder)
 
 
@@ -116,7 +116,7 @@ def ending(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 def test_a_failed_length_costs_no_other_row(ending, monkeypatch, capsys):
     assert train("encoding=ending", "ratio=1") == 0
-    (folder,) = Path("outputs/demo").glob("[!.]*")
+    (folder,) = Path("outputs/text").glob("[!.]*")
     monkeypatch.setattr(Ending, "fails", True)
 
     assert posbench("evaluate", str(folder), "ratio=1,2,4") == 1
@@ -143,7 +143,7 @@ def test_a_run_is_done_though_a_length_failed(ending, monkeypatch):
 
     assert train("encoding=ending", "ratio=1,4") == 1
 
-    (folder,) = Path("outputs/demo").glob("[!.]*")
+    (folder,) = Path("outputs/text").glob("[!.]*")
     assert api.load(folder).status == "done"
     assert train("encoding=ending", "ratio=1,2,4") == 0
     assert {row.length: row.status for row in rows()} == {
@@ -212,7 +212,7 @@ def test_an_encoding_is_around_a_class_in_a_file(name, option):
 
     assert train(*words) == 0
 
-    (folder,) = Path("outputs/demo").glob("[!.]*")
+    (folder,) = Path("outputs/text").glob("[!.]*")
     encoding = load_saved(folder / "config.yaml").encoding
     assert encoding.name == name
     assert encoding.file == "mine.py:Slope"
@@ -228,12 +228,12 @@ def test_a_changed_file_inside_another_encoding_is_another_run():
 
     assert train(*words) == 0
 
-    assert len([*Path("outputs/demo").glob("[!.]*")]) == 2
+    assert len([*Path("outputs/text").glob("[!.]*")]) == 2
 
 
 def test_a_file_that_nobody_approved_here_is_not_executed(capsys):
     assert train("encoding=mine.py:Slope", "ratio=1") == 0
-    (folder,) = Path("outputs/demo").glob("[!.]*")
+    (folder,) = Path("outputs/text").glob("[!.]*")
     # as on another machine, where the folder may be a stranger's
     shutil.rmtree("cache/posbench")
 
@@ -244,7 +244,7 @@ def test_a_file_that_nobody_approved_here_is_not_executed(capsys):
 
 def test_a_run_is_not_evaluated_with_a_file_that_has_changed(capsys):
     assert train("encoding=mine.py:Slope", "ratio=1") == 0
-    (folder,) = Path("outputs/demo").glob("[!.]*")
+    (folder,) = Path("outputs/text").glob("[!.]*")
     Path("mine.py").write_text(OWN + "# changed", encoding="utf-8")
 
     assert posbench("evaluate", str(folder), "ratio=2") == 2

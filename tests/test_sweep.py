@@ -120,7 +120,7 @@ def test_a_sweep_is_every_combination(overrides):
     assert names == [("rope", 0), ("rope", 1), ("alibi", 0), ("alibi", 1)]
     assert todo[1].command[2:4] == ("encoding=rope", "seed=1")
     outputs = Path(todo[0].config.runtime.outputs)
-    assert todo[0].folder == outputs / "demo" / todo[0].id
+    assert todo[0].folder == outputs / "text" / todo[0].id
 
 
 def test_a_run_that_two_sets_name_is_one(overrides):
@@ -143,6 +143,11 @@ def test_every_sweep_file_composes(name):
     todo = plans.resolve(plans.read_sets(name, ["tracking=none", "seed=0"]))
     assert len(todo) >= 3
     assert {plan.config.study for plan in todo} == {name}
+
+
+def test_a_sweep_file_on_an_own_text_has_a_study_of_that_text():
+    todo = plans.resolve(plans.read_sets("six", ["data.path=novels/", "seed=0"]))
+    assert {plan.config.study for plan in todo} == {"novels"}
 
 
 @pytest.mark.slow
@@ -371,7 +376,7 @@ def test_a_sweep_killed_three_times_equals_an_uninterrupted_one(overrides, tmp_p
 
     for updates in moments:
         process = start_sweep(arguments, 1)
-        until(lambda updates=updates: steps(tmp_path / "outputs/demo") >= updates)
+        until(lambda updates=updates: steps(tmp_path / "outputs/text") >= updates)
         time.sleep(rng.uniform(0.0, 2.0))
         process.kill()
         process.join()
@@ -387,7 +392,7 @@ def test_ctrl_c_lets_what_runs_save_itself(overrides, tmp_path):
     long = each_once([*overrides, "training.tokens=1000000"])
     arguments = ["encoding=rope,alibi", *long]
     process = start_sweep(arguments, 1)
-    until(lambda: steps(tmp_path / "outputs/demo") > 5)
+    until(lambda: steps(tmp_path / "outputs/text") > 5)
 
     os.kill(process.pid, signal.SIGINT)
     process.join()
@@ -580,4 +585,4 @@ def test_rates_are_chosen_on_validation_text_at_the_training_length(tuned):
         assert asked.ratios == (1.0,)
         assert asked.at_tokens == ()
         assert trial.config.seed == 0
-        assert trial.folder.parent.parts[-2:] == ("demo", "tuning")
+        assert trial.folder.parent.parts[-2:] == ("text", "tuning")

@@ -12,6 +12,7 @@ import functools
 import inspect
 import itertools
 import json
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -151,7 +152,9 @@ def _config(point: dict[str, str], folders: tuple[Path, ...]) -> Config:
     # a file's name is not that of a typed data set; `hub` is the name of none
     is_other = data["dataset"] != dataset_of_file and "data.name" not in point
     if data["source"] == "hub" and (is_other or data["name"] == "hub"):
-        data["name"] = _name_of_dataset(str(data["dataset"]))
+        data["name"] = _name_of_file(str(data["dataset"]))
+    if "data" in point and run == "null" and "study" not in point:
+        plain["study"] = _study_of(data) or plain["study"]
 
     config = validate(Config, with_paths(plain))
     if LENGTH in point:  # no key: it needs the training length
@@ -204,10 +207,25 @@ def _chosen(
     return cfg, point
 
 
-def _name_of_dataset(dataset: str) -> str:
-    """Return what runs call a data set of the hub: the end of its name there."""
-    name = re.sub(r"[^A-Za-z0-9._-]+", "-", Path(dataset).name)
+def _name_of_file(path: str) -> str:
+    """Return the end of a path, or of a data set's name on the hub, as posbench's own
+    files may be named.
+    """
+    name = re.sub(r"[^A-Za-z0-9._-]+", "-", Path(path).name)
     return name.strip("._-")[:128]
+
+
+def _study_of(data: dict[str, Any]) -> str:
+    """Return the study of runs on a text that is typed: its name, that of a file
+    without ending, or that of the folder of a glob; empty for other data.
+    """
+    if data["source"] not in _SOURCES.values():
+        return ""
+    name = str(data["name"])
+    if name == "text" and data["path"]:
+        folder = re.split(r"[^/]*[*?\[]", data["path"])[0]
+        name = Path(os.path.abspath(folder)).name.partition(".")[0]
+    return _name_of_file(name)
 
 
 def _base_config(groups: dict[str, str], folders: tuple[Path, ...]) -> DictConfig:
