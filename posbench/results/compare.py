@@ -6,7 +6,7 @@ intervals as the numbers, adjusted by Bonferroni for the k schemes shown: alpha 
 .05/(2(k-1)) for a scheme's two differences from the reference, one-sided .05/k for
 `holds_to` and for `uses`. So each of these three families has a wrong word in at most
 5 % of reports with ordinary seeds. A scheme has learned if it beats the n-gram model.
-It uses its context if it beats the one with a cache.
+It uses its context if it beats the one with the window.
 """
 
 import math
@@ -33,7 +33,7 @@ NOT_RESOLVED: Final = "not resolved"
 NOT_BEATEN = ("no", NOT_RESOLVED)  # words that close a gate; not known (None) is open
 
 # Simple readers, scored on a scheme's own targets.
-READERS = {"ngram": "n-gram model", "cached_ngram": "n-gram with cache"}
+READERS = {"ngram": "n-gram model", "cached_ngram": "n-gram with window"}
 
 
 _FACTS = [
