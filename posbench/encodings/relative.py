@@ -126,7 +126,7 @@ class TransformerXL(Encoding):
 
     def make_tables(self, positions: Tensor) -> Tensor:
         f = rotary.frequencies(self.shape.d_model, self.base, positions.device)
-        return rotary.turns(rotary.angles(positions, f), positions.device)
+        return rotary.cos_sin(rotary.angles(positions, f), positions.device)
 
     def rotate(self, q: Tensor, k: Tensor, layer: Layer) -> tuple[Tensor, Tensor]:
         return q + self.content[layer.index, :, None], k
