@@ -219,7 +219,7 @@ def test_a_row_has_its_sums_by_document(config, documents):
     """
     split = text_of(STARTS[documents])
     wanted = fixed_target(config, documents=documents, targets=4, windowed=True)
-    windows = protocols.plan(
+    windows = protocols.place_windows(
         "fixed_target", split, [L], 4, 32, documents, longest=16 * L
     )
     expected = first_documents(split, windows[L])

@@ -38,7 +38,7 @@ def test_it_places_targets_where_posbench_does_whatever_the_documents(protocol):
         longest = int(draw.choice([16, 100, 256]))
 
         split = TokenSplit(ids.astype(np.uint16), starts.astype(np.int64))
-        plan = protocols.plan(
+        plan = protocols.place_windows(
             protocol, split, LENGTHS, **settings, longest=longest, train_length=TRAINED
         )
 

@@ -171,7 +171,7 @@ def with_windows(
 
     @functools.cache  # rows with equal windows share their forward passes
     def windows_of(protocol: str, targets: int) -> dict[int, Windows]:
-        return protocols.plan(
+        return protocols.place_windows(
             protocol,
             split,
             lengths,

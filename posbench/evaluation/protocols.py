@@ -78,7 +78,7 @@ def targets_of(windows: Windows) -> Targets:
     )
 
 
-def plan(
+def place_windows(
     protocol: str,
     split: TokenSplit,
     lengths: list[int],
