@@ -19,7 +19,7 @@ from posbench.config.schema import EvaluationConfig
 from posbench.data.tokenizer import Tokenizer
 from posbench.data.tokens import TokenSplit
 from posbench.errors import RowsFailed, RunFailed, Undefined, UserError
-from posbench.evaluation import plan, problems, protocols
+from posbench.evaluation import problems, protocols, requests
 from posbench.evaluation.models import (
     METRICS,
     Floats,
@@ -30,8 +30,8 @@ from posbench.evaluation.models import (
     score,
 )
 from posbench.evaluation.ngrams import Readers
-from posbench.evaluation.plan import AnyEvaluation, Measurement, Planned
 from posbench.evaluation.protocols import Integers, Targets
+from posbench.evaluation.requests import AnyEvaluation, Measurement, Requested
 from posbench.results.estimate import FEW_DOCUMENTS, estimate, units_of_text
 from posbench.run.rows import EVALUATION_KEY, PLAIN, EvaluationRow, multiple, plain
 
@@ -47,7 +47,7 @@ def evaluate(
     A row that fails says why, and the others are measured; then RowsFailed is raised.
     """
     failure: RunFailed | None = None
-    for row, measure in evaluation.planned(existing):
+    for row, measure in evaluation.requested(existing):
         if any(same_row(row, other, evaluation.settings) for other in existing):
             continue
         if measure is not None:
@@ -141,28 +141,28 @@ class Evaluation(AnyEvaluation):
     # know the training tokens; None: these are unknown
     readers: Readers | None = None
 
-    def planned(self, existing: Sequence[EvaluationRow] = ()) -> list[Planned]:
+    def requested(self, existing: Sequence[EvaluationRow] = ()) -> list[Requested]:
         # rows with equal forward passes share them
         numbers_of = functools.cache(functools.partial(_numbers, self))
         train_length = self.subject.train_length
         existing_keys = {row.key for row in existing}
-        their_settings = plan.settings_of(existing, self.settings, train_length)
+        their_settings = requests.settings_of(existing, self.settings, train_length)
 
         # The existing rows come first. Whenever this ends, a curve is whole: on its
         # former targets until all its rows are on the new ones.
         wanted: dict[Any, Measurement] = {}
-        for measurement in plan.measurements(their_settings, train_length):
+        for measurement in requests.measurements(their_settings, train_length):
             key = _row_of(self, measurement).key
             if key in existing_keys:  # their settings may ask for more than these
                 wanted[key] = measurement
-        for measurement in plan.measurements(self.settings, train_length):
+        for measurement in requests.measurements(self.settings, train_length):
             key = _row_of(self, measurement).key
             wanted[key] = measurement
 
-        placed = plan.with_windows(
+        placed = requests.with_windows(
             [*wanted.values()], self.settings, self.split, train_length
         )
-        return [_planned(self, measurement, numbers_of) for measurement in placed]
+        return [_requested(self, measurement, numbers_of) for measurement in placed]
 
 
 def _row_of(evaluation: Evaluation, measurement: Measurement) -> EvaluationRow:
@@ -178,11 +178,11 @@ def _row_of(evaluation: Evaluation, measurement: Measurement) -> EvaluationRow:
     )
 
 
-def _planned(
+def _requested(
     evaluation: Evaluation,
     measurement: Measurement,
     numbers_of: Callable[[Measurement], Floats],
-) -> Planned:
+) -> Requested:
     """Return the row of a measurement before its forward passes, and the function that
     makes them.
 

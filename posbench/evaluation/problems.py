@@ -27,7 +27,7 @@ from posbench.config.schema import EvaluationConfig
 from posbench.data import batches as data
 from posbench.data.tokens import TokenSplit
 from posbench.errors import Undefined
-from posbench.evaluation import models, plan
+from posbench.evaluation import models, requests
 from posbench.evaluation.models import (
     AS_TRAINED,
     Bools,
@@ -36,8 +36,8 @@ from posbench.evaluation.models import (
     Subject,
     Variant,
 )
-from posbench.evaluation.plan import AnyEvaluation, Planned
 from posbench.evaluation.probes import Choice, Encode, Ids, Material
+from posbench.evaluation.requests import AnyEvaluation, Requested
 from posbench.results.estimate import estimate
 from posbench.run.rows import EvaluationRow, plain
 from posbench.tasks.base import Problems, Task
@@ -63,12 +63,12 @@ class TaskEvaluation(AnyEvaluation):
     subject: Subject
     task: Task
 
-    def planned(self, existing: Sequence[EvaluationRow] = ()) -> list[Planned]:
+    def requested(self, existing: Sequence[EvaluationRow] = ()) -> list[Requested]:
         problems_of = functools.cache(
             functools.partial(_test_problems, self.task, self.settings)
         )
         points = measurements(self.settings, self.task, self.subject.train_length)
-        return [_planned(self, point, problems_of) for point in points]
+        return [_requested(self, point, problems_of) for point in points]
 
 
 def measurements(
@@ -87,7 +87,7 @@ def measurements(
     length_of = {task.size(length): length for length in sorted(lengths)}
 
     points = []
-    for variant, size in plan.variants_at(settings, list(length_of), train_length):
+    for variant, size in requests.variants_at(settings, list(length_of), train_length):
         if variant.extension is None or length_of[size] >= longest:
             points.append(TaskPoint(length_of[size], variant))
     points += [TaskPoint(longest, offset=offset) for offset in settings.offsets]
@@ -109,11 +109,11 @@ def _test_problems(
     return data.fixed_problems(task, settings.split, length, settings.blocks, of_task)
 
 
-def _planned(
+def _requested(
     evaluation: TaskEvaluation,
     point: TaskPoint,
     problems_of: Callable[[int, str], Problems],
-) -> Planned:
+) -> Requested:
     """Return the row of a point before its forward passes, and the function that makes
     them. `problems_of` is `_test_problems`, cached, of this evaluation.
     """
@@ -169,7 +169,7 @@ def _planned(
 
 
 def choices_of(
-    measurement: plan.Measurement, split: TokenSplit, encode: Encode
+    measurement: requests.Measurement, split: TokenSplit, encode: Encode
 ) -> list[Choice]:
     """Return the problems of a row, one in each window.
 

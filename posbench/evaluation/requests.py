@@ -23,7 +23,7 @@ from posbench.run.rows import PAIRED, WINDOWED, EvaluationRow
 # What an evaluation has of a row before its forward passes: the row with all that is
 # known by then, and the function that makes them and returns the row with its numbers.
 # None: the row says why there is no number.
-Planned = tuple[EvaluationRow, Callable[[], EvaluationRow] | None]
+Requested = tuple[EvaluationRow, Callable[[], EvaluationRow] | None]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -38,7 +38,7 @@ class AnyEvaluation:
     # the processes that share the forward passes
     world: World = dataclasses.field(default_factory=World)
 
-    def planned(self, existing: Sequence[EvaluationRow] = ()) -> list[Planned]:
+    def requested(self, existing: Sequence[EvaluationRow] = ()) -> list[Requested]:
         """Return all rows that the settings ask for, and on text the existing ones, so
         that all share their targets.
         """
