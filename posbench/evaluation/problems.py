@@ -43,7 +43,7 @@ from posbench.run.rows import EvaluationRow, plain
 from posbench.tasks.base import Problems, Task
 
 # multiples of the longest trained length at which variants of a task are tested
-VARIED = (1, 4)
+VARIATION_RATIOS = (1, 4)
 _TEXT = 2**16  # at most so many tokens of the text are material for a probe's problems
 
 
@@ -91,8 +91,8 @@ def measurements(
         if variant.extension is None or length_of[size] >= longest:
             points.append(TaskPoint(length_of[size], variant))
     points += [TaskPoint(longest, offset=offset) for offset in settings.offsets]
-    tested = [ratio * longest for ratio in VARIED if ratio in settings.ratios]
-    for of_task in task.variants:
+    tested = [ratio * longest for ratio in VARIATION_RATIOS if ratio in settings.ratios]
+    for of_task in task.variations:
         points += [TaskPoint(length, of_task=of_task) for length in tested]
     return points
 
@@ -105,7 +105,7 @@ def _test_problems(
     """
     if of_task:
         _, options = models.parse_choice(f"{task.name}:{of_task}")
-        task = task.varied(**options)
+        task = task.with_options(**options)
     return data.fixed_problems(task, settings.split, length, settings.blocks, of_task)
 
 

@@ -96,7 +96,7 @@ class Task:
     kinds: ClassVar[dict[str, str]] = {}
     # Values of options that evaluation tests in addition. The task of such a row is
     # called passkey:depth=0.5.
-    variants: ClassVar[tuple[str, ...]] = ()
+    variations: ClassVar[tuple[str, ...]] = ()
 
     def __init_subclass__(cls) -> None:
         cls.name = re.sub(r"(?<!^)(?=[A-Z])", "_", cls.__name__).lower()
@@ -159,7 +159,7 @@ class Task:
         answer = np.where(problems.scored, problems.ids[:, 1:], 0)
         return problems.commonest_left(answer)
 
-    def varied(self, **options: Any) -> Self:
+    def with_options(self, **options: Any) -> Self:
         """Return a copy of this task with some options replaced. Raise UserError for a
         wrong name, type or value.
         """
