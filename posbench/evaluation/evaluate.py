@@ -25,7 +25,7 @@ from posbench.evaluation.models import (
     Floats,
     NotFinite,
     Subject,
-    Varied,
+    VariedSubject,
     check_finite,
     score,
 )
@@ -203,7 +203,7 @@ def _requested(
     encode = evaluation.tokenizer.encode
     make_choices = functools.partial(problems.choices_of, measurement, split, encode)
     try:
-        subject, facts = _varied(evaluation, measurement)
+        subject, facts = _subject_of(evaluation, measurement)
         if measurement.poses is None:  # the text, or a probe that rewrites it
             digest = protocols.targets_of(windows).sha256(split)
         else:  # a probe that poses problems
@@ -222,15 +222,15 @@ def _requested(
     return row, lambda: problems.ranked(row, subject, make_choices(), evaluation)
 
 
-def _varied(evaluation: Evaluation, measurement: Measurement) -> Varied:
+def _subject_of(evaluation: Evaluation, measurement: Measurement) -> VariedSubject:
     """Return the subject in the variant and at the offset of a row. Raises as
-    `Subject.varied` and `shifted` do.
+    `Subject.in_variant` and `shifted` do.
     """
     furthest = measurement.length + measurement.offset
-    subject, facts = evaluation.subject.varied(measurement.variant, furthest)
+    subject, facts = evaluation.subject.in_variant(measurement.variant, furthest)
     if measurement.offset:
         subject = subject.shifted(measurement.offset)
-    return Varied(subject, facts)
+    return VariedSubject(subject, facts)
 
 
 def _numbers(evaluation: Evaluation, measurement: Measurement) -> Floats:
@@ -238,7 +238,7 @@ def _numbers(evaluation: Evaluation, measurement: Measurement) -> Floats:
     of `targets_of`: (1 + metrics, tokens).
     """
     assert measurement.windows is not None
-    subject, _ = _varied(evaluation, measurement)
+    subject, _ = _subject_of(evaluation, measurement)
     numbers = score(
         subject,
         evaluation.split,

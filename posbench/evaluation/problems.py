@@ -133,7 +133,7 @@ def _requested(
     furthest = max(row.length + point.offset, evaluation.subject.train_length)
     try:
         problems = problems_of(point.length, point.of_task)
-        subject, facts = evaluation.subject.varied(point.variant, furthest)
+        subject, facts = evaluation.subject.in_variant(point.variant, furthest)
         if point.offset:
             subject = subject.shifted(point.offset)
     except Undefined as error:

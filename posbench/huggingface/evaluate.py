@@ -226,7 +226,7 @@ def subject_of(
         subject.refuse_not_causal()
 
     def extended(text: str, longer: int) -> None:
-        subject.varied(Variant(extension=text), longer)
+        subject.in_variant(Variant(extension=text), longer)
 
     check_settings(config.evaluation, length, extended)
     return subject
