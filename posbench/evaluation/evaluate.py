@@ -146,7 +146,7 @@ class Evaluation(AnyEvaluation):
         numbers_of = functools.cache(functools.partial(_numbers, self))
         train_length = self.subject.train_length
         existing_keys = {row.key for row in existing}
-        their_settings = requests.settings_of(existing, self.settings, train_length)
+        their_settings = requests.settings_for(existing, self.settings, train_length)
 
         # The existing rows come first. Whenever this ends, a curve is whole: on its
         # former targets until all its rows are on the new ones.

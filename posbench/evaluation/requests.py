@@ -128,7 +128,7 @@ def _of_probe(text: str, probe: probes.Probe, variant: Variant) -> Measurement:
     )
 
 
-def settings_of(
+def settings_for(
     rows: Sequence[EvaluationRow], settings: EvaluationConfig, train_length: int
 ) -> EvaluationConfig:
     """Return settings that ask for at least these rows on text, otherwise as given."""

@@ -105,7 +105,7 @@ def own_class(model: GPT, config: Config, tokenizer: Tokenizer) -> Exported:
             "code=true exports posbench's own encodings, this one is in a file:"
             f" {config.encoding.file}"
         )
-    settings = modeling.settings_of(config, tokenizer.texts)
+    settings = modeling.exported_settings(config, tokenizer.texts)
     tensors = {}
     for name, tensor in model.state_dict().items():
         tensors[f"model.{name}"] = tensor.contiguous()

@@ -17,7 +17,7 @@ import pandas as pd
 
 from posbench.config import shipped
 from posbench.config.identity import NOT_IDENTITY
-from posbench.run.facts import as_json, settings_of
+from posbench.run.facts import as_json, flat_settings
 
 _RATE = "training.learning_rate"
 _SCHEME = ("encoding.", "model.attention.", _RATE)
@@ -197,7 +197,7 @@ def _choices() -> dict[str, str]:
     """
     names = {}
     for name, path in shipped.choices("encoding", pattern=shipped.NESTED).items():
-        settings = settings_of({"encoding": shipped.load(path)})
+        settings = flat_settings({"encoding": shipped.load(path)})
         names[as_json(_scheme(settings))] = name
     return names
 
