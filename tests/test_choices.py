@@ -104,7 +104,7 @@ def text(n: int = 40_000) -> TokenSplit:
 
 def pose_of(task: str, length: int, material: Material) -> probes.Pose:
     (probe,) = probes.of(task, length, 8, L)
-    return probe.poses(material)
+    return probe.pose_from(material)
 
 
 def material(tokenizer: Tokenizer) -> Material:

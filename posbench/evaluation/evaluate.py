@@ -204,7 +204,7 @@ def _requested(
     make_choices = functools.partial(problems.choices_of, measurement, split, encode)
     try:
         subject, facts = _subject_of(evaluation, measurement)
-        if measurement.poses is None:  # the text, or a probe that rewrites it
+        if measurement.pose_from is None:  # the text, or a probe that rewrites it
             digest = protocols.targets_of(windows).sha256(split)
         else:  # a probe that poses problems
             digest = problems.sha256(make_choices())
@@ -215,7 +215,7 @@ def _requested(
     )
 
     # the problems of all rows would take much memory, so they are made again
-    if measurement.poses is None:
+    if measurement.pose_from is None:
         return row, lambda: _measured(
             row, evaluation, measurement, numbers_of(measurement)
         )

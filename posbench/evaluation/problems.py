@@ -177,10 +177,10 @@ def choices_of(
     do not fit into the window.
     """
     windows = measurement.windows
-    assert measurement.poses is not None and windows is not None
+    assert measurement.pose_from is not None and windows is not None
     text = np.asarray(split.ids[:_TEXT], dtype=np.int64)
     separator = split.ids[split.starts[0]]
-    pose = measurement.poses(Material(text[text != separator], encode))
+    pose = measurement.pose_from(Material(text[text != separator], encode))
 
     choices = []
     for number, start in enumerate(windows.starts):

@@ -71,7 +71,7 @@ class Measurement:
     # changes each window's length + 1 tokens
     rewrite: Callable[[Integers], Integers] | None = None
     # makes, from the text, the function that puts a problem in a window's place
-    poses: Callable[[probes.Material], probes.Pose] | None = None
+    pose_from: Callable[[probes.Material], probes.Pose] | None = None
     task: str | None = dataclasses.field(default=None, compare=False)
 
 
@@ -123,7 +123,7 @@ def _of_probe(text: str, probe: probes.Probe, variant: Variant) -> Measurement:
         variant=variant,
         offset=probe.offset,
         rewrite=probe.rewrite,
-        poses=probe.poses,
+        pose_from=probe.pose_from,
         task=f"{probe.task}{colon}{options}",
     )
 

@@ -64,7 +64,7 @@ class Probe:
     rewrite: Callable[[Ids], Ids] | None = None
     # makes, from the text, the function that puts a problem in a window's place, or
     # raises Undefined
-    poses: Callable[[Material], Pose] | None = None
+    pose_from: Callable[[Material], Pose] | None = None
     offset: int = 0  # the position of the first token read
 
 

@@ -93,8 +93,8 @@ def rows(
         raise OptionError(
             "depth", f"is {depth} for 'passkey': expected one key, or null"
         )
-    poses = functools.partial(_poses, length=length, keys=keys, depth=depth)
-    return [Probe("passkey", length, targets, poses=poses)]
+    pose_from = functools.partial(_pose_from, length=length, keys=keys, depth=depth)
+    return [Probe("passkey", length, targets, pose_from=pose_from)]
 
 
 def _story(number: int, keys: int) -> Story:
@@ -118,7 +118,7 @@ def _story(number: int, keys: int) -> Story:
     return Story(tuple(sentences), question, answer, digits[-1])
 
 
-def _poses(material: Material, length: int, keys: int, depth: float | None) -> Pose:
+def _pose_from(material: Material, length: int, keys: int, depth: float | None) -> Pose:
     def pose(ids: Ids, number: int) -> Choice:
         story = _story(number, keys)
         sentences, question, digits = _story_tokens(material.encode, story)
