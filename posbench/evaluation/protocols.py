@@ -180,7 +180,8 @@ def _dealt_places(candidates: list[Integers], count: int) -> Integers:
 
 def _spread(n: int, count: int) -> Integers:
     """Return `count` of n places, each in the middle of an equal share of them."""
-    return (2 * np.arange(count, dtype=np.int64) + 1) * n // (2 * max(1, count))
+    odd = 2 * np.arange(count, dtype=np.int64) + 1
+    return odd * n // (2 * max(1, count))
 
 
 def _part_size(targets: int, length: int) -> int:

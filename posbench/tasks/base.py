@@ -58,7 +58,9 @@ class Problems:
         """Return for each input the token that stands `back` places before it, 0 before
         the first: (count, size).
         """
-        return np.pad(self.ids, ((0, 0), (back, 0)))[:, : self.scored.shape[1]]
+        size = self.scored.shape[1]
+        shifted = np.pad(self.ids, ((0, 0), (back, 0)))
+        return shifted[:, :size]
 
     def commonest_left(self, bag: Integers) -> Integers:
         """Return, per label, the commonest token of a bag (count, n) that the answer

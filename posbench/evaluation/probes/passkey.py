@@ -157,19 +157,17 @@ def _story_tokens(encode: Encode, story: Story) -> tuple[list[Ids], Ids, Ids]:
             the answer as another token.
     """
     questions = [f"{story.question}{digit}" for digit in range(DIGITS)]
-    encoded = [
-        np.asarray(ids, np.int64) for ids in encode([*story.sentences, *questions])
-    ]
+    texts = [*story.sentences, *questions]
+    encoded = [np.asarray(ids, np.int64) for ids in encode(texts)]
     sentences = encoded[:-DIGITS]
     with_digit = encoded[-DIGITS:]
 
     prefixes = {ids[:-1].tobytes() for ids in with_digit}
     digits = np.concatenate([ids[-1:] for ids in with_digit])
-    if (
-        len(prefixes) > 1
-        or len(np.unique(digits)) < DIGITS
-        or digits[story.answer] not in np.concatenate(sentences)
-    ):
+    one_prefix = len(prefixes) == 1
+    all_differ = len(np.unique(digits)) == DIGITS
+    answer_is_told = digits[story.answer] in np.concatenate(sentences)
+    if not (one_prefix and all_differ and answer_is_told):
         raise Undefined(
             "the tokenizer has no token of its own for each answer of passkey"
         )
