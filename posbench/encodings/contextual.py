@@ -37,10 +37,11 @@ def linears(n: int, inputs: int, outputs: int, bias: bool = False) -> nn.ModuleL
 
 def convolutions(n: int, channels: int, width: int) -> nn.ModuleList:
     """Return a convolution for each of n layers, of each channel by itself."""
-    return nn.ModuleList(
-        nn.Conv1d(channels, channels, width, groups=channels, bias=False)
-        for _ in range(n)
-    )
+    layers = nn.ModuleList()
+    for _ in range(n):
+        layer = nn.Conv1d(channels, channels, width, groups=channels, bias=False)
+        layers.append(layer)
+    return layers
 
 
 def causal_convolution(x: Tensor, weight: Tensor) -> Tensor:
@@ -304,7 +305,9 @@ def _joined(logits: Tensor, q: Tensor, k: Tensor, total: Tensor) -> Tensor:
     q = _blocks(q, size)[:, :, 1::2]  # of each second neighbour
     k = _blocks(k, size)[:, :, ::2]  # of each first one
     total = _blocks(total, size)
-    across = _logits_across(q, total[:, :, 1::2], k, total[:, :, ::2])
+    total_of_queries = total[:, :, 1::2]
+    total_of_keys = total[:, :, ::2]
+    across = _logits_across(q, total_of_queries, k, total_of_keys)
 
     above = F.pad(logits[:, :, ::2], (0, size))
     below = torch.cat((across, logits[:, :, 1::2]), dim=-1)

@@ -273,7 +273,9 @@ class TUPE(Encoding):
         queries, keys = layer.tables
         queries = queries.expand(len(q), -1, -1, -1)
         keys = keys.expand(len(k), -1, -1, -1)
-        return torch.cat((q, queries), dim=-1), torch.cat((k, keys), dim=-1)
+        q = torch.cat((q, queries), dim=-1)
+        k = torch.cat((k, keys), dim=-1)
+        return q, k
 
     def distance_bias(self, distance: Tensor, layer: Layer) -> Tensor | None:
         if self.relative is None:

@@ -102,7 +102,9 @@ def attention_logits(
     """
     with torch.autocast(q.device.type, enabled=False):
         checked_layer = _checked_layer(encoding, q, k, k, x, layer, positions, causal)
-        encoding, q, k, _, block = whole_block(encoding, q, k, k, checked_layer, last)
+        encoding, q, k, _, block = prepared_block(
+            encoding, q, k, k, checked_layer, last
+        )
         return logits_by_rows(encoding, q, k, block)
 
 
@@ -122,12 +124,14 @@ def attention_output(
     """
     with torch.autocast(q.device.type, enabled=False):
         checked_layer = _checked_layer(encoding, q, k, v, x, layer, positions, causal)
-        encoding, q, k, v, block = whole_block(encoding, q, k, v, checked_layer, last)
+        encoding, q, k, v, block = prepared_block(
+            encoding, q, k, v, checked_layer, last
+        )
         logits = logits_by_rows(encoding, q, k, block)
         return encoding.map_outputs(encoding.attend(logits, v, block), block)
 
 
-def whole_block(
+def prepared_block(
     encoding: Encoding,
     q: Tensor,
     k: Tensor,
@@ -141,7 +145,8 @@ def whole_block(
     q, k, v = exact(q), exact(k), exact(v)
     encoding, q, k, v, layer = prepared(encoding, q, k, v, layer)
     length = q.shape[2]
-    rows = slice(length - (last or length), length)
+    n_rows = last or length
+    rows = slice(length - n_rows, length)
     layer = layer.replace(rows=rows, keys=slice(0, length), consecutive=False)
     visible = mask_of(layer, q.dtype) == 0
     return encoding, q[:, :, rows], k, v, layer.replace(visible=visible)
@@ -202,7 +207,8 @@ def _refuse_shapes(
 ) -> None:
     """Raise UserError if shapes do not fit the encoding or each other."""
     shape = encoding.shape
-    if q.dim() != 4 or q.shape[1] != shape.n_heads or q.shape[3] != shape.head_dim:
+    expected_heads = (shape.n_heads, shape.head_dim)
+    if q.dim() != 4 or (q.shape[1], q.shape[3]) != expected_heads:
         raise UserError(
             f"q is {tuple(q.shape)}: expected (B, H, T, Dh), here (B, {shape.n_heads},"
             f" T, {shape.head_dim})"
