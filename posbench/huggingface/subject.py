@@ -144,8 +144,8 @@ class HuggingFaceModel:
         method, options = parse_choice(text)
         problem = f"transformers cannot extend this model by '{text}'"
         with library_errors(problem, Undefined):
-            made = extension(self.config, method, length, self.train_length, options)
-            return extend_model(self.model, made, length), made.facts
+            stretch = extension(self.config, method, length, self.train_length, options)
+            return extend_model(self.model, stretch, length), stretch.facts
 
     def refuse_not_causal(self) -> None:
         """Raise UserError unless logits are finite, and later tokens change no earlier
