@@ -129,13 +129,8 @@ def place_windows(
             for length in lengths:
                 if length > reach:
                     break
-                if not is_fixed:
-                    parts, scored = reach // length, length
-                elif length >= train_length:
-                    parts, scored = 1, targets
-                else:
-                    scored = _part_size(targets, length)
-                    parts = targets // scored
+                scored = _scored(length, targets, train_length) if is_fixed else length
+                parts = size // scored
                 windows[length] = _windows(firsts, length, scored, parts, choice)
             return windows
     return {}
@@ -184,10 +179,12 @@ def _spread(n: int, count: int) -> Integers:
     return odd * n // (2 * max(1, count))
 
 
-def _part_size(targets: int, length: int) -> int:
-    """Return how many targets a short window scores: the highest divisor of a block
-    within half of the window.
+def _scored(length: int, targets: int, train_length: int) -> int:
+    """Return how many targets a window of `fixed_target` scores: a whole block, or in a
+    short window the highest divisor of a block within half of it.
     """
+    if length >= train_length:
+        return targets
     part = min(targets, max(1, length // 2))
     while targets % part:
         part -= 1
