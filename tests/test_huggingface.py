@@ -576,6 +576,39 @@ def results() -> Path:
     return folder
 
 
+@pytest.fixture
+def results_of_mamba(folder_of, tmp_path, monkeypatch) -> Path:
+    """The results of an untested kind without RoPE up to twice its length, by itself
+    and with an extension.
+    """
+    monkeypatch.chdir(tmp_path)
+    write_text(Path("text.txt"))
+    folder = str(folder_of("mamba"))
+    lengths = ["length=48,96", "train_length=48", "protocol=fixed_target"]
+    code = posbench("evaluate", folder, *EVALUATE, *lengths, "extension=yarn")
+    assert code == 0
+    return results()
+
+
+def test_an_untested_kind_is_recorded_as_such(results_of_mamba):
+    record = json.loads((results_of_mamba / "run.json").read_text())
+    assert record["support"]["level"] == "untested"
+
+
+def test_without_rope_an_extension_and_longer_inputs_are_undefined(results_of_mamba):
+    statuses = {}
+    for row in read_rows(results_of_mamba):
+        if row.get("window") is None:
+            statuses[row["length"], row["extension"]] = row["status"]
+
+    assert statuses == {
+        (48, None): "ok",
+        (96, None): "undefined",
+        (48, "yarn"): "undefined",
+        (96, "yarn"): "undefined",
+    }
+
+
 def test_an_untested_kind_without_rope_is_undefined_beyond_its_length(folder_of):
     model = subject(folder_of("mamba"))
     with pytest.raises(Undefined, match="mamba is untested and has no RoPE"):

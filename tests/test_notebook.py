@@ -193,6 +193,10 @@ def test_a_class_typed_into_a_notebook_trains_under_its_name(here):
     assert run.record["installed_encodings"] == {"slope": digest}
 
 
+def test_registering_a_class_may_be_a_decorator(here):
+    assert posbench.register(Slope) is Slope
+
+
 def test_a_class_takes_the_place_of_an_earlier_one_but_not_of_ours(here):
     posbench.register(Slope)
     again = type("Slope", (Slope,), {})  # the cell was changed and run again

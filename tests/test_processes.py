@@ -266,6 +266,14 @@ def test_a_process_that_nobody_placed_is_alone():
     assert place(4) is None
 
 
+def test_an_empty_rank_is_none(monkeypatch):
+    monkeypatch.setenv("RANK", "")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.delenv("MASTER_ADDR", raising=False)
+
+    assert place(1) is None
+
+
 def test_srun_gives_a_process_its_place(monkeypatch):
     monkeypatch.setenv("SLURM_PROCID", "3")
     monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "4")

@@ -11,7 +11,7 @@ from torch import Tensor
 
 import posbench
 from posbench.encodings.base import Encoding, Shape
-from posbench.errors import UserError
+from posbench.errors import Undefined, UserError
 
 SHAPE = Shape(d_model=32, n_heads=4, n_layers=2, train_length=32)
 CASES = pytest.mark.parametrize("case", schemes.parameters())
@@ -21,9 +21,10 @@ CLOSE = {"atol": 2e-5, "rtol": 2e-5}
 
 def positions_of(encoding: Encoding) -> Tensor | None:
     """Return positions of T tokens if the scheme chooses them."""
-    if "positions" in encoding.hooks:
-        return encoding.positions(torch.zeros(2, T, dtype=torch.long), None)
-    return None
+    if "positions" not in encoding.hooks:
+        return None
+    ids = torch.zeros(2, T, dtype=torch.long)
+    return encoding.positions(ids, None)
 
 
 @pytest.mark.sample(2)
@@ -41,6 +42,22 @@ def test_it_is_the_definition(case, causal):
 
 @pytest.mark.sample(2)
 @CASES
+@torch.no_grad()
+def test_in_16_bits_it_is_near_the_definition(case):
+    encoding = schemes.build(*case, SHAPE)
+    positions = positions_of(encoding)
+    in_full = schemes.layer_inputs(SHAPE, T)
+    q, k, v, x = (each.bfloat16() for each in in_full)
+    expected = posbench.attention_output(encoding, q, k, v, x, 1, positions)
+
+    out = posbench.attention(encoding, q, k, v, positions, 1, x)
+
+    assert out.dtype == torch.bfloat16
+    assert float((out - expected).norm()) < 0.03 * float(expected.norm())
+
+
+@pytest.mark.sample(2)
+@CASES
 @pytest.mark.parametrize("changed", ["q", "x"])
 @torch.no_grad()
 def test_what_a_scheme_reads_of_earlier_tokens_is_declared(case, changed):
@@ -53,7 +70,9 @@ def test_what_a_scheme_reads_of_earlier_tokens_is_declared(case, changed):
     else:
         x[:, :-1] += 1
     after = posbench.attention(encoding, q, k, v, positions, 1, x)
-    is_same = torch.allclose(after[:, :, -1], before[:, :, -1], **CLOSE)
+    last_before = before[:, :, -1]
+    last_after = after[:, :, -1]
+    is_same = torch.allclose(last_after, last_before, **CLOSE)
     assert is_same != (changed in encoding.history)
 
 
@@ -76,13 +95,17 @@ def test_a_cache_gives_the_rows_of_the_whole(case):
     q, k, v, x = schemes.layer_inputs(SHAPE, T)
     whole = posbench.attention(encoding, q, k, v, positions, 1, x)
     for first, end in CHUNKS:
-        rows = slice(first, end)
-        seen = slice(0, end)
-        where = None if positions is None else positions[:, seen]
-        read = x[:, seen if "x" in encoding.history else rows]
-        given = (q[:, :, rows], k[:, :, seen], v[:, :, seen], where, 1, read)
-        out = posbench.attention(encoding, *given)
-        torch.testing.assert_close(out, whole[:, :, rows], **CLOSE)
+        new_q = q[:, :, first:end]
+        seen_k = k[:, :, :end]
+        seen_v = v[:, :, :end]
+        places = None
+        if positions is not None:
+            places = positions[:, :end]
+        read = x[:, first:end]
+        if "x" in encoding.history:
+            read = x[:, :end]
+        out = posbench.attention(encoding, new_q, seen_k, seen_v, places, 1, read)
+        torch.testing.assert_close(out, whole[:, :, first:end], **CLOSE)
 
 
 @pytest.mark.sample(2)
@@ -98,8 +121,10 @@ def test_a_scheme_that_cannot_read_a_cache_says_so(case):
         x = x[:, -1:]
     else:
         return
+    last_q = q[:, :, -1:]
+    positions = positions_of(encoding)
     with pytest.raises(UserError, match=message):
-        posbench.attention(encoding, q[:, :, -1:], k, v, positions_of(encoding), 1, x)
+        posbench.attention(encoding, last_q, k, v, positions, 1, x)
 
 
 def zeros(*size: int) -> Tensor:
@@ -132,10 +157,21 @@ MISTAKES: list[tuple[str, dict[str, Any], str]] = [
 @pytest.mark.parametrize(("name", "mistake", "message"), MISTAKES)
 def test_mistakes_are_told_in_one_line(name, mistake, message):
     encoding = schemes.untrained(name, {}, SHAPE)
-    right = {name: zeros(1, 4, T, 8) for name in "qkv"}
+    given = {name: zeros(1, 4, T, 8) for name in "qkv"}
+    given.update(mistake)
     with pytest.raises(UserError, match=message) as caught:
-        posbench.attention(encoding, **right | mistake)
+        posbench.attention(encoding, **given)
     assert "\n" not in str(caught.value)
+
+
+def test_positions_beyond_a_table_are_undefined():
+    encoding = schemes.build("tupe", {}, SHAPE)
+    q, k, v, x = schemes.layer_inputs(SHAPE, T)
+    beyond = torch.arange(T) + SHAPE.train_length
+
+    message = f"position {T + 31} is beyond the end of 'tupe'"
+    with pytest.raises(Undefined, match=message):
+        posbench.attention(encoding, q, k, v, beyond, 1, x)
 
 
 def test_an_encoding_that_was_cast_is_refused():
