@@ -100,21 +100,29 @@ def measurements(settings: EvaluationConfig, train_length: int) -> list[Measurem
         for variant, length in points:
             row = Measurement(protocol, length, settings.targets, variant=variant)
             rows.append(row)
-
     for text in settings.tasks:
-        of_task = lengths
-        if text == "offset":  # its first row is the baseline
-            of_task = sorted({train_length, *lengths})
-        for variant, length in variants_at(settings, of_task, train_length):
-            for probe in probes.of(text, length, settings.targets, train_length):
-                # `offset` reads no more than the window, wherever the passage stands
-                if variant.window is not None and probe.length <= variant.window:
-                    continue
-                rows.append(_of_probe(text, probe, variant))
+        rows += _probe_measurements(text, settings, lengths, train_length)
     return rows
 
 
-def _of_probe(text: str, probe: probes.Probe, variant: Variant) -> Measurement:
+def _probe_measurements(
+    text: str, settings: EvaluationConfig, lengths: list[int], train_length: int
+) -> list[Measurement]:
+    """Return the rows of one probe, such as `shuffle:keep=32`."""
+    if text == "offset":  # its first row is the baseline
+        lengths = sorted({train_length, *lengths})
+
+    rows = []
+    for variant, length in variants_at(settings, lengths, train_length):
+        for probe in probes.of(text, length, settings.targets, train_length):
+            # `offset` reads no more than the window, wherever the passage stands
+            if variant.window is not None and probe.length <= variant.window:
+                continue
+            rows.append(_probe_measurement(text, probe, variant))
+    return rows
+
+
+def _probe_measurement(text: str, probe: probes.Probe, variant: Variant) -> Measurement:
     _, colon, options = text.partition(":")
     return Measurement(
         "task",
