@@ -99,11 +99,17 @@ def train(
             raise
         record_end(run, config)
         if run:
-            if run.tracker and tracking.in_sweep():
-                # the agent waits for this run, even if it was finished before
-                run.tracker.send()
-            if not n_updates and not n_rows:
-                logger.info("finished; nothing to do: %s", run.folder)
+            _tell_sweep(run)
+        if run and n_updates == 0 and n_rows == 0:
+            logger.info("finished; nothing to do: %s", run.folder)
+
+
+def _tell_sweep(run: Run) -> None:
+    """Send a run to the agent of a sweep, which waits for it, even if it was finished
+    before.
+    """
+    if run.tracker and tracking.in_sweep():
+        run.tracker.send()
 
 
 def _set_up_machine(
