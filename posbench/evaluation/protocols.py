@@ -118,9 +118,7 @@ def place_windows(
             break
         size = targets if is_fixed else reach  # of a block or a span
         for choice in choices:
-            edges = np.asarray(split.starts)
-            if choice == "concat":
-                edges = edges[[0, -1]]
+            edges = _edges(split, choice)
             firsts = _dealt_places(_places(edges, reach, size), count)
             if len(firsts) < MIN_BLOCKS:
                 continue
@@ -129,11 +127,21 @@ def place_windows(
             for length in lengths:
                 if length > reach:
                     break
-                scored = _scored(length, targets, train_length) if is_fixed else length
+                scored = length
+                if is_fixed:
+                    scored = _scored(length, targets, train_length)
                 parts = size // scored
                 windows[length] = _windows(firsts, length, scored, parts, choice)
             return windows
     return {}
+
+
+def _edges(split: TokenSplit, documents: str) -> Integers:
+    """Return the borders that no window crosses: those of documents, or of the text."""
+    edges = np.asarray(split.starts)
+    if documents == "concat":
+        return edges[[0, -1]]
+    return edges
 
 
 def _places(edges: Integers, reach: int, size: int) -> list[Integers]:
