@@ -145,7 +145,7 @@ def lengths_in(rows: Rows) -> list[int]:
 
 
 def of_kind(rows: Rows, kind: str) -> list[EvaluationRow]:
-    return [row for row in rows if row.kind == kind]
+    return [row for row in rows if row.variant == kind]
 
 
 def in_tokens(*ratios: int) -> list[int]:

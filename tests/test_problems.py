@@ -186,7 +186,7 @@ def known() -> list[EvaluationRow]:
 @pytest.fixture(scope="module")
 def curve(known) -> list[EvaluationRow]:
     """Return the rows of unchanged problems from position 0."""
-    plain = [row for row in known if row.kind == "plain"]
+    plain = [row for row in known if row.variant == "plain"]
     unmoved = [row for row in plain if not row.offset]
     return [row for row in unmoved if row.task == "passkey"]
 
@@ -207,7 +207,7 @@ def test_a_task_is_asked_at_its_lengths_and_multiples_of_the_longest(curve):
 
 
 def test_a_task_is_asked_windowed_beyond_the_training_length(known, curve):
-    windowed = {row.length for row in known if row.kind == "windowed"}
+    windowed = {row.length for row in known if row.variant == "windowed"}
     beyond = {row.length for row in curve if row.length > 42}
     assert windowed == beyond
 

@@ -311,7 +311,7 @@ def _with_readers(
     """
     order, ngram_nll = readers.ngram(targets.indices)
     units = {**(row.units or {}), "ngram": _sums(ngram_nll, unit)}
-    is_main = row.protocol == "fixed_target" and row.kind == PLAIN
+    is_main = row.protocol == "fixed_target" and row.variant == PLAIN
     if is_main and row.length_ratio == 1:
         cached_nll = readers.with_window(targets.indices, targets.context)
         units["cached_ngram"] = _sums(cached_nll, unit)

@@ -158,7 +158,7 @@ def settings_for(
         settings,
         protocols=tuple(name for name in PAIRED if name in measured),
         ratios=tuple(ratios),
-        windowed=any(row.kind == WINDOWED for row in rows),
+        windowed=any(row.variant == WINDOWED for row in rows),
         sinks=sinks,
         extensions=tuple(extensions),
         tasks=tuple(tasks),

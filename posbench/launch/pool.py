@@ -106,7 +106,9 @@ def loss_at_train_length(plan: Plan) -> float | None:
     wanted = (settings.protocols[0], settings.split, plan.config.training.steps, 1)
     for row in evaluation_rows(plan.folder):
         found = (row.protocol, row.split, row.checkpoint_step, row.length_ratio)
-        is_plain = row.kind == PLAIN and not row.offset and ":" not in (row.task or "")
+        is_plain = (
+            row.variant == PLAIN and not row.offset and ":" not in (row.task or "")
+        )
         if found == wanted and is_plain and row.measured:
             return row.nll
     return None
