@@ -225,7 +225,7 @@ def local_files(config: DataConfig) -> dict[str, dict[str, Path]]:
 def _of_first_kind(files: list[Path], kinds: tuple[tuple[str, ...], ...]) -> list[Path]:
     """Return the files of the first kind, a choice of endings, that any file has."""
     for endings in kinds:
-        found = [file for file in files if kind(file) in endings]
+        found = [file for file in files if text_ending(file) in endings]
         if found:
             return found
     return []
@@ -257,7 +257,7 @@ def _unpacked(path: Path) -> Path:
     return path.with_suffix("") if path.suffix.lower() in PACKED else path
 
 
-def kind(path: Path) -> str:
+def text_ending(path: Path) -> str:
     """Return `.csv` for `a.csv` and `a.csv.gz`."""
     return _unpacked(path).suffix.lower()
 
@@ -306,13 +306,13 @@ def read_all(paths: Iterable[Path], column: str) -> Iterator[str]:
                     f"not UTF-8 text (byte 0x{byte:02x}): iconv converts other"
                     " encodings"
                 )
-            place = "" if kind(path) in WHOLE else f" row {number}"
+            place = "" if text_ending(path) in WHOLE else f" row {number}"
             raise UserError(f"'{path}'{place}: {reason}") from None
 
 
 def _rows(path: Path, column: str) -> Iterator[Any]:
     """Yield a file's rows, each a dict by column."""
-    ending = kind(path)
+    ending = text_ending(path)
     if ending == ".parquet":
         file = parquet.ParquetFile(path)
         refuse_unclear(column, file.schema_arrow.names)
