@@ -39,7 +39,7 @@ _NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,126}[A-Za-z0-9_-])?")
 Name = Annotated[str, Predicate(lambda text: _NAME.fullmatch(text) is not None)]
 Precision = Literal["auto", "fp32", "bf16"]
 _Section = TypeVar("_Section")
-_READERS: dict[type, Any] = {}
+_VALIDATORS: dict[type, Any] = {}
 # What was expected, by the first word of pydantic's name for a mistake, where
 # pydantic's message says less.
 _EXPECTED = {
@@ -534,12 +534,12 @@ def validate(cls: type[_Section], plain: Mapping[str, Any]) -> _Section:
         if is_number and re.search("True|False", str(value)):
             raise refused(key, value, "a number")
 
-    if cls not in _READERS:  # making a reader takes longer than all that it will read
+    if cls not in _VALIDATORS:  # making one takes longer than all that it will read
         import pydantic
 
-        _READERS[cls] = pydantic.TypeAdapter(cls)
+        _VALIDATORS[cls] = pydantic.TypeAdapter(cls)
     try:
-        return _READERS[cls].validate_python(plain)  # type: ignore[no-any-return]
+        return _VALIDATORS[cls].validate_python(plain)  # type: ignore[no-any-return]
     except ValueError as error:
         raise _mistake(error, hints) from None
 
