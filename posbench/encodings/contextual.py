@@ -342,7 +342,7 @@ class CoPE(Encoding):
 
     def scores(self, logits: Tensor, q: Tensor, k: Tensor, layer: Layer) -> Tensor:
         table = self.table[layer.index]  # e, (P, Dh)
-        at_whole = q @ table.mT  # (B, H, Tq, P), q unscaled as in the paper
+        q_e = q @ table.mT  # q_i·e[0] ... e[P - 1], (B, H, Tq, P); q is unscaled
 
         gates = logits.sigmoid() * layer.visible  # g
         p = gates.flip(-1).cumsum(-1).flip(-1)  # summed from the key to the query
@@ -350,10 +350,10 @@ class CoPE(Encoding):
         floor = p.long().clamp(min=0)  # NaN turns into a number below 0
 
         # (1 - w)·e[floor] + w·e[ceil] is e[floor] + w·(e[ceil] - e[floor]).
-        rises = F.pad(at_whole.diff(dim=-1), (0, 1))  # to the next; 0 after the last
-        rise = rises.gather(-1, floor)
-        logits = logits + at_whole.gather(-1, floor)
-        return logits + p.frac() * rise
+        to_next = F.pad(q_e.diff(dim=-1), (0, 1))  # 0 after the last
+        w = p.frac()
+        logits = logits + q_e.gather(-1, floor)
+        return logits + w * to_next.gather(-1, floor)
 
 
 class StickBreaking(Encoding):
