@@ -283,7 +283,7 @@ def _refuse_guesses(plain: dict[str, Any]) -> None:
     What is typed stays text, so that such a value is from a file.
     """
     for key, given in flat(plain).items():
-        if not value_type(KEYS.get(key)).startswith("text"):
+        if value_type(KEYS.get(key)).item != "text":
             continue
         if not isinstance(given, list):
             given = [given]
