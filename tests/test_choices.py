@@ -23,7 +23,7 @@ from posbench.evaluation.models import (
     Subject,
     TrainedGPT,
     Variant,
-    Varied,
+    VariedSubject,
     nll_of,
     predicted,
 )
@@ -61,9 +61,9 @@ class Planted:
     def shifted(self, offset: int) -> Subject:
         return self
 
-    def varied(self, variant: Variant, length: int) -> Varied:
+    def in_variant(self, variant: Variant, length: int) -> VariedSubject:
         narrowed = dataclasses.replace(self, window=variant.window)
-        return Varied(narrowed, None)
+        return VariedSubject(narrowed, None)
 
 
 def looks_up(ids, candidates):
@@ -104,7 +104,7 @@ def text(n: int = 40_000) -> TokenSplit:
 
 def pose_of(task: str, length: int, material: Material) -> probes.Pose:
     (probe,) = probes.of(task, length, 8, L)
-    return probe.poses(material)
+    return probe.pose_from(material)
 
 
 def material(tokenizer: Tokenizer) -> Material:

@@ -139,7 +139,9 @@ def test_a_run_is_done_though_a_length_failed(ending, monkeypatch):
     def begun(*_: Any) -> None:
         monkeypatch.setattr(Ending, "fails", True)
 
-    monkeypatch.setattr(training, "begin", begun_after(training.begin, begun))
+    monkeypatch.setattr(
+        training, "record_begin", begun_after(training.record_begin, begun)
+    )
 
     assert train("encoding=ending", "ratio=1,4") == 1
 
