@@ -310,6 +310,20 @@ def test_what_was_asked_for_last_is_printed(extended, capsys):
 
 
 @pytest.mark.usefixtures("undrawn")
+def test_a_length_of_one_run_has_the_command_that_gives_it_to_the_others(extended):
+    run, rows = extended
+    append(run, rows)
+
+    text = report_words(run.parent)
+
+    runs = read([run.parent]).drop_duplicates("folder")
+    n_done = (runs["run_status"] == "done").sum()
+    command = f"'posbench evaluate {run.parent} ratio=1,2,4,8,16,32'"
+    line = f"At 32x are rows of 1 of {n_done} runs: {command} computes the others"
+    assert line in text
+
+
+@pytest.mark.usefixtures("undrawn")
 def test_a_run_without_the_shared_targets_gets_the_command_that_computes_them(
     extended,
 ):
