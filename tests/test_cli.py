@@ -387,7 +387,7 @@ def test_runs_are_listed_with_what_differs_their_loss_and_their_size(capsys):
         (line,) = [line for line in lines if folder.name in line]
         loss = fake_study.headline_of(folder)["nll_1x"]
         n_bytes = sum(map(len, support.snapshot(folder).values()))
-        words = [folder.name, "demo", tokens, status]
+        words = [folder.name, "text", tokens, status]
         words += [f"{loss:.3f}", f"{n_bytes / 1e6:.1f}"]
         assert line.split() == words
 
@@ -464,7 +464,7 @@ def test_a_study_is_deleted_without_a_question(two_runs, capsys):
     notes = Path("outputs/text/notes.txt")
     notes.touch()
 
-    assert posbench("runs", "demo", "--delete", "--yes") == 0
+    assert posbench("runs", "text", "--delete", "--yes") == 0
 
     assert capsys.readouterr().out.endswith("Deleted 2 runs.\n")
     assert runs() == []
