@@ -458,6 +458,10 @@ def beside_shards(folder):
     shutil.copy(folder / WEIGHTS, shard)
 
 
+def beside_an_index(folder):
+    (folder / "model.safetensors.index.json").write_text("{}")
+
+
 def high_ids(folder):
     path = folder / "tokenizer.json"
     text = path.read_text()
@@ -479,6 +483,7 @@ WRONG = [
     (with_keys(intermediate_size=48), "transformers cannot load it"),
     (pickled, "pickled weights may run code"),
     (beside_shards, "two sets of weights, model.safetensors and model-00001-of-00002"),
+    (beside_an_index, "two sets of weights, model.safetensors and model.safetensors.i"),
     (with_keys(quantization_config={"bits": 4}), "quantised"),
     (with_keys(auto_map={"AutoModel": "evil.Evil"}), "auto_map"),
     (high_ids, "it gives id 999, its"),
