@@ -154,6 +154,9 @@ Sections = Annotated[list[str] | None, typer.Argument(help=_SECTIONS)]
 Ropes = Annotated[
     list[str], typer.Argument(metavar="CONFIG|MODEL|RUN|ENCODING", help=_ROPES)
 ]
+Drawing = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="Draw it, as a PNG file.")
+]
 AnySchemes = Annotated[
     list[str] | None,
     typer.Argument(help="Encodings, each with its options; default: all."),
@@ -560,14 +563,18 @@ def show(
 
 
 @app.command()
-def rope(words: Ropes) -> None:
+def rope(words: Ropes, png: Drawing = None) -> None:
     """Say what a RoPE configuration means.
 
     Give two to compare them. No weights are read. A config.json needs transformers.
     """
     from posbench.rope import command
 
-    command.main(words)
+    ropes, lengths = command.main(words)
+    if png:
+        from posbench.show import rope_picture
+
+        rope_picture.write(png, ropes, lengths)
 
 
 @app.command()

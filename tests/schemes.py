@@ -47,15 +47,17 @@ def parameters() -> list[Any]:
     marked = []
     before = ""
     for case in cases():
-        marks = [pytest.mark.slow] if case[0] == before else []
+        name, _ = case
+        marks = [pytest.mark.slow] if name == before else []
         marked.append(pytest.param(case, marks=marks, id=label(case)))
-        before = case[0]
+        before = name
     return marked
 
 
 def label(case: Case) -> str:
-    words = [case[0]]
-    for key, value in case[1].items():
+    name, options = case
+    words = [name]
+    for key, value in options.items():
         shown = "by_shape" if callable(value) else value
         words.append(f"{key}={shown}")
     return "-".join(words)
@@ -65,7 +67,9 @@ def completed(name: str, options: dict[str, Any], shape: Shape) -> dict[str, Any
     """Return a case's options for a shape, and the defaults of the others."""
     complete = encodings.options_of(name)
     for key, value in options.items():
-        complete[key] = value(shape) if callable(value) else value
+        if callable(value):
+            value = value(shape)
+        complete[key] = value
     return complete
 
 
@@ -90,7 +94,8 @@ def build(name: str, options: dict[str, Any], shape: Shape, seed: int = 0) -> En
 
 
 def random(*size: int, seed: int = 0) -> Tensor:
-    return torch.randn(size, generator=torch.Generator().manual_seed(seed))
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(size, generator=generator)
 
 
 def layer_inputs(
@@ -113,18 +118,21 @@ def positions_of(
     """Return positions. consecutive, offset: (1, T) from 0 or `offset`; gaps, far,
     fractional: (B, T), with gaps.
     """
+    consecutive = torch.arange(length)[None]
     if kind == "consecutive":
-        return torch.arange(length)[None]
+        return consecutive
     if kind == "offset":
-        return torch.arange(length)[None] + offset
+        return consecutive + offset
     if kind == "fractional":
-        drawn = torch.rand(batch, length, generator=torch.Generator().manual_seed(0))
+        generator = torch.Generator().manual_seed(0)
+        drawn = torch.rand(batch, length, generator=generator)
         return (below - 1) * drawn.sort(dim=-1).values
 
     sequences = []
     for seed in range(batch):
         generator = torch.Generator().manual_seed(seed)
-        sequences.append(torch.randperm(below, generator=generator)[:length])
+        shuffled = torch.randperm(below, generator=generator)
+        sequences.append(shuffled[:length])
     return torch.stack(sequences).sort(dim=-1).values
 
 
@@ -144,9 +152,11 @@ def one_layer(
         positions = encoding.positions(ids, torch.Generator())
     x = encoding.embed(tokens, positions, ids)
 
-    weight = random(shape.d_model, 3 * shape.d_model, seed=9) * shape.d_model**-0.5
-    projected = (x @ weight).unflatten(-1, (3, shape.n_heads, shape.head_dim))
-    q, k, v = projected.permute(2, 0, 3, 1, 4)  # (B, H, T, Dh)
+    drawn = random(shape.d_model, 3 * shape.d_model, seed=9)
+    weight = drawn * shape.d_model**-0.5
+    projected = x @ weight
+    by_head = projected.unflatten(-1, (3, shape.n_heads, shape.head_dim))
+    q, k, v = by_head.permute(2, 0, 3, 1, 4)  # (B, H, T, Dh)
     consecutive = consecutive and counts_tokens(encoding)
     described = make_layer(encoding, positions, layer, x, consecutive=consecutive)
     return attention(encoding, q, k, v, described)
@@ -168,7 +178,8 @@ def layer_attention(
     chooses. `limits` are the layer's window and sinks.
     """
     described = make_layer(encoding, positions, layer, x, consecutive)
-    return attention(encoding, q, k, v, described.replace(**limits), last)
+    limited = described.replace(**limits)
+    return attention(encoding, q, k, v, limited, last)
 
 
 def used_at(
@@ -220,12 +231,15 @@ def by_definition(
     step = block or length
     outputs = []
     for start in range(0, length, step):
-        rows = slice(start, min(length, start + step))
-        keys = slice(0, rows.stop if causal else length)
+        end = min(length, start + step)
+        rows = slice(start, end)
+        keys = slice(0, end if causal else length)
         part = described.replace(rows=rows, keys=keys)
-        part = part.replace(visible=mask_of(part, q.dtype) == 0)
+        is_visible = mask_of(part, q.dtype) == 0
+        part = part.replace(visible=is_visible)
         logits = logits_by_rows(used, q[:, :, rows], k[:, :, keys], part)
-        outputs.append(used.attend(logits, v[:, :, keys], part))
+        output = used.attend(logits, v[:, :, keys], part)
+        outputs.append(output)
 
     whole = described.replace(rows=slice(0, length))
     output = used.map_outputs(torch.cat(outputs, dim=2), whole)
@@ -241,11 +255,16 @@ def with_gradients(
     leaves = [tensor.clone().requires_grad_() for tensor in inputs]
     encoding.zero_grad()
     output = compute(*leaves)
-    (output * random(*output.shape, seed=4)).sum().backward()
+    weights = random(*output.shape, seed=4)
+    total = (output * weights).sum()
+    total.backward()
 
     results = {"output": output.detach()}
-    named = [*zip("qkvx", leaves, strict=True), *encoding.named_parameters()]
-    for name, leaf in named:
-        gradient = torch.zeros_like(leaf) if leaf.grad is None else leaf.grad
+    named = dict(zip("qkvx", leaves, strict=True))
+    named.update(encoding.named_parameters())
+    for name, leaf in named.items():
+        gradient = leaf.grad
+        if gradient is None:
+            gradient = torch.zeros_like(leaf)
         results[f"gradient of {name}"] = gradient
     return results

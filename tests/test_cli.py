@@ -41,13 +41,15 @@ def train(*words: str) -> int:
 
 def error_line(capsys: pytest.CaptureFixture[str]) -> str:
     """The one line on stderr that a failed command leaves."""
-    (line,) = filter(None, capsys.readouterr().err.splitlines())
+    printed = capsys.readouterr().err.splitlines()
+    (line,) = filter(None, printed)
     assert line.startswith("error: ")
     return line
 
 
 def runs() -> list[str]:
-    return sorted(path.name for path in Path("outputs/text").iterdir() if path.is_dir())
+    paths = Path("outputs/text").iterdir()
+    return sorted(path.name for path in paths if path.is_dir())
 
 
 def the_run() -> Path:
@@ -57,8 +59,11 @@ def the_run() -> Path:
 
 
 def test_the_defaults_that_help_of_train_shows_are_those_of_a_run(capsys):
-    assert posbench("train", "--help") == 0
-    shown = re.findall(r"^ +([a-z][\w.]*=\S+)", capsys.readouterr().out, re.MULTILINE)
+    code = posbench("train", "--help")
+
+    assert code == 0
+    printed = capsys.readouterr().out
+    shown = re.findall(r"^ +([a-z][\w.]*=\S+)", printed, re.MULTILINE)
     defaults = [setting for setting in shown if "..." not in setting]
     assert len(defaults) > 10
     assert compose.single(defaults) == compose.single([])
@@ -67,21 +72,24 @@ def test_the_defaults_that_help_of_train_shows_are_those_of_a_run(capsys):
 def test_cfg_prints_every_key_with_its_meaning(capsys):
     extensions = "extension=interpolate:factor=4,interpolate"
     words = ["encoding=t5", "length=128", extensions, "threads=2"]
-    assert posbench("train", "--cfg", *words) == 0
-    out = capsys.readouterr().out
+    code = posbench("train", "--cfg", *words)
 
+    assert code == 0
+    out = capsys.readouterr().out
     shown = yaml.safe_load(out)
     assert shown["encoding"]["max_distance"] == 64
     assert shown["evaluation"]["ratios"] == [2.0]
     assert shown["evaluation"]["extensions"] == ["interpolate:factor=4", "interpolate"]
     assert shown["runtime"]["threads"] == 2
     lines = [line for line in out.splitlines() if not line.endswith(":")]
-    assert [line for line in lines if " # " not in line] == ["  name: t5"]
+    without_meaning = [line for line in lines if " # " not in line]
+    assert without_meaning == ["  name: t5"]
     assert not Path("outputs").exists()
 
 
 def test_a_text_that_is_too_short_is_refused_before_anything_is_written():
-    assert train("training.train_length=99999", "training.tokens=9e6") == 2
+    code = train("training.train_length=99999", "training.tokens=9e6")
+    assert code == 2
     assert not Path("outputs").exists()
 
 
@@ -322,40 +330,60 @@ MISTAKES = [
 
 @pytest.mark.parametrize(("command", "says"), MISTAKES)
 def test_a_mistake_is_one_line_exit_code_2_and_nothing_written(capsys, command, says):
-    assert posbench(*command.split()) == 2
+    code = posbench(*command.split())
+
+    assert code == 2
     assert says in error_line(capsys)
     assert os.listdir() == ["text.txt"]
 
 
-def test_debug_alone_shows_a_traceback_and_control_characters_are_escaped(capsys):
-    assert posbench("train", "encoding=rop", "--debug") == 2
+def test_debug_shows_a_traceback(capsys):
+    code = posbench("train", "encoding=rop", "--debug")
+    assert code == 2
     assert "Traceback" in capsys.readouterr().err
-    assert posbench("train", "study='\x1b[2J\u202ex'") == 2
+
+
+def test_control_characters_are_escaped(capsys):
+    code = posbench("train", "study='\x1b[2J\u202ex'")
+    assert code == 2
     line = error_line(capsys)
     assert "\x1b" not in line
     assert "\u202e" not in line
-    for error, code in (
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
         (ValueError("two\nlines"), 1),
         (KeyboardInterrupt(), 130),
         (PermissionError(13, "", "/x"), 2),
-    ):
-        assert exits.report(error) == code
-        assert error_line(capsys)
+    ],
+)
+def test_an_exception_is_one_line_and_an_exit_code(capsys, error, code):
+    assert exits.report(error) == code
+    assert error_line(capsys)
 
 
 def test_list_describes_every_choice(capsys):
-    assert posbench("list", "--json") == 0
+    code = posbench("list", "--json")
+
+    assert code == 0
     shown = json.loads(capsys.readouterr().out)
     rows = {row["name"]: row for row in shown["encodings"]}
-    assert [*rows] == encodings.names()
+    assert list(rows) == encodings.names()
     for row in rows.values():
-        assert all(row[fact] for fact in ("title", "beyond", "source"))
-    assert rows["learned"]["parameters"] == 8192
-    assert rows["learned"]["max_length"] == 64
-    assert rows["rope"]["paper"] == "arXiv:2104.09864"
-    assert rows["rope"]["acts"] == "queries and keys"
-    assert "yarn" in rows["rope"]["extensions"]
-    assert [row["name"] for row in shown["probes"]] == probes.names()
+        assert row["title"]
+        assert row["beyond"]
+        assert row["source"]
+    learned = rows["learned"]
+    rope = rows["rope"]
+    assert learned["parameters"] == 8192
+    assert learned["max_length"] == 64
+    assert rope["paper"] == "arXiv:2104.09864"
+    assert rope["acts"] == "queries and keys"
+    assert "yarn" in rope["extensions"]
+    of_probes = [row["name"] for row in shown["probes"]]
+    assert of_probes == probes.names()
     of_tasks = [row["name"] for row in shown["tasks"]]
     assert of_tasks == [f"task/{name}" for name in tasks.names()]
 
@@ -383,10 +411,9 @@ def test_list_says_what_works_with_a_scheme(name, fact, expected):
 
 def test_the_shape_that_list_describes_is_the_demos():
     demo = compose.single([])
-    sizes = {
-        name: getattr(demo.model, name) for name in ("d_model", "n_heads", "n_layers")
-    }
-    assert Shape(**sizes, train_length=demo.training.train_length) == listing.DEMO
+    model = demo.model
+    sizes = (model.d_model, model.n_heads, model.n_layers)
+    assert Shape(*sizes, demo.training.train_length) == listing.DEMO
 
 
 def test_train_composes_once(monkeypatch):
@@ -424,30 +451,51 @@ def test_a_restarted_run_is_beside_the_old_one(capsys):
     assert "--restart" not in load_record(folder)["command"]
 
 
-def test_evaluate_takes_studies_and_a_run_that_fails_does_not_stop_others(capsys):
-    assert train("seed=0") == train("seed=1") == 0
-    broken, whole = (Path("outputs/text") / name for name in runs())
+def lengths_of(folder: Path) -> set[int]:
+    return {row.length for row in evaluation_rows(folder)}
+
+
+@pytest.fixture
+def two_runs():
+    assert train("seed=0") == 0
+    assert train("seed=1") == 0
+    return [Path("outputs/text") / name for name in runs()]
+
+
+def test_a_mistake_in_what_to_evaluate_leaves_the_run_as_it_was(capsys):
+    assert train() == 0
+    folder = the_run()
+    before = support.snapshot(folder)
     capsys.readouterr()
-    before = support.snapshot(whole)
-    for word, message in {
+    messages = {
         "lenght=32": "unknown key 'lenght': did you mean 'length'?",
         "training.tokens=5": "unknown key 'training.tokens'",
         "extension=yarn:fctor=2": "'yarn' has no option 'fctor'",
         "task=repeet": "unknown probe 'repeet': did you mean 'repeat'?",
-    }.items():
-        assert posbench("evaluate", str(whole), word) == 2
+    }
+    for word, message in messages.items():
+        code = posbench("evaluate", str(folder), word)
+        assert code == 2
         assert message in error_line(capsys)
-        assert support.snapshot(whole) == before
+        assert support.snapshot(folder) == before
+
+
+def test_evaluate_takes_studies_and_a_run_that_fails_does_not_stop_others(
+    two_runs, capsys
+):
+    broken, whole = two_runs
     shutil.rmtree(broken / "checkpoint")
-    assert posbench("evaluate", "outputs/text", "length=24,96", "windowed=false") == 1
-    assert {24, 96} <= {row.length for row in evaluation_rows(whole)}
+    capsys.readouterr()
+
+    code = posbench("evaluate", "outputs/text", "length=24,96", "windowed=false")
+
+    assert code == 1
+    assert {24, 96} <= lengths_of(whole)
     # what was asked at training stays
-    assert load_saved(whole / "config.yaml").evaluation.ratios == (1, 2)
-    why, last = [
-        line
-        for line in capsys.readouterr().err.splitlines()
-        if line.startswith("error: ")
-    ]
+    config = load_saved(whole / "config.yaml")
+    assert config.evaluation.ratios == (1, 2)
+    printed = capsys.readouterr().err.splitlines()
+    why, last = [line for line in printed if line.startswith("error: ")]
     assert "has no checkpoint" in why
     assert last == f"error: 1 of 2 runs not evaluated: {broken}"
 
@@ -457,12 +505,15 @@ def test_a_finished_run_is_completed_without_its_optimizer():
     assert train() == 0
     for state in the_run().glob("checkpoint/*/optimizer.pt"):
         state.unlink()
+
     assert train("ratio=1,2,4") == 0
-    assert 64 in {row.length for row in evaluation_rows(the_run())}
+
+    assert 64 in lengths_of(the_run())
 
 
 def test_runs_are_listed_with_what_differs_their_loss_and_their_size(capsys):
-    assert train("seed=0") == train("seed=1", "training.tokens=256") == 0
+    assert train("seed=0") == 0
+    assert train("seed=1", "training.tokens=256") == 0
     first, second = (Path("outputs/text") / name for name in runs())
     record = load_record(first) | {"status": "stopped"}
     (first / "run.json").write_text(json.dumps(record), encoding="utf-8")
@@ -471,25 +522,15 @@ def test_runs_are_listed_with_what_differs_their_loss_and_their_size(capsys):
     assert posbench("runs") == 0
 
     head, _, *lines = capsys.readouterr().out.splitlines()
-    assert head.split() == [
-        "run",
-        "study",
-        "settings",
-        "status",
-        "loss",
-        "at",
-        "1x",
-        "MB",
-    ]
-    for folder, *apart in (
-        (first, "tokens=128", "stopped"),
-        (second, "tokens=256", "done"),
-    ):
+    assert " ".join(head.split()) == "run study settings status loss at 1x MB"
+    expected = [(first, "tokens=128", "stopped"), (second, "tokens=256", "done")]
+    for folder, tokens, status in expected:
         (line,) = [line for line in lines if folder.name in line]
         loss = fake_study.headline_of(folder)["nll_1x"]
-        size = sum(map(len, support.snapshot(folder).values())) / 1e6
-        numbers = [f"{loss:.3f}", f"{size:.1f}"]
-        assert line.split() == [folder.name, "text", *apart, *numbers]
+        n_bytes = sum(map(len, support.snapshot(folder).values()))
+        words = [folder.name, "text", tokens, status]
+        words += [f"{loss:.3f}", f"{n_bytes / 1e6:.1f}"]
+        assert line.split() == words
 
 
 def test_a_run_is_found_by_its_id_if_only_one_study_has_it(capsys):
@@ -520,11 +561,27 @@ def test_a_study_is_found_by_its_name(capsys):
     assert train("study=five", "seed=0") == 0
     (folder,) = Path("outputs/five").glob("rope-*")
     capsys.readouterr()
+
     assert posbench("runs", "five") == 0
     assert folder.name in capsys.readouterr().out
-    assert posbench("sample", f"five/{folder.name}", "word", "--tokens", "1") == 0
-    assert posbench("evaluate", f"five/{folder.name}", "length=24") == 0
-    assert 24 in {row.length for row in evaluation_rows(folder)}
+
+
+def test_a_run_is_found_by_its_study_and_its_id():
+    assert train("study=five", "seed=0") == 0
+    (folder,) = Path("outputs/five").glob("rope-*")
+    name = f"five/{folder.name}"
+
+    assert posbench("sample", name, "word", "--tokens", "1") == 0
+    assert posbench("evaluate", name, "length=24") == 0
+    assert 24 in lengths_of(folder)
+
+
+def test_a_study_is_found_beside_the_text_of_its_name():
+    text = Path("novels/text.txt")
+    text.parent.mkdir()
+    Path("text.txt").rename(text)
+    assert posbench("train", *TINY, "data.path=novels/") == 0
+    assert posbench("runs", "novels") == 0
 
 
 def test_a_start_is_found_below_outputs():
@@ -533,34 +590,34 @@ def test_a_start_is_found_below_outputs():
     assert start.run_folders(f"five/{folder.name}") == [str(folder)]
 
 
-@pytest.fixture
-def two_runs():
-    assert train("seed=0") == train("seed=1") == 0
-    return [Path("outputs/text") / name for name in runs()]
-
-
-@pytest.mark.parametrize(("answer", "kept"), [("y", 1), ("n", 2)])
-def test_runs_are_deleted_after_a_question(two_runs, monkeypatch, answer, kept):
+@pytest.mark.parametrize(("answer", "code", "kept"), [("y", 0, 1), ("n", 130, 2)])
+def test_runs_are_deleted_after_a_question(two_runs, monkeypatch, answer, code, kept):
+    first, second = two_runs
     monkeypatch.setattr("sys.stdin", io.StringIO(f"{answer}\n"))
-    code = posbench("runs", two_runs[0].name, "--delete")
-    assert code == (0 if answer == "y" else 130)
+
+    assert posbench("runs", first.name, "--delete") == code
+
     assert len(runs()) == kept
-    assert two_runs[1].is_dir()
+    assert second.is_dir()
 
 
 def test_a_study_is_deleted_without_a_question(two_runs, capsys):
-    Path("outputs/text/notes.txt").touch()
+    notes = Path("outputs/text/notes.txt")
+    notes.touch()
+
     assert posbench("runs", "text", "--delete", "--yes") == 0
+
     assert capsys.readouterr().out.endswith("Deleted 2 runs.\n")
     assert runs() == []
-    assert Path("outputs/text/notes.txt").exists()
+    assert notes.exists()
 
 
 def test_a_run_in_use_is_not_deleted_nor_any_beside_it(two_runs, capsys):
     with owned(two_runs[1]):
         assert posbench("runs", "text", "--delete", "--yes") == 75
     assert "in use by another process: nothing was deleted" in error_line(capsys)
-    assert all(folder.is_dir() for folder in two_runs)
+    for folder in two_runs:
+        assert folder.is_dir()
 
 
 def test_tokens_that_no_run_has_are_deleted(tmp_path, monkeypatch, capsys):

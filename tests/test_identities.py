@@ -10,6 +10,11 @@ from posbench.model.attention import logits_by_rows, make_layer, prepared
 from posbench.model.standalone import attention_logits
 
 SHAPE = Shape(32, 2, 2, 16)  # heads 16 wide
+BY_DISTANCE = [
+    ("rope", {"layout": "half"}),
+    ("rope", {}),
+    ("transformer_xl", {}),
+]
 
 
 def have_a_key_bias() -> list[str]:
@@ -38,18 +43,17 @@ def test_a_bias_per_key_is_the_bias_up_to_a_constant_of_each_row(name):
     torch.testing.assert_close(difference, constant, atol=1e-4, rtol=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("name", "options"),
-    [("rope", {"layout": "half"}), ("rope", {}), ("transformer_xl", {})],
-)
+@pytest.mark.parametrize(("name", "options"), BY_DISTANCE)
 def test_logits_depend_on_distance_alone_a_million_tokens_out(name, options):
     encoding = schemes.build(name, options, SHAPE)
     q, k, *_ = schemes.layer_inputs(SHAPE, 20)
     counted = torch.arange(20)
+    a_million_on = counted + 1_000_000
+    reversed_order = counted.flip(0)
 
     near = attention_logits(encoding, q, k, positions=counted)
-    far = attention_logits(encoding, q, k, positions=counted + 1_000_000)
-    back = attention_logits(encoding, q, k, positions=counted.flip(0))
+    far = attention_logits(encoding, q, k, positions=a_million_on)
+    back = attention_logits(encoding, q, k, positions=reversed_order)
 
     # angles built in fp32 are off by 0.06 there
     torch.testing.assert_close(far, near, atol=1e-4, rtol=0)

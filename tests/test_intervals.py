@@ -45,7 +45,10 @@ def test_documents_of_unequal_size_weigh_by_their_tokens_as_a_ratio_of_sums_does
     made = estimate(sums[None], tokens)
 
     ratio = sums.sum() / tokens.sum()
-    squares = sum((sums[i] - ratio * tokens[i]) ** 2 for i in range(n))
+    squares = 0.0
+    for i in range(n):
+        residual = sums[i] - ratio * tokens[i]
+        squares += residual**2
     variance = squares / (n - 1) / n / tokens.mean() ** 2
     assert made.mean == pytest.approx(ratio, rel=1e-12)
     assert made.error == pytest.approx(math.sqrt(variance), rel=1e-12)
@@ -56,7 +59,8 @@ def crossed() -> np.ndarray:
     rng = np.random.default_rng(2)
     of_seed = rng.normal(0, 0.3, (5, 1))
     of_document = rng.normal(0, 1, (1, 12))
-    return of_seed + of_document + rng.normal(0, 0.1, (5, 12))
+    noise = rng.normal(0, 0.1, (5, 12))
+    return of_seed + of_document + noise
 
 
 def test_seeds_and_documents_are_crossed_random_factors():
@@ -71,16 +75,19 @@ def test_seeds_and_documents_are_crossed_random_factors():
     grand = values.mean()
     seeds = values.mean(1)
     documents = values.mean(0)
-    msa = b * sum((seeds - grand) ** 2) / (a - 1)
-    msb = a * sum((documents - grand) ** 2) / (b - 1)
+    df_a = a - 1
+    df_b = b - 1
+    msa = b * sum((seeds - grand) ** 2) / df_a
+    msb = a * sum((documents - grand) ** 2) / df_b
     mse = 0.0
     for i in range(a):
         for j in range(b):
             left = values[i, j] - seeds[i] - documents[j] + grand
-            mse += left**2 / ((a - 1) * (b - 1))
+            mse += left**2 / (df_a * df_b)
     variance = msa + msb - mse
-    df = variance**2 / (msa**2 / (a - 1) + msb**2 / (b - 1))
-    assert made.error == pytest.approx(math.sqrt(variance / (a * b)), rel=1e-12)
+    error = math.sqrt(variance / (a * b))
+    df = variance**2 / (msa**2 / df_a + msb**2 / df_b)
+    assert made.error == pytest.approx(error, rel=1e-12)
     assert made.df == pytest.approx(df, rel=1e-12)
     assert made.units == b
 
@@ -96,8 +103,9 @@ def test_of_one_document_the_interval_is_over_seeds():
 
 
 def test_of_one_seed_the_interval_is_over_documents():
-    made = estimate(np.array([[3.0, 5.0]]), np.ones(2))
-    check_interval(made, np.array([3.0, 5.0]))
+    losses = np.array([3.0, 5.0])
+    made = estimate(losses[None], np.ones(2))
+    check_interval(made, losses)
 
 
 BLOCKS = np.random.default_rng(3).normal(size=128)
@@ -111,17 +119,22 @@ def test_one_document_is_cut_into_segments_of_neighbours():
 
 
 def test_each_of_few_documents_has_its_share_of_the_segments():
-    of_two = over_text(BLOCKS, np.repeat([4, 9], [96, 32]))
+    two_documents = np.repeat([4, 9], [96, 32])
+    of_two = over_text(BLOCKS, two_documents)
+    of_one = over_text(BLOCKS, ONE_DOCUMENT)
     assert of_two.units == 16
-    assert of_two.error == pytest.approx(over_text(BLOCKS, ONE_DOCUMENT).error)
+    assert of_two.error == pytest.approx(of_one.error)
 
 
 def test_no_document_is_left_without_a_segment():
-    assert over_text(BLOCKS, np.repeat([4, 9], [126, 2])).units == 17
+    documents = np.repeat([4, 9], [126, 2])
+    made = over_text(BLOCKS, documents)
+    assert made.units == 17
 
 
 def test_the_segments_of_a_text_are_the_stretches_that_were_held_out():
-    made = over_text(BLOCKS, ONE_DOCUMENT, stretches=np.arange(128) // 4)
+    stretches = np.arange(128) // 4
+    made = over_text(BLOCKS, ONE_DOCUMENT, stretches)
     assert made.units == 32
     check_interval(made, BLOCKS.reshape(32, 4).mean(1))
 
@@ -180,11 +193,14 @@ def test_stretches_of_a_text_hold_its_mean():
     characters = 500_000
     tokens = characters // 3
     steps = rng.normal(size=characters // 3200 + 20)
-    slow = np.convolve(steps, np.ones(20) / math.sqrt(20), "valid")
-    drift = np.interp(np.arange(tokens), np.linspace(0, tokens, len(slow)), slow)
+    kernel = np.ones(20) / math.sqrt(20)
+    slow = np.convolve(steps, kernel, "valid")
+    places = np.linspace(0, tokens, len(slow))
+    drift = np.interp(np.arange(tokens), places, slow)
     losses = rng.gamma(1, 3, size=tokens) + 0.4 * drift
 
-    share, _, units = script("coverage").of_regions(losses, characters, TRIALS)
+    coverage = script("coverage")
+    share, _, units = coverage.of_regions(losses, characters, TRIALS)
 
     assert share >= 0.92
     assert units == 15

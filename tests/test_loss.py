@@ -35,13 +35,16 @@ def test_loss_and_gradients_are_torchs_of_the_whole_logits(
     labels = torch.randint(VOCABULARY, (TOKENS,), generator=draw)
 
     def whole(hidden: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
-        return F.cross_entropy(F.linear(hidden, weight).to(sums), labels)
+        logits = F.linear(hidden, weight).to(sums)
+        return F.cross_entropy(logits, labels)
 
     def results(loss_of: Any) -> list[Tensor]:
         leaves = [hidden.clone().requires_grad_(), weight.clone().requires_grad_()]
-        with torch.autocast("cpu", dtype=dtype, enabled=dtype == torch.bfloat16):
+        in_bf16 = dtype == torch.bfloat16
+        with torch.autocast("cpu", dtype=dtype, enabled=in_bf16):
             loss = loss_of(*leaves, labels) / 3  # what is divided comes from above
-        return [loss.detach(), *torch.autograd.grad(loss, leaves)]
+        gradients = torch.autograd.grad(loss, leaves)
+        return [loss.detach(), *gradients]
 
     ours = results(linear_cross_entropy)
     theirs = results(whole)
@@ -49,7 +52,9 @@ def test_loss_and_gradients_are_torchs_of_the_whole_logits(
     for actual, expected in zip(ours, theirs, strict=True):
         assert actual.dtype == expected.dtype
         assert actual.shape == expected.shape
-        assert float((actual - expected).norm()) < close * float(expected.norm())
+        error = float((actual - expected).norm())
+        size = float(expected.norm())
+        assert error < close * size
 
 
 LOW = -1e4
@@ -57,19 +62,23 @@ LOW = -1e4
 
 def test_extreme_logits_give_no_nan():
     logits = torch.tensor([[-LOW, LOW, 0.0], [LOW, LOW, LOW]])
-    loss = linear_cross_entropy(logits, torch.eye(3), torch.tensor([1, 2]))
-    assert float(loss) == pytest.approx((-2 * LOW + 1.0986) / 2, rel=1e-6)
+    labels = torch.tensor([1, 2])
+    loss = linear_cross_entropy(logits, torch.eye(3), labels)
+    expected = (-2 * LOW + 1.0986) / 2
+    assert float(loss) == pytest.approx(expected, rel=1e-6)
 
 
 @pytest.mark.parametrize("wrong", [math.nan, math.inf])
 def test_logits_that_are_no_numbers_give_nan(wrong):
     logits = torch.tensor([[-LOW, LOW, 0.0], [wrong, LOW, LOW]])
-    loss = linear_cross_entropy(logits, torch.eye(3), torch.tensor([1, 2]))
+    labels = torch.tensor([1, 2])
+    loss = linear_cross_entropy(logits, torch.eye(3), labels)
     assert loss.isnan()
 
 
 @pytest.mark.parametrize("label", [-100, 20])
 def test_labels_that_are_no_token_are_refused(label):
+    logits = torch.randn(3, 3)
     labels = torch.tensor([0, label, 1])
     with pytest.raises((IndexError, RuntimeError)):
-        linear_cross_entropy(torch.randn(3, 3), torch.eye(3), labels)
+        linear_cross_entropy(logits, torch.eye(3), labels)

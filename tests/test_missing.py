@@ -78,7 +78,8 @@ def test_what_is_missing_takes_the_place_of_what_was_typed(
 
 
 def test_runs_of_several_sweeps_have_no_command(tmp_path):
-    first, second = tmp_path / "first", tmp_path / "second"
+    first = tmp_path / "first"
+    second = tmp_path / "second"
     sweeps.record([first], ["encoding=a"], None)
     sweeps.record([second], ["encoding=b"], None)
     frame = pd.DataFrame({"folder": [str(first), str(second)]})
@@ -94,16 +95,16 @@ def test_runs_without_a_sweep_have_no_command(tmp_path):
 
 def test_seeds_and_tokens_are_one_command(template: Config, tmp_path):
     study = write_study(tmp_path / "fake", template, UNLEARNED, seeds=2)
-    sweeps.record([*study.glob("*-s*")], ["encoding=none,rope", "seed=0,1"], None)
+    runs = list(study.glob("*-s*"))
+    sweeps.record(runs, ["encoding=none,rope", "seed=0,1"], None)
     frame = read([study])
 
     missing = missing_on_text(frame, compare(frame))
 
     tokens = 4 * template.training.tokens
+    words = f"encoding=none,rope seed=0,1,2,3,4 training.tokens={tokens}"
     assert missing.parts == ["seeds (2 of 5)", "tokens (4 times as many)"]
-    assert command_line(frame, missing) == (
-        f"posbench sweep encoding=none,rope seed=0,1,2,3,4 training.tokens={tokens}"
-    )
+    assert command_line(frame, missing) == f"posbench sweep {words}"
 
 
 def test_a_seed_that_failed_is_replaced_by_a_further_one(template: Config, tmp_path):

@@ -30,13 +30,17 @@ def built(
 
 
 def random_ids(*size: int, seed: int = 0) -> torch.Tensor:
-    return torch.randint(V, size, generator=torch.Generator().manual_seed(seed))
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(V, size, generator=generator)
 
 
 def weights_of(model: GPT) -> dict[str, torch.Tensor]:
     """Return the weights outside of the encoding."""
-    named = model.named_parameters()
-    return {key: each for key, each in named if not key.startswith("encoding.")}
+    weights = {}
+    for name, weight in model.named_parameters():
+        if not name.startswith("encoding."):
+            weights[name] = weight
+    return weights
 
 
 @pytest.mark.parametrize("name", ["rope", "learned", "fox"])
@@ -63,7 +67,10 @@ def test_building_a_model_draws_nothing_from_the_global_stream(tiny_config):
 
 
 def test_parameters_are_counted_apart(tiny_config):
-    counts = parameter_counts(built(tiny_config, "learned"))
+    model = built(tiny_config, "learned")
+
+    counts = parameter_counts(model)
+
     d = tiny_config.model.d_model
     layers = tiny_config.model.n_layers
     norms = 2 * d
@@ -77,9 +84,17 @@ def test_parameters_are_counted_apart(tiny_config):
 
 
 def test_a_model_without_mlps_has_a_norm_and_attention_in_each_block(tiny_config):
-    counts = parameter_counts(built(tiny_config, "none", V, {"d_ff": 0}))
+    model = built(tiny_config, "none", V, {"d_ff": 0})
+
+    counts = parameter_counts(model)
+
     d = tiny_config.model.d_model
-    assert counts["non_embedding"] == d + tiny_config.model.n_layers * (d + 4 * d * d)
+    block = d + 4 * d * d
+    assert counts["non_embedding"] == d + tiny_config.model.n_layers * block
+
+
+def deviation(weight: torch.Tensor) -> float:
+    return float(weight.detach().std())
 
 
 @pytest.mark.parametrize(
@@ -93,12 +108,9 @@ def test_initialisation_is_by_fan_in_or_like_gpt2(tiny_config, init, tokens, qkv
     block = {"d_model": 256, "n_heads": 4, "init": init}
     model = built(tiny_config, "none", 500, block)
     first, last = model.blocks
-    for weight, deviation in (
-        (model.tokens.weight, tokens),
-        (first.attention.qkv.weight, qkv),
-        (last.attention.out.weight, out),
-    ):
-        assert float(weight.detach().std()) == pytest.approx(deviation, rel=0.03)
+    assert deviation(model.tokens.weight) == pytest.approx(tokens, rel=0.03)
+    assert deviation(first.attention.qkv.weight) == pytest.approx(qkv, rel=0.03)
+    assert deviation(last.attention.out.weight) == pytest.approx(out, rel=0.03)
 
 
 @pytest.mark.parametrize(("window", "sees"), [(8, False), (9, True), (64, True)])
@@ -121,7 +133,8 @@ def test_sinks_of_a_reading_are_hidden_where_the_window_of_a_layer_is_as_narrow(
 def masked(share: float) -> tuple[torch.Tensor, torch.Tensor]:
     """Return ids and labels, (3, 11) each; about this share of the labels is scored."""
     ids, labels = random_ids(2, 3, 11)
-    drawn = torch.rand(labels.shape, generator=torch.Generator().manual_seed(1))
+    generator = torch.Generator().manual_seed(1)
+    drawn = torch.rand(labels.shape, generator=generator)
     return ids, labels.masked_fill(drawn >= share, IGNORED)
 
 
@@ -137,21 +150,26 @@ def test_the_loss_of_masked_labels_and_its_gradients_are_torchs(
     block = {"tie_embeddings": tied}
     model = built(tiny_config, "minmax", block=block, combine="concat")
     ids, labels = masked(share)
-    n_scored = int((labels != IGNORED).sum()) if counted else None
+    n_scored = None
+    if counted:
+        n_scored = int((labels != IGNORED).sum())
 
     ours = model(ids, labels, n_scored=n_scored)
-    theirs = F.cross_entropy(
-        model(ids).flatten(0, 1), labels.flatten(), ignore_index=IGNORED
-    )
 
+    logits = model(ids).flatten(0, 1)
+    theirs = F.cross_entropy(logits, labels.flatten(), ignore_index=IGNORED)
     torch.testing.assert_close(ours, theirs, atol=1e-6, rtol=0)
-    expected = gradients(model, theirs)
-    torch.testing.assert_close(gradients(model, ours), expected, atol=1e-6, rtol=1e-5)
+    our_gradients = gradients(model, ours)
+    their_gradients = gradients(model, theirs)
+    torch.testing.assert_close(our_gradients, their_gradients, atol=1e-6, rtol=1e-5)
 
 
 def test_the_loss_of_no_label_is_0_and_so_are_its_gradients(tiny_config):
     model = built(tiny_config, "none")
-    loss = model(*masked(0.0))
+    ids, labels = masked(0.0)
+
+    loss = model(ids, labels)
+
     assert loss.detach() == 0
     for gradient in gradients(model, loss):
         assert not gradient.any()
@@ -205,7 +223,8 @@ def test_logits_equal_qwen3s_of_transformers_with_shared_heads_and_norms_of_q_an
     with torch.no_grad():
         for parameter in model.parameters():  # norms of 1 would hide errors
             stream = torch.Generator().manual_seed(0)
-            parameter.add_(0.1 * torch.randn(parameter.shape, generator=stream))
+            drawn = torch.randn(parameter.shape, generator=stream)
+            parameter.add_(0.1 * drawn)
     width = model.config.d_model // 4
     settings = transformers.Qwen3Config(
         vocab_size=V,
@@ -219,7 +238,11 @@ def test_logits_equal_qwen3s_of_transformers_with_shared_heads_and_norms_of_q_an
         rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
         pad_token_id=None,
     )
-    theirs = transformers.Qwen3ForCausalLM(settings).eval()
-    theirs.load_state_dict(weights_of_qwen3(model, width))
+    qwen3 = transformers.Qwen3ForCausalLM(settings).eval()
+    qwen3.load_state_dict(weights_of_qwen3(model, width))
     ids = random_ids(2, 9)
-    torch.testing.assert_close(model(ids), theirs(ids).logits, atol=2e-5, rtol=0)
+
+    ours = model(ids)
+    theirs = qwen3(ids).logits
+
+    torch.testing.assert_close(ours, theirs, atol=2e-5, rtol=0)

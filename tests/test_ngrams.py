@@ -9,49 +9,63 @@ import pytest
 
 from posbench.evaluation.ngrams import ORDERS, Readers, predictions
 
-V = 6
+V = 6  # size of the vocabulary
 A, B, C, D = range(4)
 
 
 def text(n: int = 400, seed: int = 0) -> np.ndarray:
     """Return a text in which some tokens are frequent and one never occurs."""
-    drawn = np.random.default_rng(seed).geometric(0.4, n)
+    rng = np.random.default_rng(seed)
+    drawn = rng.geometric(0.4, n)
     return np.minimum(drawn, V - 2).astype(np.uint16)
 
 
 def repeating(seed: int) -> np.ndarray:
     """Return a text that says each of thirty phrases three times."""
     rng = np.random.default_rng(seed)
-    phrases = [np.tile(rng.integers(0, V, 9), 3) for _ in range(30)]
+    phrases = []
+    for _ in range(30):
+        phrase = rng.integers(0, V, 9)
+        phrases += [phrase, phrase, phrase]
     return np.concatenate(phrases).astype(np.uint16)
 
 
 def readers(
     ids: np.ndarray, spans: list[tuple[int, int]], vocab_size: int = V
 ) -> Readers:
-    return Readers(ids, np.array(spans), vocab_size, repeating(1), repeating(2))
+    scored = repeating(1)
+    validation = repeating(2)
+    return Readers(ids, np.array(spans), vocab_size, scored, validation)
 
 
 def test_bigrams_counted_by_hand():
     # ab and ba occur twice, ac once: n_1 = 1, n_2 = 2, so Y = 1/5, D(1) = 1/5 and
     # D(2) = 17/10. One token stands before each of a, b and c: Y = 3/5 = D(1).
-    one_token = (1 - 0.6) / 3 + 3 * 0.6 / 3 / 4
+    unseen = 3 * 0.6 / 3 / 4
+    one_token = (1 - 0.6) / 3 + unseen
     escape = (1.7 + 0.2) / 3
 
     ids = np.array([A, B, A, B, A, C], np.uint16)
-    asked = np.array([[D, D, D, D, A, token] for token in (A, B, C, D)])
-    p = readers(ids, [(0, 6)], vocab_size=4).probabilities(asked)
+    model = readers(ids, [(0, 6)], vocab_size=4)
+    asked = [
+        [D, D, D, D, A, A],
+        [D, D, D, D, A, B],
+        [D, D, D, D, A, C],
+        [D, D, D, D, A, D],
+    ]
+    p = model.probabilities(np.array(asked))
 
     after_a = [
         escape * one_token,
         (2 - 1.7) / 3 + escape * one_token,
         (1 - 0.2) / 3 + escape * one_token,
-        escape * 3 * 0.6 / 3 / 4,
+        escape * unseen,
     ]
     np.testing.assert_allclose(p[1], after_a, rtol=0, atol=1e-15)
     # Nothing follows da, so that trigrams leave it to ab and ac: each after one token.
-    trigram_of_b = (1 - 0.6) / 2 + 2 * 0.6 / 2 * one_token
-    assert p[2, B] == p[2, C] == pytest.approx(trigram_of_b)
+    trigram = (1 - 0.6) / 2 + 2 * 0.6 / 2 * one_token
+    assert p[2, B] == pytest.approx(trigram)
+    assert p[2, C] == p[2, B]
 
 
 def discount(counts: collections.Counter, count: int) -> float:
@@ -60,7 +74,17 @@ def discount(counts: collections.Counter, count: int) -> float:
     n = {i: max(often[i], 1) for i in (1, 2, 3, 4)}
     y = n[1] / (n[1] + 2 * n[2])
     c = min(count, 3)
-    return max(c - (c + 1) * y * n[c + 1] / n[c], c / 10)
+    next_to_c = n[c + 1] / n[c]
+    by_formula = c - (c + 1) * y * next_to_c
+    return max(by_formula, c / 10)
+
+
+def grams_of(part: list[int], size: int) -> list[tuple[int, ...]]:
+    """Return all n-grams of a text, in order."""
+    grams = []
+    for end in range(size, len(part) + 1):
+        grams.append(tuple(part[end - size : end]))
+    return grams
 
 
 def kneser_ney(
@@ -70,17 +94,18 @@ def kneser_ney(
     if not gram:
         return 1 / V
     counts: collections.Counter = collections.Counter()
-    size = len(gram) + (not is_highest)
-    grams = [
-        tuple(part[i : i + size]) for part in parts for i in range(len(part) - size + 1)
-    ]
     if is_highest:
-        counts.update(grams)
+        for part in parts:
+            counts.update(grams_of(part, len(gram)))
     else:
-        counts.update(longer[1:] for longer in set(grams))
+        longer = set()
+        for part in parts:
+            longer.update(grams_of(part, len(gram) + 1))
+        counts.update(each[1:] for each in longer)
 
     lower = kneser_ney(parts, gram[1:], is_highest=False)
-    after = {each: n for each, n in counts.items() if each[:-1] == gram[:-1]}
+    history = gram[:-1]
+    after = {each: n for each, n in counts.items() if each[:-1] == history}
     if not after:
         return lower
     kept = 0.0
@@ -98,20 +123,28 @@ def test_probabilities_are_those_of_the_paper(spans):
     rng = np.random.default_rng(1)
     ends = rng.integers(ORDERS, len(ids), 20)
     of_text = [ids[end - ORDERS : end].tolist() for end in ends]
-    asked = of_text + rng.integers(0, V, (20, ORDERS)).tolist()
+    random = rng.integers(0, V, (20, ORDERS))
+    asked = of_text + random.tolist()
 
-    p = readers(ids, spans).probabilities(np.array(asked))
+    model = readers(ids, spans)
+    p = model.probabilities(np.array(asked))
 
     parts = [ids[first:end].tolist() for first, end in spans]
     for order in range(1, ORDERS + 1):
-        expected = [kneser_ney(parts, tuple(gram[-order:])) for gram in asked]
+        expected = []
+        for gram in asked:
+            last = tuple(gram[-order:])
+            expected.append(kneser_ney(parts, last))
         np.testing.assert_allclose(p[order - 1], expected, rtol=0, atol=1e-12)
 
 
 def test_few_tokens_give_every_token_a_probability():
+    ids = np.full(9, B, np.uint16)
+    asked = np.full((V, ORDERS), B)
+    asked[:, -1] = np.arange(V)
     for n in (1, 2, 3, 9):
-        asked = np.array([[B] * (ORDERS - 1) + [token] for token in range(V)])
-        p = readers(np.full(9, B, np.uint16), [(0, n)]).probabilities(asked)
+        model = readers(ids, [(0, n)])
+        p = model.probabilities(asked)
         assert p.min() > 0
         np.testing.assert_allclose(p.sum(axis=1), 1, rtol=0, atol=1e-12)
 
@@ -120,8 +153,10 @@ def test_what_the_window_predicts_counted_by_hand():
     window = [A, B, A, B, A]
     ids = np.array([C, *window, B], np.uint16)
     places = np.array([6])
+    context = np.array([5])
+    p = np.array([0.1])
 
-    parts = predictions(ids, places, np.array([5]), np.array([0.1]))
+    parts = predictions(ids, places, context, p)
 
     expected = [
         0.1,
@@ -143,8 +178,20 @@ def test_only_the_window_is_looked_up():
     parts = predictions(ids, places, context, p)
     for number, (place, n) in enumerate(zip(places, context, strict=True)):
         alone = ids[place - n : place + 1]
-        window = predictions(alone, np.array([n]), np.array([n]), p[:1])
+        last = np.array([n])
+        window = predictions(alone, last, last, p[:1])
         np.testing.assert_array_equal(parts[:, number], window[:, 0])
+
+
+def grams_at(ids: np.ndarray, places: np.ndarray) -> np.ndarray:
+    """Return each token with the five before it, the first for those before the
+    text: (n, 6).
+    """
+    columns = []
+    for back in range(5, -1, -1):
+        before = np.maximum(places - back, 0)
+        columns.append(ids[before])
+    return np.stack(columns, 1)
 
 
 def test_the_best_order_and_weights_are_those_of_validation_text():
@@ -155,25 +202,24 @@ def test_the_best_order_and_weights_are_those_of_validation_text():
     order, nll = model.ngram(places)
     of_window = model.with_window(places, context)
 
-    def grams(ids: np.ndarray, places: np.ndarray) -> np.ndarray:
-        return np.stack(
-            [ids[np.maximum(places - back, 0)] for back in range(5, -1, -1)], 1
-        )
-
     chosen = np.arange(1, len(model.validation))
-    p_chosen = model.probabilities(grams(model.validation, chosen))
-    assert order == 1 + np.log(p_chosen).mean(axis=1).argmax()
-    p = model.probabilities(grams(model.text, places))[order - 1]
+    grams = grams_at(model.validation, chosen)
+    p_chosen = model.probabilities(grams)
+    likelihoods = np.log(p_chosen).mean(axis=1)
+    assert order == 1 + likelihoods.argmax()
+    grams = grams_at(model.text, places)
+    p = model.probabilities(grams)[order - 1]
     np.testing.assert_allclose(nll, -np.log(p), rtol=0, atol=1e-12)
 
     mixed = predictions(model.text, places, context, p)
-    weights = np.linalg.lstsq(mixed.T, np.exp(-of_window))[0]
-    np.testing.assert_allclose(weights @ mixed, np.exp(-of_window), rtol=0, atol=1e-12)
+    p_of_window = np.exp(-of_window)
+    weights = np.linalg.lstsq(mixed.T, p_of_window)[0]
+    np.testing.assert_allclose(weights @ mixed, p_of_window, rtol=0, atol=1e-12)
     assert weights.sum() == pytest.approx(1)
     assert weights.min() > -1e-9
     # Most likely: no part is likelier than the mixture, on the mean of ratios.
     alike = np.minimum(chosen, int(context.mean()))
     parts = predictions(model.validation, chosen, alike, p_chosen[order - 1])
-    ratios = (parts / (weights @ parts)).mean(axis=1)
-    assert ratios.max() < 1.01
+    ratios = parts / (weights @ parts)
+    assert ratios.mean(axis=1).max() < 1.01
     assert of_window.mean() < nll.mean()  # the text repeats itself

@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from posbench.encodings.base import Shape
-from posbench.model.attention import make_layer
 from posbench.model.standalone import attention_logits, attention_output
 
 BATCH = 2
@@ -77,10 +76,11 @@ def comparisons() -> Iterator[Any]:
     before = ""
     cases = [case for case in schemes.cases() if oracles.of(case[0])]
     for turn, case in enumerate(cases):
-        kinds = schemes.declared(case[0], "POSITIONS", POSITIONS)
+        name = case[0]
+        kinds = schemes.declared(name, "POSITIONS", POSITIONS)
         settings = [setting for setting in SETTINGS if setting.positions in kinds]
         marks = []
-        if case[0] != before:
+        if name != before:
             first = settings[turn % 6 :: 6] or settings[-1:]
             more = [setting for setting in settings if setting not in first]
         else:
@@ -91,18 +91,20 @@ def comparisons() -> Iterator[Any]:
             if turn % 3 > 0:
                 marks = [pytest.mark.slow]
 
-        name = schemes.label(case)
-        yield pytest.param(case, first, marks=marks, id=name)
-        yield pytest.param(case, more, marks=pytest.mark.slow, id=f"{name}-more")
-        before = case[0]
+        label = schemes.label(case)
+        yield pytest.param(case, first, marks=marks, id=label)
+        yield pytest.param(case, more, marks=pytest.mark.slow, id=f"{label}-more")
+        before = name
 
 
 @pytest.mark.parametrize(("case", "settings"), list(comparisons()))
 def test_scheme_equals_its_oracle_in_values_and_gradients(case, settings):
+    name, options = case
+    directions = schemes.declared(name, "CAUSAL", (True, False))
     for setting in settings:
-        for causal in schemes.declared(case[0], "CAUSAL", (True, False)):
+        for causal in directions:
             try:
-                compare(*case, setting, causal)
+                compare(name, options, setting, causal)
             except Exception as error:
                 error.add_note(f"{setting}, causal {causal}")
                 raise
@@ -122,10 +124,13 @@ def compare(name: str, options: dict[str, Any], setting: Setting, causal: bool) 
     )
     encoding = schemes.build(name, options, shape, setting.seed)
     parameters = dict(encoding.named_parameters())
-    given = places_of(setting, shape) | {"layer": setting.seed, "causal": causal}
+    inputs = inputs_of(setting, shape)
+    given: dict[str, Any] = dict(places_of(setting, shape))
+    given["layer"] = setting.seed
+    given["causal"] = causal
 
     dtype = schemes.declared(name, "DTYPE", torch.float32)
-    their_inputs = leaves_of(inputs_of(setting, shape), dtype)
+    their_inputs = leaves_of(inputs, dtype)
     their_parameters = leaves_of(parameters, dtype)
     oracle: Any = oracles.of(name)
     expected = oracle.reference(
@@ -135,7 +140,7 @@ def compare(name: str, options: dict[str, Any], setting: Setting, causal: bool) 
         **their_inputs,
         **given,
     )
-    our_inputs = leaves_of(inputs_of(setting, shape), torch.float32)
+    our_inputs = leaves_of(inputs, torch.float32)
     actual = computed(encoding, list(expected), **our_inputs, **given)
 
     # fp32 sums in another order
@@ -164,7 +169,8 @@ def places_of(setting: Setting, shape: Shape) -> dict[str, Tensor]:
     if not shape.vocabulary:
         return {"positions": positions}
     sizes = (BATCH, setting.length)
-    ids = torch.randint(len(shape.vocabulary), sizes, generator=torch.Generator())
+    generator = torch.Generator()
+    ids = torch.randint(len(shape.vocabulary), sizes, generator=generator)
     return {"positions": positions, "ids": ids}
 
 
@@ -182,7 +188,8 @@ def inputs_of(setting: Setting, shape: Shape) -> dict[str, Tensor]:
 def leaves_of(tensors: dict[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
     leaves = {}
     for name, tensor in tensors.items():
-        leaves[name] = tensor.detach().to(dtype, copy=True).requires_grad_()
+        copied = tensor.detach().to(dtype, copy=True)
+        leaves[name] = copied.requires_grad_()
     return leaves
 
 
@@ -191,7 +198,8 @@ def gradients_of(
 ) -> dict[str, Tensor]:
     total = torch.zeros((), requires_grad=True)
     for seed, output in enumerate(outputs.values()):
-        total = total + (output * schemes.random(*output.shape, seed=seed)).sum()
+        upstream = schemes.random(*output.shape, seed=seed)
+        total = total + (output * upstream).sum()
     gradients = torch.autograd.grad(
         total, list(leaves.values()), allow_unused=True, materialize_grads=True
     )
@@ -211,7 +219,7 @@ def computed(
     ids: Tensor | None = None,
 ) -> dict[str, Tensor]:
     """Return what posbench computes under the names that an oracle returned."""
-    used, described = encoding.at(make_layer(encoding, positions, layer, x))
+    used, described = schemes.used_at(encoding, positions, layer, x)
     turned_q, turned_k = used.rotate(q, k, described)
     place = (layer, positions, causal)
     results = {}
@@ -228,7 +236,8 @@ def computed(
         elif key == "output":
             results[key] = attention_output(encoding, q, k, v, x, *place)
         elif key == "probabilities":
-            results[key] = attention_logits(encoding, q, k, x, *place).softmax(-1)
+            logits = attention_logits(encoding, q, k, x, *place)
+            results[key] = logits.softmax(-1)
         elif key == "bias":
             logits = attention_logits(encoding, q, k, x, *place)
             products = turned_q @ turned_k.mT * encoding.logit_scale
@@ -249,7 +258,8 @@ def comparable(bias: Tensor, causal: bool) -> Tensor:
 
 def largest(value: Tensor) -> float:
     """Return the unit of differences: the largest entry, or 1 if that is less."""
-    return max(1.0, float(value.detach().abs().max()))
+    entry = value.detach().abs().max()
+    return max(1.0, float(entry))
 
 
 def close(

@@ -13,7 +13,6 @@ from posbench.config.schema import to_container
 from posbench.reports import one_run
 
 Row = dict[str, Any]
-OFFSETS = (0, 16, 48)
 LENGTHS = (16, 32, 64)
 
 
@@ -45,7 +44,8 @@ def row(length: int, nll: float | None, **more: Any) -> Row:
 def shifted(offset: int, **more: Any) -> Row:
     """Return a row of the passage at an offset, whose loss rises with it."""
     place = {"protocol": "task", "task": "offset", "offset": offset or None}
-    return row(16, 4 + offset / 1600, **place, **more)
+    nll = 4 + offset / 1600
+    return row(16, nll, **place, **more)
 
 
 @pytest.fixture
@@ -55,11 +55,11 @@ def draw(tiny_config, tmp_path, capsys, monkeypatch) -> Callable[..., str]:
     def drawn(rows: list[Row], width: int = 80, split: str | None = None) -> str:
         monkeypatch.setenv("COLUMNS", str(width))
         config = yaml.safe_dump(to_container(tiny_config))
-        record = {"schema": 1, "id": "x", "status": "done"}
+        record = json.dumps({"schema": 1, "id": "x", "status": "done"})
         lines = [json.dumps(row) + "\n" for row in rows]
-        (tmp_path / "config.yaml").write_text(config, encoding="utf-8")
-        (tmp_path / "run.json").write_text(json.dumps(record), encoding="utf-8")
-        (tmp_path / "rows.jsonl").write_text("".join(lines), encoding="utf-8")
+        (tmp_path / "config.yaml").write_text(config)
+        (tmp_path / "run.json").write_text(record)
+        (tmp_path / "rows.jsonl").write_text("".join(lines))
         one_run.print_results(tmp_path, split)
         return capsys.readouterr().out
 
@@ -71,8 +71,11 @@ def lines_of_curve(out: str) -> list[str]:
     return [line for line in out.splitlines() if re.match(r"\d+ \(\S+x\)", line)]
 
 
+RISING = [row(16, 4.0), row(32, 4.5), row(64, 5.0)]
+
+
 def test_a_line_has_the_context_and_its_loss(draw):
-    out = draw([row(16, 4.0), row(32, 4.5), row(64, 5.0)], 120)
+    out = draw(RISING, 120)
 
     first_words = [line.split()[:3] for line in lines_of_curve(out)]
     assert first_words == [
@@ -83,9 +86,10 @@ def test_a_line_has_the_context_and_its_loss(draw):
 
 
 def test_bars_rise_with_the_loss(draw):
-    out = draw([row(16, 4.0), row(32, 4.5), row(64, 5.0)])
+    out = draw(RISING)
 
-    assert [line.count("▇") for line in lines_of_curve(out)] == [1, 9, 17]
+    sizes = [line.count("▇") for line in lines_of_curve(out)]
+    assert sizes == [1, 9, 17]
 
 
 def test_a_wide_terminal_shows_the_perplexity(draw):
@@ -103,10 +107,11 @@ def test_a_context_without_a_loss_says_why_and_has_no_bar(draw):
 
 
 def test_a_curve_is_on_one_text(draw):
+    asked_for = row(16, 4.0, split="validation")
+    of_test = [row(16, 4.1), row(32, 4.2)]
     earlier = row(32, 4.3, checkpoint_step=0)
-    rows = [row(16, 4.0, split="validation"), row(16, 4.1), row(32, 4.2), earlier]
 
-    out = draw(rows, split="validation")
+    out = draw([asked_for, *of_test, earlier], split="validation")
 
     assert "4.000" in out
     assert "4.200" not in out
@@ -138,32 +143,35 @@ def test_the_curve_is_on_the_targets_of_the_lengths_asked_for(
 
     rows = one_run.read(tmp_path, "test", lengths)
 
-    assert {*rows.query("main")["targets_sha256"]} == {targets}
+    main = rows.query("main")
+    assert set(main["targets_sha256"]) == {targets}
 
 
 def test_extensions_do_not_outvote_the_lengths_asked_for(draw, tmp_path):
-    plain = [row(n, 4.0, targets_sha256="plain") for n in LENGTHS]
-    extended = [
-        row(n, 4.1, targets_sha256="extended", extension=name)
-        for n in (16, 32)
-        for name in ("yarn", "pi")
-    ]
-    draw([*plain, *extended])
+    rows = [row(n, 4.0, targets_sha256="plain") for n in LENGTHS]
+    for n in (16, 32):
+        rows.append(row(n, 4.1, targets_sha256="extended", extension="yarn"))
+        rows.append(row(n, 4.1, targets_sha256="extended", extension="pi"))
+    draw(rows)
 
-    rows = one_run.read(tmp_path, "test", (16, 64))
+    read = one_run.read(tmp_path, "test", (16, 64))
 
-    assert {*rows.query("main and extension.isna()")["targets_sha256"]} == {"plain"}
+    main = read.query("main and extension.isna()")
+    assert set(main["targets_sha256"]) == {"plain"}
+
+
+MOVED = [row(16, 4.0), shifted(0), shifted(16), shifted(48)]
 
 
 def test_a_moved_passage_has_a_column_by_where_it_ends(draw):
-    out = draw([row(16, 4.0), *map(shifted, OFFSETS)], 120)
+    out = draw(MOVED, 120)
 
     assert re.search(r"\nmeasured +16 +32 +64\n", out)
     assert re.search(r"\noffset +4\.000 +4\.010 +4\.030\n", out)
 
 
 def test_the_position_from_which_a_moved_passage_changes_is_named(draw):
-    out = draw([row(16, 4.0), *map(shifted, OFFSETS)], 120)
+    out = draw(MOVED, 120)
 
     jump = "the same passage's loss changes by more than 0.02 nats from position 64 on."
     assert f"\nOffset: {jump}\n" in out
@@ -176,12 +184,12 @@ def test_a_moved_passage_that_hardly_changes_has_its_largest_change(draw):
 
 
 def test_positions_with_different_factors_are_not_compared(draw):
-    rows = []
-    for offset in OFFSETS:
+    rows = [row(16, 4.0)]
+    for offset in (0, 16, 48):
         options = {"factor": offset + 1}
         rows.append(shifted(offset, extension="pi", extension_options=options))
 
-    out = draw([row(16, 4.0), *rows], 120)
+    out = draw(rows, 120)
 
     assert "\nOffset with pi: not compared: the factor differs between positions" in out
 
@@ -211,11 +219,12 @@ REMARKS = [
 
 @pytest.mark.parametrize(("nll", "remark"), REMARKS)
 def test_a_run_that_does_not_beat_its_reader_says_so(draw, nll, remark):
-    noise = [0.5, -0.5] * 4
+    high = 10 * (nll + 0.5)
+    low = 10 * (nll - 0.5)
     units = {
         "document": [*range(8)],
         "tokens": [10] * 8,
-        "nll": [10 * (nll + each) for each in noise],
+        "nll": [high, low] * 4,
         "ngram": [40.0] * 8,
         "cached_ngram": [40.0] * 8,
     }
@@ -223,4 +232,5 @@ def test_a_run_that_does_not_beat_its_reader_says_so(draw, nll, remark):
 
     out = draw([row(16, nll, units=units, **reader)])
 
-    assert remark in " ".join(out.split())
+    in_one_line = " ".join(out.split())
+    assert remark in in_one_line

@@ -57,12 +57,14 @@ class Knows:
 
     def logits(self, ids: Any, scored: Any, first: int) -> Iterator[Tensor]:
         labels = torch.from_numpy(ids[:, 1:][scored])
+        n_tokens = int(ids.max()) + 20
         for label, nll in zip(labels, self.nll(len(labels)), strict=True):
             # One other token has all that is left, and more than the answer where that
             # is wrong; or ten share it.
             n_others = 1 if nll > self.right else 10
-            logits = torch.full((int(ids.max()) + 20,), -math.inf)
-            logits[-n_others:] = math.log((1 - math.exp(-nll)) / n_others)
+            left = 1 - math.exp(-nll)
+            logits = torch.full((n_tokens,), -math.inf)
+            logits[-n_others:] = math.log(left / n_others)
             logits[label] = -nll
             yield logits[None]
 
@@ -79,10 +81,11 @@ class Knows:
 def asked(subject: Any, task: tasks.Task, *overrides: str) -> list[EvaluationRow]:
     """Return the rows of an evaluation."""
     words = ["data=task/copy", "experiment=tasks", "evaluation.blocks=32", *overrides]
+    config = composed(*support.each_once(words))
     evaluation = TaskEvaluation(
         subject=subject,
         task=task,
-        settings=composed(*support.each_once(words)).evaluation,
+        settings=config.evaluation,
         checkpoint_step=7,
         dtype="fp32",
         device=torch.device("cpu"),
@@ -94,7 +97,8 @@ def asked(subject: Any, task: tasks.Task, *overrides: str) -> list[EvaluationRow
 def test_a_yaml_repeats_the_defaults_of_its_task(name):
     file = configs_dir() / "data" / "task" / f"{name}.yaml"
     content = yaml.safe_load(file.read_text(encoding="utf-8"))
-    assert content["task"] == {"name": name, **tasks.options_of(name)}
+    defaults = tasks.options_of(name)
+    assert content["task"] == {"name": name, **defaults}
 
 
 @pytest.mark.sample(8)
@@ -112,19 +116,24 @@ def test_the_longest_problem_fills_a_row(name, experiment):
 
 
 def batches_of(config: Config, seed: int) -> Any:
-    return data_of(config.data, None).batches(config.training, seed)
+    data = data_of(config.data, None)
+    return data.batches(config.training, seed)
 
 
 def test_a_batch_is_a_function_of_seed_and_step():
     config = composed("experiment=tasks", "data=task/copy")
     batch = batches_of(config, 3).batch(5)
+
     batches = batches_of(config, 3)
     batches.batch(0)
     again = batches.batch(5)
-    assert torch.equal(batch.ids, again.ids)
-    assert torch.equal(batch.labels, again.labels)
-    assert not torch.equal(batch.ids, batches.batch(6).ids)
-    assert not torch.equal(batch.ids, batches_of(config, 4).batch(5).ids)
+    next_one = batches.batch(6)
+    of_another_seed = batches_of(config, 4).batch(5)
+
+    assert torch.equal(again.ids, batch.ids)
+    assert torch.equal(again.labels, batch.labels)
+    assert not torch.equal(next_one.ids, batch.ids)
+    assert not torch.equal(of_another_seed.ids, batch.ids)
 
 
 @pytest.mark.sample(4)
@@ -138,9 +147,11 @@ def test_a_batch_scores_answers_alone(name):
     assert (batch.ids[:, 0] == 0).all()
     assert scored.any(dim=1).all()
     assert batch.n_scored == scored.sum()
-    for ids, labels, places in zip(batch.ids, batch.labels, scored, strict=True):
-        *read, last = places.nonzero().flatten().tolist()  # the last is not read again
-        assert last < task.size(task.longest)
+    size = task.size(task.longest)
+    for ids, labels, is_scored in zip(batch.ids, batch.labels, scored, strict=True):
+        places = is_scored.nonzero().flatten().tolist()
+        *read, last = places  # the last is not read again
+        assert last < size
         for t in read:
             assert labels[t] == ids[t + 1]
 
@@ -155,10 +166,12 @@ def test_rows_begin_at_positions_up_to_the_offset_and_end_within_those_of_traini
     batch = batches_of(config, 0).batch(0)
     positions = batch.positions
     assert positions is not None
-    scored = batch.labels[:, 1:] != IGNORED
-    assert set(positions[:, 0].tolist()) == set(range(9))
+    first = positions[:, 0].tolist()
+    assert set(first) == set(range(9))
     assert positions.max() == 49
-    assert (positions.diff(dim=1)[scored] == 1).all()
+    scored = batch.labels[:, 1:] != IGNORED
+    steps = positions.diff(dim=1)
+    assert (steps[scored] == 1).all()
     halves = [half.positions for half in batch.parts(2)]
     assert torch.equal(torch.cat(halves), positions)
 
@@ -166,16 +179,16 @@ def test_rows_begin_at_positions_up_to_the_offset_and_end_within_those_of_traini
 @pytest.fixture(scope="module")
 def known() -> list[EvaluationRow]:
     """Return the rows of a subject that knows all."""
-    return asked(Knows(), tasks.build("passkey"), "windowed=true")
+    task = tasks.build("passkey")
+    return asked(Knows(), task, "windowed=true")
 
 
 @pytest.fixture(scope="module")
 def curve(known) -> list[EvaluationRow]:
-    return [
-        row
-        for row in known
-        if row.task == "passkey" and row.kind == "plain" and not row.offset
-    ]
+    """Return the rows of unchanged problems from position 0."""
+    plain = [row for row in known if row.kind == "plain"]
+    unmoved = [row for row in plain if not row.offset]
+    return [row for row in unmoved if row.task == "passkey"]
 
 
 def test_who_knows_all_has_all_right_at_every_length_and_place(known):
@@ -189,32 +202,42 @@ def test_who_knows_all_has_all_right_at_every_length_and_place(known):
 def test_a_task_is_asked_at_its_lengths_and_multiples_of_the_longest(curve):
     lengths = [row.problem_length for row in curve]
     assert lengths == [4, 18, 32, 40, 48, 64, 128, 256]
-    assert [row.length_ratio for row in curve[2:]] == [1, 1.25, 1.5, 2, 4, 8]
+    ratios = [row.length_ratio for row in curve[2:]]
+    assert ratios == [1, 1.25, 1.5, 2, 4, 8]
 
 
 def test_a_task_is_asked_windowed_beyond_the_training_length(known, curve):
     windowed = {row.length for row in known if row.kind == "windowed"}
-    assert windowed == {row.length for row in curve if row.length > 42}
+    beyond = {row.length for row in curve if row.length > 42}
+    assert windowed == beyond
 
 
 def test_the_longest_problem_of_training_is_asked_at_an_offset(known):
-    moved = [row for row in known if row.offset]
-    assert [(row.problem_length, row.offset) for row in moved] == [(32, 42)]
+    (moved,) = [row for row in known if row.offset]
+    assert moved.problem_length == 32
+    assert moved.offset == 42
 
 
 def test_a_passkey_is_asked_at_every_depth(known):
-    asked_of = {row.task for row in known} - {"passkey"}
+    asked_of = {row.task for row in known}
     assert asked_of == {
-        f"passkey:depth={depth}" for depth in (0.0, 0.25, 0.5, 0.75, 1.0)
+        "passkey",
+        "passkey:depth=0.0",
+        "passkey:depth=0.25",
+        "passkey:depth=0.5",
+        "passkey:depth=0.75",
+        "passkey:depth=1.0",
     }
 
 
 def test_rows_have_keys_of_their_own(known):
-    assert len({row.key for row in known}) == len(known)
+    keys = {row.key for row in known}
+    assert len(keys) == len(known)
 
 
 def test_rows_of_two_subjects_pair(curve):
-    other = asked(OneWrong(), tasks.build("passkey"))[0]
+    task = tasks.build("passkey")
+    other = asked(OneWrong(), task)[0]
     assert curve[0].targets_sha256 == other.targets_sha256
 
 
@@ -262,9 +285,11 @@ def test_the_docs_have_the_trivial_readers_share_which_is_below_the_gate(name):
     task = tasks.build(name)
     shares = []
     for multiple in (1, 2, 4, 8):
-        problems = fixed_problems(task, "test", multiple * task.longest, 512)
+        length = multiple * task.longest
+        problems = fixed_problems(task, "test", length, 512)
         right = task.trivial(problems) == problems.ids[:, 1:]
-        shares.append(right[problems.scored].mean())
+        of_answers = right[problems.scored]
+        shares.append(of_answers.mean())
     assert max(shares) < GATE
 
     problems = fixed_problems(task, "test", task.longest, 512)
@@ -279,8 +304,9 @@ def test_the_docs_have_the_trivial_readers_share_which_is_below_the_gate(name):
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory) -> pathlib.Path:
     """Return the folder of a run on a task, trained by the command line."""
+    folder = tmp_path_factory.mktemp("task")
     with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(tmp_path_factory.mktemp("task"))
+        patch.chdir(folder)
         assert support.posbench("train", *TINY.split()) == 0
         (run,) = pathlib.Path("outputs/tasks").resolve().glob("rope-s0-*")
     return run
@@ -296,8 +322,9 @@ def test_a_run_on_a_task_is_printed_with_accuracies(tmp_path, monkeypatch, capsy
     monkeypatch.chdir(tmp_path)
     assert support.posbench("train", *TINY.split()) == 0
     printed = capsys.readouterr().out
-    for words in ("trivial reader", "seed 0: task copy", "Not learned"):
-        assert words in printed
+    assert "trivial reader" in printed
+    assert "seed 0: task copy" in printed
+    assert "Not learned" in printed
     assert "perplexity" not in printed
 
 
@@ -319,7 +346,8 @@ def test_a_run_on_a_task_validates_accuracies(run):
 
 def test_a_run_on_a_task_has_a_tokenizer_of_its_symbols(run):
     tokenizer = tokenizer_of(run)
-    assert tokenizer.encode(["s3 = s1"])[0].tolist() == [5, 1, 3]
+    (ids,) = tokenizer.encode(["s3 = s1"])
+    assert ids.tolist() == [5, 1, 3]
     assert tokenizer.decode([5, 1]) == "s3 ="
 
 
@@ -335,14 +363,19 @@ def test_a_run_on_a_task_is_evaluated_further(run):
     added = evaluation_rows(run)[before:]
     assert added[0].problem_length == 60
     assert added[0].extension is None
-    assert {row.problem_length for row in added if row.extension} == {20, 40, 60}
+    extended = {row.problem_length for row in added if row.extension}
+    assert extended == {20, 40, 60}
 
 
 def test_the_fixed_problems_have_a_digest_that_options_change():
     config = composed("data=task/copy", "experiment=tasks").data
-    other = dataclasses.replace(config, task={**(config.task or {}), "vocabulary": 31})
+    smaller = {**config.task, "vocabulary": 31}
+    other = dataclasses.replace(config, task=smaller)
+
     record = data_of(config).record
+    other_record = data_of(other).record
+
     assert record["name"] == "copy"
     assert record["task"]["longest"] == 20
     assert len(record["sha256"]) == 64
-    assert data_of(other).record["sha256"] != record["sha256"]
+    assert other_record["sha256"] != record["sha256"]

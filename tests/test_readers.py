@@ -41,7 +41,9 @@ MARK = b"\xef\xbb\xbf"
 def lines(rows: Iterable[Any]) -> bytes:
     made = ""
     for number, row in enumerate(rows):
-        made += json.dumps({"n": number, "text": row}, ensure_ascii=False) + "\n"
+        columns = {"n": number, "text": row}
+        line = json.dumps(columns, ensure_ascii=False)
+        made += line + "\n"
     return made.encode()
 
 
@@ -55,7 +57,8 @@ def table(rows: Iterable[str], separator: str) -> bytes:
 
 def parquet(columns: list[list[Any]], names: list[str]) -> bytes:
     file = io.BytesIO()
-    pyarrow.parquet.write_table(pyarrow.table(columns, names), file)
+    made = pyarrow.table(columns, names)
+    pyarrow.parquet.write_table(made, file)
     return file.getvalue()
 
 
@@ -68,8 +71,9 @@ def packed(content: bytes, kind: str) -> bytes:
 
 def documents_of(path: Path) -> dict[str, list[str]]:
     """Return the documents of each split that are not blank."""
+    located = sources.locate(config(path=path))
     documents = {}
-    for split, texts in sources.locate(config(path=path)).read().items():
+    for split, texts in located.read().items():
         documents[split] = [document for document in texts if document.strip()]
     return documents
 
@@ -97,11 +101,14 @@ READ = [
 
 @pytest.mark.parametrize(("name", "content", "expected"), READ)
 def test_documents_are_what_the_file_says(tmp_path, name, content, expected):
-    (tmp_path / name).write_bytes(content)
-    assert documents_of(tmp_path / name) == {"": expected}
+    path = tmp_path / name
+    path.write_bytes(content)
+    assert documents_of(path) == {"": expected}
 
 
-INT, LIST, TWICE = b'{"text": 5}\n', b'["a", "b"]\n', b'{"text": "a", "text": "b"}'
+INT = b'{"text": 5}\n'
+LIST = b'["a", "b"]\n'
+TWICE = b'{"text": "a", "text": "b"}'
 WRONG = [
     ("a.txt", b"caf\xe9", r"a.txt': not UTF-8 text \(byte 0xe9\): iconv"),
     ("a.txt", TEXT.encode("utf-16-le"), "this looks like UTF-16, not UTF-8: iconv -f"),
@@ -123,10 +130,12 @@ WRONG = [
 
 @pytest.mark.parametrize(("name", "content", "line"), WRONG)
 def test_what_cannot_be_read_is_one_line(tmp_path, name, content, line):
-    (tmp_path / name).write_bytes(content)
-    settings = config(path=tmp_path / name)
+    path = tmp_path / name
+    path.write_bytes(content)
+    settings = config(path=path)
+    located = sources.locate(settings)
     with pytest.raises(UserError, match=line) as caught:
-        text.load(settings, sources.locate(settings), tmp_path)
+        text.load(settings, located, tmp_path)
     assert "\n" not in str(caught.value)
 
 
@@ -183,15 +192,17 @@ def test_the_first_word_of_a_path_that_names_a_split_counts(
     ],
 )
 def test_files_that_are_no_text_are_refused(tmp_path, names, path, line):
+    files = dict.fromkeys(names, "a")
     with pytest.raises(UserError, match=line):
-        of_files(tmp_path / "data", dict.fromkeys(names, "a"), path)
+        of_files(tmp_path / "data", files, path)
 
 
 @pytest.mark.parametrize(("link", "target"), [("loop", "."), ("beside.txt", "a.txt")])
 def test_a_file_that_links_lead_to_is_read_once(tmp_path, link, target):
     write(tmp_path, {"a.txt": "a", "b/c.txt": "c"})
     (tmp_path / link).symlink_to(target)
-    assert list(local_files(config(path=tmp_path))[""]) == ["a.txt", "b/c.txt"]
+    splits = local_files(config(path=tmp_path))
+    assert list(splits[""]) == ["a.txt", "b/c.txt"]
 
 
 ARTICLES = [
@@ -201,8 +212,13 @@ ARTICLES = [
 
 
 def joined(rows: list[str]) -> list[str]:
-    articles = [article.strip("\n") for article in sources.join_articles(rows)]
-    return [article for article in articles if article]
+    """Return the articles of rows that are not blank, without the lines around."""
+    articles = []
+    for article in sources.join_articles(rows):
+        stripped = article.strip("\n")
+        if stripped:
+            articles.append(stripped)
+    return articles
 
 
 @pytest.mark.parametrize("ends", ["\n", "\r\n"])

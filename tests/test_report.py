@@ -437,6 +437,39 @@ def test_what_was_measured_on_the_way_is_a_table(template, tmp_path):
     assert [row[4] for row in table.cells] == ["no", "yes"]
 
 
+def card_cells(frame: pd.DataFrame) -> dict[str, dict[str, str]]:
+    """Return the cells of the card by scheme and column."""
+    table = card.card_table(frame, compare(frame))
+    names = [column.name for column in table.columns]
+    return {row[0]: dict(zip(names, row, strict=True)) for row in table.cells}
+
+
+def test_the_card_has_results_kernels_and_cache():
+    fox = card_cells(rows_of_study("six"))["fox"]
+
+    assert fox["loss"] == "2.774"
+    assert fox["holds_to"] == "≥ 8x"
+    assert fox["kernels"] == "with a bias"
+    assert fox["cache"] == "with x"
+
+
+def test_the_card_has_cost_as_a_multiple_of_none():
+    assert card_cells(rows_of_study("six"))["none"]["time"] == "1.00"
+
+
+def test_the_card_has_the_mean_of_retrieval_over_seeds():
+    frame = rows_of_study("six")
+    at_four = frame[(frame["length_ratio"] == 4) & frame["newest"]]
+    is_rope = (at_four["label"] == "rope") & (at_four["curve"] == "fixed_target")
+    right = [0.2, 0.4, 0.6, 0.4, 0.4]
+    asked = at_four[is_rope].assign(protocol="task", task="passkey", accuracy=right)
+
+    cells = card_cells(pd.concat([frame, asked], ignore_index=True))
+
+    assert cells["rope"]["right"] == "40%"
+    assert cells["fox"].get("right") == ""
+
+
 def test_the_card_names_models_that_transformers_has():
     auto = pytest.importorskip("transformers").models.auto.configuration_auto
     texts = [re.sub(r"rope_type \w+:?", "", text) for text in card.MODELS.values()]

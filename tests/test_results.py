@@ -69,26 +69,28 @@ def test_the_context_used_is_said_of_schemes_that_beat_the_second_reader(table):
 @pytest.mark.parametrize(("least", "uses"), [(1, 64), (64, None), (128, None)])
 def test_the_context_used_is_said_only_where_less_was_measured(six, least, uses):
     rows = main_rows(six)
-    losses = Losses(rows[rows["length"] >= least])
-    assert compare.uses(losses, "none") == uses
+    measured = rows[rows["length"] >= least]
+    assert compare.uses(Losses(measured), "none") == uses
 
 
 def test_a_scheme_holds_to_the_last_length_that_all_its_seeds_have(six):
     rows = main_rows(six)
-    of_512 = Losses(rows[rows["length"] <= 512])
-    of_1024 = Losses(rows[rows["length"] <= 1024])
-    with_gap = Losses(rows[(rows["length"] < 1024) | (rows["seed"] > 0)])
+    to_512 = rows[rows["length"] <= 512]
+    to_1024 = rows[rows["length"] <= 1024]
+    is_gap = (rows["length"] >= 1024) & (rows["seed"] == 0)
+    with_gap = rows[~is_gap]
 
-    holds_to = compare.holds_to(of_1024, "alibi")
-    assert holds_to > compare.holds_to(of_512, "alibi")
-    assert holds_to == compare.holds_to(with_gap, "alibi")
+    holds_to = compare.holds_to(Losses(to_1024), "alibi")
+    assert holds_to > compare.holds_to(Losses(to_512), "alibi")
+    assert holds_to == compare.holds_to(Losses(with_gap), "alibi")
 
 
 def test_a_study_is_kept_in_one_file(tmp_path):
     path = tmp_path / "demo.parquet"
     demo = rows_of_study("six_demo").drop(columns="folder")
     demo.to_parquet(path)
-    pd.testing.assert_frame_equal(read([path, path]).drop(columns="folder"), demo)
+    twice = read([path, path]).drop(columns="folder")
+    pd.testing.assert_frame_equal(twice, demo)
 
 
 @pytest.fixture
@@ -97,19 +99,22 @@ def broken(template, tmp_path):
     write_study(tmp_path, template, {"rope": SCHEMES["rope"]}, seeds=4)
     unreadable, gone, failed, _ = sorted(tmp_path.glob("rope-*"))
     (unreadable / "rows.jsonl").write_text("not JSON\n", encoding="utf-8")
-    config = yaml.safe_load((gone / "config.yaml").read_text(encoding="utf-8"))
+    path = gone / "config.yaml"
+    config = yaml.safe_load(path.read_text(encoding="utf-8"))
     config["encoding"] = {"name": "of_a_package_that_is_gone", "sharpness": 2}
-    (gone / "config.yaml").write_text(yaml.safe_dump(config), encoding="utf-8")
+    path.write_text(yaml.safe_dump(config), encoding="utf-8")
     record = {"status": "failed", "reason": "oom", "message": "no memory"}
     (failed / "run.json").write_text(json.dumps(record), encoding="utf-8")
     return read([tmp_path])
 
 
 def test_a_broken_run_stops_no_other(broken):
-    statuses = broken.sort_values("folder").drop_duplicates("folder")["run_status"]
-    assert statuses.tolist() == ["unreadable", "done", "oom", "done"]
+    runs = broken.sort_values("folder").drop_duplicates("folder")
+    statuses = runs["run_status"].tolist()
+    assert statuses == ["unreadable", "done", "oom", "done"]
 
-    of_rope = broken[broken["setting"] == broken["setting"].mode()[0]]
+    (commonest,) = broken["setting"].mode()
+    of_rope = broken[broken["setting"] == commonest]
     rope = by_label(of_rope).loc["rope"]
     assert rope["seeds"] == 1
     assert rope["not_done"] == "1 unreadable, 1 oom"
@@ -134,8 +139,9 @@ def test_what_was_scored_on_other_tokens_is_left_out(six):
 def test_of_several_references_that_with_most_seeds_is_taken(six):
     altered = six.copy()
     of_rope = six["label"] == "rope"
+    of_one_seed = of_rope & (six["seed"] == 0)
     altered.loc[of_rope, "label"] = "rope b"
-    altered.loc[of_rope & (six["seed"] == 0), "label"] = "rope a"
+    altered.loc[of_one_seed, "label"] = "rope a"
     assert compare.reference_label(altered) == "rope b"
 
 
@@ -151,10 +157,12 @@ def test_a_scheme_may_hold_further_than_a_text_that_is_too_short_for_all(six):
 
 def test_rows_that_cannot_be_compared_are_refused(six):
     rows = main_rows(six)
+    twice = pd.concat([rows, rows])
     with pytest.raises(ValueError, match="counts once"):
-        Losses(pd.concat([rows, rows]))
+        Losses(twice)
+    of_several_settings = rows_of_study("ledger")
     with pytest.raises(ValueError, match="one setting"):
-        compare.compare(rows_of_study("ledger"))
+        compare.compare(of_several_settings)
     with pytest.raises(UserError, match="no scheme is called 'rop'"):
         compare.compare(six, "rop")
 
@@ -189,8 +197,10 @@ def effects(parts: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     parts = parts - parts.mean((2, 3), keepdims=True)
     of_seed = parts.mean(3, keepdims=True)
     of_document = parts.mean(2, keepdims=True)
-    left = (parts - of_seed - of_document) * math.sqrt(5 / 4)  # of five they sum to 0
-    return of_seed.std(2, ddof=1, keepdims=True), of_document, left
+    left = parts - of_seed - of_document
+    left = left * math.sqrt(5 / 4)  # of five they sum to 0
+    spread = of_seed.std(2, ddof=1, keepdims=True)
+    return spread, of_document, left
 
 
 def simulated(six: pd.DataFrame, reports: int) -> Iterator[Losses]:
@@ -203,16 +213,19 @@ def simulated(six: pd.DataFrame, reports: int) -> Iterator[Losses]:
     """
     rng = np.random.default_rng(0)
     rows = main_rows(six)
-    rows = rows[(rows["variant"] == "plain") & rows["length"].isin([32, 64, 128, 512])]
-    losses = Losses(rows)
+    is_plain = rows["variant"] == "plain"
+    is_needed = is_plain & rows["length"].isin([32, 64, 128, 512])
+    losses = Losses(rows[is_needed])
 
     def measured(length: int) -> np.ndarray:  # (schemes, seeds, documents)
         sums = [losses.sums[label, "plain", length] for label in losses.seeds]
         return np.array(sums) / losses.tokens
 
     level = measured(128)
-    parts = [level, measured(512) - level, measured(64) - level]
-    spread, of_document, left = effects(np.stack(parts, 1))
+    rise = measured(512) - level
+    cost = measured(64) - level
+    parts = np.stack([level, rise, cost], 1)
+    spread, of_document, left = effects(parts)
 
     # those of the simple readers go too: there is no gate
     losses.tokens = np.ones(49)
@@ -224,12 +237,13 @@ def simulated(six: pd.DataFrame, reports: int) -> Iterator[Losses]:
         drawn = np.take_along_axis(left, runs, 2)[..., documents]
         made = of_document[..., documents] + seeds + drawn
         level = 3 + made[:, 0]
+        rise = compare.RISE_LIMIT + made[:, 1]
         cost = compare.USES_LIMIT + made[:, 2]
         sums = {
             32: level + cost + 1,
             64: level + cost,
             128: level,
-            512: level + compare.RISE_LIMIT + made[:, 1],
+            512: level + rise,
         }
         for number, label in enumerate(losses.seeds):
             for length, of_length in sums.items():
@@ -252,8 +266,10 @@ def test_intervals_cover_and_wrong_words_are_rare(six):
     for losses in simulated(six, reports):
         labels = list(losses.seeds)
         schemes = [compare.numbers(losses, label, 6) for label in labels]
-        wrong["holds_to"] += any(row["holds_to"] == 512 for row in schemes)
-        wrong["uses"] += any(row["uses"] == 64 for row in schemes)
+        lengths = {row["holds_to"] for row in schemes}
+        contexts = {row["uses"] for row in schemes}
+        wrong["holds_to"] += 512 in lengths
+        wrong["uses"] += 64 in contexts
 
         labels.remove("rope")
         words = set()
@@ -264,9 +280,11 @@ def test_intervals_cover_and_wrong_words_are_rare(six):
                 low = pair[f"{name}_difference_low"]
                 high = pair[f"{name}_difference_high"]
                 covered.append(low <= 0 <= high)
-        wrong["nll or rise"] += not words <= {NOT_RESOLVED, ""}
+        is_right = words <= {NOT_RESOLVED, ""}
+        wrong["nll or rise"] += not is_right
 
-    most = 0.06 + 2 * math.sqrt(0.05 * 0.95 / reports)
+    standard_error = math.sqrt(0.05 * 0.95 / reports)
+    most = 0.06 + 2 * standard_error
     assert 0.93 < np.mean(covered) < 0.97
     assert max(wrong.values()) <= most * reports, wrong
 
@@ -282,7 +300,8 @@ def test_seeds_in_two_groups():
 def copy():
     """Return rows of four schemes that learned to copy, with five seeds each."""
     ledger = rows_of_study("ledger")
-    return ledger[(ledger["trained_task"] == "copy") & (ledger["seed"] < 10)]
+    of_task = ledger[ledger["trained_task"] == "copy"]
+    return of_task[of_task["seed"] < 10]
 
 
 @pytest.fixture(scope="module")
@@ -317,7 +336,8 @@ def test_equal_best_schemes_of_a_task_are_named_together(copy, of_copy):
 
 def test_problems_that_differ_from_the_trained_ones_have_accuracies_of_their_own():
     ledger = rows_of_study("ledger")
-    table = tasks.accuracies(ledger[ledger["trained_task"] == "flip_flop"])
+    of_task = ledger[ledger["trained_task"] == "flip_flop"]
+    table = tasks.accuracies(of_task)
     assert set(table["of_task"]) == {"", "ignore=0.1", "ignore=0.98"}
 
 
@@ -328,16 +348,21 @@ def test_a_seed_that_diverged_has_nothing_right(copy):
 
     rows = tasks.task_rows(altered)
 
-    lost = rows[(rows["label"] == "alibi") & (rows["seed"] == 5)]
+    of_alibi = rows[rows["label"] == "alibi"]
+    lost = of_alibi[of_alibi["seed"] == 5]
     assert set(lost["accuracy"]) == {0}
 
 
 def are_plain(values: Iterable[object]) -> bool:
-    return {type(value) for value in values} <= {int, float, str, type(None)}
+    types = {type(value) for value in values}
+    return types <= {int, float, str, type(None)}
 
 
 def test_one_run_on_text_in_a_few_numbers(six):
-    run = headline(six[(six["label"] == "alibi") & (six["seed"] == 0)])
+    of_alibi = six[six["label"] == "alibi"]
+    of_one_run = of_alibi[of_alibi["seed"] == 0]
+
+    run = headline(of_one_run)
 
     assert run["learned"] == "yes"
     assert run["uses_context"] == NOT_RESOLVED
@@ -349,7 +374,10 @@ def test_one_run_on_text_in_a_few_numbers(six):
 
 
 def test_one_run_on_a_task_in_a_few_numbers(copy):
-    run = headline(copy[copy["run"] == copy["run"].iloc[0]])
+    name = copy["run"].iloc[0]
+    of_one_run = copy[copy["run"] == name]
+
+    run = headline(of_one_run)
 
     assert run["learned"] == "yes"
     assert run["accuracy_1x"] == pytest.approx(0.999628)
@@ -358,7 +386,8 @@ def test_one_run_on_a_task_in_a_few_numbers(copy):
 
 @pytest.fixture
 def folder(template, tmp_path):
-    return write_run(tmp_path, configured(template, "rope", 0), Truth(3.6, 0.1))
+    config = configured(template, "rope", 0)
+    return write_run(tmp_path, config, Truth(3.6, 0.1))
 
 
 def append(folder: Path, **changes: Any) -> None:
@@ -385,7 +414,8 @@ def test_other_rows_do_not_count_in_a_headline(folder, changes):
 
 
 def test_a_headline_has_the_loss_at_the_training_length(folder):
-    (nll,) = [row["nll"] for row in read_rows(folder) if row["length_ratio"] == 1]
+    rows = read_rows(folder)
+    (nll,) = [row["nll"] for row in rows if row["length_ratio"] == 1]
     assert headline_of(folder)["nll_1x"] == nll
 
 
@@ -406,8 +436,9 @@ def test_a_headline_has_no_loss_of_an_earlier_checkpoint(folder):
 def test_a_run_has_learned_if_it_beats_a_ngram_model_and_only_then_has_a_reach(
     template, tmp_path, ngram, learned, has_reach
 ):
+    config = configured(template, "rope", 0)
     truth = Truth(3.6, 0.0, ngram=ngram)
-    folder = write_run(tmp_path, configured(template, "rope", 0), truth)
+    folder = write_run(tmp_path, config, truth)
 
     run = headline_of(folder)
 

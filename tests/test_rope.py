@@ -25,6 +25,7 @@ from posbench.rope.reading import (
     ropes,
     unread,
 )
+from posbench.show import rope_picture
 
 transformers = pytest.importorskip("transformers")
 ROOT = Path(__file__).parents[1]
@@ -68,6 +69,11 @@ def read(settings: dict[str, Any]) -> list[Rope]:
     return ropes(configuration(settings))
 
 
+def scaled(section: dict[str, Any]) -> dict[str, Any]:
+    """Return a small Llama's config.json with this `rope_scaling`."""
+    return {**LLAMA, "rope_scaling": section}
+
+
 def one(settings: dict[str, Any]) -> Rope:
     """Return the RoPE of a config.json whose layers all have the same."""
     (rope,) = read(settings)
@@ -79,11 +85,12 @@ def test_frequencies_at_every_length_are_those_of_the_librarys_functions(section
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
     function = ROPE_INIT_FUNCTIONS[section["rope_type"]]
-    config = transformers.LlamaConfig(**{**LLAMA, "rope_scaling": dict(section)})
-    rope = one({**LLAMA, "rope_scaling": section})
+    config = transformers.LlamaConfig(**LLAMA, rope_scaling=dict(section))
+    cpu = torch.device("cpu")
+    rope = one(scaled(section))
     # a longer input first: what it leaves behind must not count
     for length in (2000, 512, 129, 64):
-        f, factor = function(config, torch.device("cpu"), seq_len=length)
+        f, factor = function(config, cpu, seq_len=length)
         ours, our_factor = rope.at(length)
         torch.testing.assert_close(ours.float(), f, rtol=1e-6, atol=1e-9)
         assert our_factor == pytest.approx(factor)
@@ -103,7 +110,7 @@ def test_frequencies_at_every_length_are_those_of_the_librarys_functions(section
 def test_the_longest_input_is_that_of_the_configuration_or_of_the_factor(
     section, train_length, longest
 ):
-    rope = one({**LLAMA, "rope_scaling": section})
+    rope = one(scaled(section))
     assert rope.train_length == train_length
     assert rope.longest == longest
 
@@ -122,8 +129,14 @@ KINDS = {
     "layer_types": ["sliding_attention", "full_attention"] * 3,
     "sliding_window": 20,
 }
-MLA = dict.fromkeys(("head_dim", "qk_rope_head_dim", "kv_lora_rank", "q_lora_rank"), 8)
-MLA |= {"qk_nope_head_dim": 16, "v_head_dim": 16}
+MLA = {
+    "head_dim": 8,
+    "qk_rope_head_dim": 8,
+    "kv_lora_rank": 8,
+    "q_lora_rank": 8,
+    "qk_nope_head_dim": 16,
+    "v_head_dim": 16,
+}
 STEEP = {**LLAMA3, "factor": 16.0, "high_freq_factor": 1.0}
 HALF = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}
 WHOLE = {**HALF, "partial_rotary_factor": 1.0}
@@ -202,13 +215,18 @@ def rotations(
     """Return the complex factors by which the library's module turns the pairs at
     position 1 of an input.
     """
-    config = transformers.AutoConfig.for_model(**json.loads(json.dumps(settings)))
-    name = type(config).__module__.replace("configuration", "modeling")
+    copied = json.loads(json.dumps(settings))
+    config = transformers.AutoConfig.for_model(**copied)
+    module = type(config).__module__
+    name = module.replace("configuration", "modeling")
     modeling = importlib.import_module(name)
-    rotary = getattr(modeling, f"{class_name}RotaryEmbedding")
+    rotary_class = getattr(modeling, f"{class_name}RotaryEmbedding")
+    rotary = rotary_class(config=config)
     positions = torch.tensor([[1, length - 1]])
-    kinds = [layers] if layers else []
-    turned = rotary(config=config)(torch.zeros(1), positions, *kinds)
+    if layers:
+        turned = rotary(torch.zeros(1), positions, layers)
+    else:
+        turned = rotary(torch.zeros(1), positions)
     if torch.is_tensor(turned):  # Llama 4
         return turned[0, 0]
     cos, sin = turned
@@ -226,10 +244,10 @@ def test_a_configuration_means_what_the_models_own_rotary_module_computes(kind):
         for length in (64, 3000):
             theirs = rotations(settings, class_name, rope.layers, length)
             f, factor = rope.at(length)
-            ours = factor * torch.polar(torch.ones_like(f), f)
-            torch.testing.assert_close(
-                ours.to(theirs.dtype), theirs, rtol=1e-5, atol=1e-6
-            )
+            ones = torch.ones_like(f)
+            ours = factor * torch.polar(ones, f)
+            ours = ours.to(theirs.dtype)
+            torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -238,9 +256,12 @@ def test_a_configuration_means_what_the_models_own_rotary_module_computes(kind):
 )
 def test_kinds_of_layers_have_their_own_bases_and_windows(kind, base, base_of_sliding):
     full, sliding = read(published(kind))
-    assert (full.layers, sliding.layers) == ("full_attention", "sliding_attention")
-    assert (full.base, sliding.base) == (base, base_of_sliding)
-    assert (full.window, sliding.window) == (None, 20)
+    assert full.layers == "full_attention"
+    assert full.base == base
+    assert full.window is None
+    assert sliding.layers == "sliding_attention"
+    assert sliding.base == base_of_sliding
+    assert sliding.window == 20
 
 
 # Models whose modules have names of their own, or that need more than their defaults.
@@ -250,7 +271,8 @@ APART = """blt cohere_compass_text gemma4_assistant internlm3 iquestcoder musicg
 
 def causal_kinds() -> list[str]:
     auto = transformers.models.auto.modeling_auto
-    return sorted({*auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES} - {*APART.split()})
+    kinds = set(auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
+    return sorted(kinds.difference(APART.split()))
 
 
 @pytest.mark.slow
@@ -260,7 +282,8 @@ def test_every_causal_model_of_transformers_with_rope_is_read() -> None:
         config = configuration({"model_type": kind})
         has_rope = getattr(config, "rope_parameters", None)
         if has_rope and kind != "granitemoehybrid":
-            assert all(rope.width > 0 for rope in ropes(config)), kind
+            for rope in ropes(config):
+                assert rope.width > 0, kind
             n_read += 1
     assert n_read >= 120
 
@@ -270,7 +293,8 @@ def test_every_causal_model_of_transformers_without_rope_is_refused_by_name() ->
     for kind in causal_kinds():
         config = configuration({"model_type": kind})
         if not getattr(config, "rope_parameters", None):
-            with pytest.raises(Undefined, match=f"'{config.model_type}' has no RoPE"):
+            message = f"'{config.model_type}' has no RoPE"
+            with pytest.raises(Undefined, match=message):
                 ropes(config)
 
 
@@ -279,18 +303,17 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"model_type": "biogpt"}, "'biogpt' has no RoPE"),
     ({"model_type": "granitemoehybrid"}, "'granitemoehybrid' has no RoPE"),
     ({"model_type": "falcon", "alibi": True}, "'falcon' has ALiBi"),
-    ({"rope_scaling": {**YARN, "rope_type": "yarm"}}, "did you mean 'yarn'"),
-    ({"rope_scaling": {**YARN, "factor": "4"}}, "factor is '4': expected a number"),
-    ({"rope_scaling": {"rope_type": "yarn", "facter": 4}}, "facter is not read: did"),
-    ({"hidden_size": "64"}, "expected int, got str"),
+    (scaled({**YARN, "rope_type": "yarm"}), "did you mean 'yarn'"),
+    (scaled({**YARN, "factor": "4"}), "factor is '4': expected a number"),
+    (scaled({"rope_type": "yarn", "facter": 4}), "facter is not read: did"),
+    ({**LLAMA, "hidden_size": "64"}, "expected int, got str"),
 ]
 
 
-@pytest.mark.parametrize(("others", "message"), REFUSED, ids=str)
-def test_a_wrong_configuration_is_refused_in_one_line(others, message):
-    settings = {"model_type": others["model_type"]} if "model_type" in others else LLAMA
+@pytest.mark.parametrize(("settings", "message"), REFUSED)
+def test_a_wrong_configuration_is_refused_in_one_line(settings, message):
     with pytest.raises(UserError, match=message) as refusal:
-        read({**settings, **others})
+        read(settings)
     assert "\n" not in str(refusal.value)
 
 
@@ -304,7 +327,9 @@ def test_a_wrong_configuration_is_refused_in_one_line(others, message):
 )
 def test_a_key_that_nothing_reads_is_named(others, line):
     settings = {**LLAMA, **others}
-    (finding,) = [*remarks(settings), *unread(settings, configuration(settings))]
+    findings = remarks(settings)
+    findings += unread(settings, configuration(settings))
+    (finding,) = findings
     assert line in finding
 
 
@@ -317,9 +342,9 @@ def test_nothing_is_said_of_a_published_configuration(kind):
 
 def test_the_first_pair_that_differs_is_named() -> None:
     plain = one(LLAMA)
-    yarn = one({**LLAMA, "rope_scaling": YARN})
-    f = plain.at(512)[0]
-    g = yarn.at(512)[0]
+    yarn = one(scaled(YARN))
+    f, _ = plain.at(512)
+    g, _ = yarn.at(512)
     place = first_difference(plain, yarn, 512)
     assert place is not None
     position, pair = place
@@ -328,29 +353,38 @@ def test_the_first_pair_that_differs_is_named() -> None:
 
 
 def test_a_configuration_does_not_differ_from_itself() -> None:
-    assert first_difference(one(LLAMA), one(LLAMA), 512) is None
+    rope = one(LLAMA)
+    same = one(LLAMA)
+    assert first_difference(rope, same, 512) is None
 
 
 def test_an_encoding_of_posbench_and_a_file_that_say_the_same_turn_alike():
     """The library's frequencies are fp32; ours are fp64."""
-    sizes = {"head_dim": "16", "train_length": "128"}
-    (ours,), _ = ropes_of("yarn", {"factor": "4", **sizes})
-    theirs = one({**LLAMA, "rope_scaling": YARN})
+    words = {"factor": "4", "head_dim": "16", "train_length": "128"}
+    (ours,), _ = ropes_of("yarn", words)
+    theirs = one(scaled(YARN))
     assert first_difference(ours, theirs, 1_000_000) is None
-    assert ours.at(512)[1] == pytest.approx(theirs.at(512)[1])
+    _, our_factor = ours.at(512)
+    _, their_factor = theirs.at(512)
+    assert our_factor == pytest.approx(their_factor)
 
 
 def test_kinds_of_layers_are_compared_each_with_its_own() -> None:
     gemma = read(published("gemma3_text"))
-    lines = compare_ropes(["a", "b"], [gemma, gemma[::-1]])[2:]
-    assert ["turn alike" in line for line in lines] == [True, True]
+    reversed_gemma = gemma[::-1]
+    lines = compare_ropes(["a", "b"], [gemma, reversed_gemma])
+    full, sliding = lines[2:]
+    assert "turn alike" in full
+    assert "turn alike" in sliding
 
 
 def test_each_kind_of_layer_is_compared_with_the_only_one_of_the_other() -> None:
     gemma = read(published("gemma3_text"))
     plain = read({**LLAMA, "max_position_embeddings": 4096})
-    lines = compare_ropes(["a", "b"], [gemma, plain])[2:]
-    assert ["turn alike" in line for line in lines] == [False, True]
+    lines = compare_ropes(["a", "b"], [gemma, plain])
+    full, sliding = lines[2:]
+    assert "turn alike" not in full
+    assert "turn alike" in sliding
 
 
 @pytest.fixture(scope="module")
@@ -361,12 +395,15 @@ def smallest_bases() -> tuple[str, list[str], list[str]]:
     page = (ROOT / "docs/results.md").read_text(encoding="utf-8")
     (line,) = re.findall(r"RoPE's smallest bases.*", page)
     _, _, ours, theirs, *_ = line.split("|")
-    return line, re.findall(r"[\d.]+e\d", ours), re.findall(r"[\d.]+e\d", theirs)
+    our_bases = re.findall(r"[\d.]+e\d", ours)
+    their_bases = re.findall(r"[\d.]+e\d", theirs)
+    return line, our_bases, their_bases
 
 
 def bound_of(base: float, length: int) -> int:
-    exponents = -torch.arange(0, 128, 2, dtype=torch.float64) / 128
-    return bound_by_base(base**exponents, length)
+    channels = torch.arange(0, 128, 2, dtype=torch.float64)
+    frequencies = base ** (-channels / 128)
+    return bound_by_base(frequencies, length)
 
 
 @pytest.mark.parametrize("number", range(6))
@@ -398,9 +435,9 @@ def test_a_larger_base_than_the_smallest_may_fail_again() -> None:
 def files(tmp_path, monkeypatch):
     """Two configurations of different bases in the current folder."""
     monkeypatch.chdir(tmp_path)
-    for name, base in (("one", 1e4), ("other", 2e4)):
-        settings = {**LLAMA, "rope_theta": base}
-        Path(f"{name}.json").write_text(json.dumps(settings))
+    Path("one.json").write_text(json.dumps(LLAMA))
+    other = {**LLAMA, "rope_theta": 2e4}
+    Path("other.json").write_text(json.dumps(other))
     return tmp_path
 
 
@@ -434,7 +471,8 @@ def test_an_encoding_is_described_with_its_options(capsys):
     ],
 )
 def test_wrong_words_are_refused_in_one_line(words, message, files, capsys):
-    assert posbench("rope", *words.split()) == 2
+    code = posbench("rope", *words.split())
+    assert code == 2
     assert message in capsys.readouterr().err
 
 
@@ -447,13 +485,22 @@ def test_without_transformers_words_and_runs_are_read_and_a_file_says_what_it_ne
     (run,) = Path("outputs").glob("*/rope-*")
     capsys.readouterr()
     monkeypatch.setitem(sys.modules, "transformers", None)
+
     assert posbench("rope", str(run), "yarn", "head_dim=8") == 0
     assert "default, base 500, 8 channels" in capsys.readouterr().out
+
     assert posbench("rope", "one.json") == 2
     assert "pip install 'posbench-runner[hf]'" in capsys.readouterr().err
 
 
 EXTENSIONS = ["yarn", "ntk", "pi"]
+
+
+def turn_alike(rope: Rope, other: Rope) -> bool:
+    """Return whether two have the same frequencies for an input of 64 tokens."""
+    f, _ = rope.at(64)
+    g, _ = other.at(64)
+    return torch.equal(f, g)
 
 
 @pytest.mark.parametrize("method", EXTENSIONS)
@@ -466,7 +513,7 @@ def test_an_extension_keeps_the_share_of_a_head_that_turns(kind, method):
     (after,) = extended(settings, method)
 
     assert after.width == before.width
-    assert not torch.equal(before.at(64)[0], after.at(64)[0])
+    assert not turn_alike(before, after)
 
 
 @pytest.mark.parametrize("method", EXTENSIONS)
@@ -477,15 +524,35 @@ def test_an_extension_leaves_layers_with_a_window_as_they_are(method):
 
     new_full, new_sliding = extended(settings, method)
 
-    assert (new_full.width, new_sliding.width) == (full.width, sliding.width)
-    assert not torch.equal(full.at(64)[0], new_full.at(64)[0])
-    assert torch.equal(sliding.at(64)[0], new_sliding.at(64)[0])
+    assert new_full.width == full.width
+    assert new_sliding.width == sliding.width
+    assert not turn_alike(full, new_full)
+    assert turn_alike(sliding, new_sliding)
 
 
 def extended(settings: dict[str, Any], method: str) -> list[Rope]:
     """Return what an extension by a factor of 2 makes of a config.json."""
-    train_length = read(settings)[0].train_length
-    length = 2 * train_length
     config = configuration(settings)
+    train_length = ropes(config)[0].train_length
+    length = 2 * train_length
     made = extension(config, method, length, train_length, {"factor": 2.0})
     return ropes(made.config)
+
+
+def test_the_command_draws(files, capsys):
+    assert posbench("rope", "one.json", "other.json", "--png=a.png") == 0
+
+    assert capsys.readouterr().out.endswith("a.png\n")
+    assert Path("a.png").stat().st_size > 10_000
+
+
+def test_a_picture_has_each_curve_and_the_trained_length_once():
+    first = read({**LLAMA, "rope_theta": 1e4})
+    second = read({**LLAMA, "rope_theta": 2e4})
+
+    (axes,) = rope_picture.picture({"a": first, "b": second}, [64]).axes
+
+    curves_of_a = 2  # plain, trained: it is drawn as plain
+    curves_of_b = 2
+    assert len(axes.get_lines()) == curves_of_a + curves_of_b
+    assert len(axes.get_legend().get_texts()) == 3

@@ -50,17 +50,19 @@ def test_an_option_that_is_not_finite_is_refused(name, option, value):
         build(name, **{option: value})
 
 
-@pytest.mark.parametrize(
-    "name", [name for name, option in numbers() if option == "base"]
-)
+WITH_BASE = [name for name, option in numbers() if option == "base"]
+
+
+@pytest.mark.parametrize("name", WITH_BASE)
 def test_a_base_below_1_is_refused(name):
     with pytest.raises(OptionError, match=r"encoding\.base is "):
         build(name, base=-1.0)
 
 
 def test_the_random_direction_of_index_is_a_unit_vector_and_the_same_in_every_run():
-    first = build("index", direction="random").code(torch.ones(1, 1))
-    second = build("index", direction="random").code(torch.ones(1, 1))
+    one = torch.ones(1, 1)
+    first = build("index", direction="random").code(one)
+    second = build("index", direction="random").code(one)
     assert torch.equal(first, second)
     assert first.norm().item() == pytest.approx(1, abs=1e-6)
 
@@ -72,7 +74,9 @@ def test_xpos_guards_the_span_of_positions_and_not_their_number(start):
     fits = torch.tensor([[0, 1, 2, 3], [0, 1, 500, 1023]]) + start
     beyond = torch.tensor([[0, 1, 2, 3], [0, 1, 500, 1024]]) + start
 
-    assert attention_output(encoding, q, k, v, positions=fits).isfinite().all()
+    out = attention_output(encoding, q, k, v, positions=fits)
+
+    assert out.isfinite().all()
     message = "positions 1024 or more apart are beyond 'xpos'"
     with pytest.raises(Undefined, match=message):
         attention_output(encoding, q, k, v, positions=beyond)
@@ -93,14 +97,18 @@ def test_fope_draws_its_weights_alike_in_every_run():
 def test_fope_draws_weights_as_large_as_xaviers_around_one_frequency_a_pair():
     # at base 100 all 32 frequencies come round
     identity = build("fope", WIDE, base=100.0, gain=0.0).coefficients
-    drawn = build("fope", WIDE, base=100.0).coefficients - identity
-    xavier = nn.init.xavier_normal_(torch.empty(drawn.shape[-3:]), gain=0.3)
-    assert drawn.std().item() == pytest.approx(xavier.std().item(), rel=0.05)
+    started = build("fope", WIDE, base=100.0).coefficients
+    drawn = started - identity
+    empty = torch.empty(drawn.shape[-3:])
+    xavier = nn.init.xavier_normal_(empty, gain=0.3)
+    expected = xavier.std().item()
+    assert drawn.std().item() == pytest.approx(expected, rel=0.05)
     assert identity.sum(-2).eq(1).all()
 
 
 def test_cca_with_shared_keys_is_zayas():
-    encoding = build("cca", Shape(32, 4, 1, 64, n_kv_heads=2))
+    shape = Shape(32, 4, 1, 64, n_kv_heads=2)
+    encoding = build("cca", shape)
     q = torch.randn(2, 4, 9, 8)
     k = torch.randn(2, 2, 9, 8)
     v = torch.randn(2, 2, 9, 8)
@@ -131,25 +139,29 @@ def test_cca_with_shared_keys_is_zayas():
     wide = torch.cat((flat(q), flat(k), flat(v)), dim=-1)
     expected = torch.func.functional_call(projection, weights, (wide, None))
 
-    used, layer = schemes.used_at(encoding, torch.arange(9)[None])
+    positions = torch.arange(9)[None]
+    used, layer = schemes.used_at(encoding, positions)
     every_k = k.repeat_interleave(2, dim=1)
     every_v = v.repeat_interleave(2, dim=1)
     made_q, made_k = used.rotate(q, every_k, layer)
     made_v = used.map_values(every_v, layer)
 
-    ours = (made_q, made_k[:, ::2], made_v[:, ::2])
-    for actual, theirs in zip(ours, expected, strict=True):
-        torch.testing.assert_close(actual, theirs.transpose(1, 2), **FP32)
+    their_q, their_k, their_v = expected
+    torch.testing.assert_close(made_q, their_q.transpose(1, 2), **FP32)
+    torch.testing.assert_close(made_k[:, ::2], their_k.transpose(1, 2), **FP32)
+    torch.testing.assert_close(made_v[:, ::2], their_v.transpose(1, 2), **FP32)
 
 
 def test_fire_starts_interpolating_at_a_quarter_of_the_training_length_as_its_authors_do():
     # The listing in the paper's appendix: init_c 0.1, init_L 512, of models trained on
     # 2048 tokens.
-    encoding = build("fire", Shape(64, 4, 2, 2048))
+    shape = Shape(64, 4, 2, 2048)
+    encoding = build("fire", shape)
     assert encoding.c.tolist() == pytest.approx([0.1, 0.1])
     assert encoding.threshold == 512
     assert encoding.multiplier.tolist() == [1.0, 1.0]
-    assert build("fire", Shape(64, 4, 2, 2048), threshold=None).threshold == 2048
+    without_threshold = build("fire", shape, threshold=None)
+    assert without_threshold.threshold == 2048
 
 
 def test_fires_bias_by_pieces_is_its_network_also_with_units_that_never_switch():
@@ -165,17 +177,17 @@ def test_fires_bias_by_pieces_is_its_network_also_with_units_that_never_switch()
     q, k, v, x = schemes.layer_inputs(SHAPE, 50)
     positions = torch.arange(50)[None]
 
-    *_, layer = whole_block(encoding, q, k, v, make_layer(encoding, positions, 1, x))
+    layer = make_layer(encoding, positions, 1, x)
+    *_, layer = whole_block(encoding, q, k, v, layer)
     by_pieces = encoding.bias(q, k, layer)
 
-    by_network = oracles.of("fire").reference(
-        dict(encoding.named_parameters()),
-        SHAPE,
-        {"threshold": 16.5},
-        positions,
-        layer=1,
-        causal=True,
-    )["bias"]
+    parameters = dict(encoding.named_parameters())
+    options = {"threshold": 16.5}
+    oracle = oracles.of("fire")
+    reference = oracle.reference(
+        parameters, SHAPE, options, positions, layer=1, causal=True
+    )
+    by_network = reference["bias"]
     torch.testing.assert_close(by_pieces, by_network, **FP32)
     upstream = torch.randn_like(by_pieces)
     leaves = [encoding.c, encoding.multiplier, *network.parameters()]
@@ -197,26 +209,33 @@ def test_a_scheme_starts_as_in_its_authors_models_with_small_weights(
     """fla's PaTHAttentionPreTrainedModel: every Linear and Conv1d normal with deviation
     0.02, biases 0.
     """
-    encoding = build(name, Shape(128, 4, 3, 64), **options)
+    shape = Shape(128, 4, 3, 64)
+    encoding = build(name, shape, **options)
     modules = [module for module in encoding.modules() if isinstance(module, kind)]
     weights = torch.cat([module.weight.detach().flatten() for module in modules])
     assert float(weights.std()) == pytest.approx(0.02, rel=0.1)
     assert float(weights.mean().abs()) < 0.003
-    for module in modules:
-        assert module.bias is None or not module.bias.any()
+    biases = [module.bias for module in modules if module.bias is not None]
+    for bias in biases:
+        assert not bias.any()
 
 
 @pytest.mark.parametrize("name", ["path", "path_fox"])
 def test_path_over_several_key_blocks_equals_fla_in_values_and_gradients(name):
-    compare(name, {}, Setting(70, 1, 8, "far", 0), causal=True)
+    setting = Setting(70, 1, 8, "far", 0)
+    compare(name, {}, setting, causal=True)
 
 
 def test_stick_breaking_stays_finite_where_logits_are_extreme():
     q, k, v, _ = schemes.layer_inputs(SHAPE, 30)
     q = (100 * q).requires_grad_()
     k = (100 * k).requires_grad_()
-    out = attention_output(build("stick_breaking"), q, k, v)
+    encoding = build("stick_breaking")
+
+    out = attention_output(encoding, q, k, v)
+
+    largest_value = v.abs().max()
     assert out.isfinite().all()
-    assert out.abs().max() <= v.abs().max() * (1 + 1e-5)
+    assert out.abs().max() <= largest_value * (1 + 1e-5)
     for gradient in torch.autograd.grad(out.sum(), (q, k)):
         assert gradient.isfinite().all()

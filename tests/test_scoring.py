@@ -33,12 +33,15 @@ def model_of(tiny_config: Config, name: str = "rope", **options: Any) -> GPT:
 
 
 def text(n: int = 4000) -> TokenSplit:
-    ids = np.random.default_rng(0).integers(0, V, n).astype(np.uint16)
-    return TokenSplit(ids=ids, starts=np.array([0, n], dtype=np.int64))
+    rng = np.random.default_rng(0)
+    ids = rng.integers(0, V, n).astype(np.uint16)
+    starts = np.array([0, n], dtype=np.int64)
+    return TokenSplit(ids=ids, starts=starts)
 
 
 def subject_of(model: GPT) -> TrainedGPT:
-    return TrainedGPT(model, model.encoding.shape.train_length, CPU, torch.float32)
+    train_length = model.encoding.shape.train_length
+    return TrainedGPT(model, train_length, CPU, torch.float32)
 
 
 @pytest.mark.parametrize("protocol", ["fixed_target", "nonoverlap"])
@@ -47,7 +50,8 @@ def test_every_target_is_scored_after_the_context_that_its_window_holds(
 ):
     model = model_of(tiny_config)
     split = text()
-    windows = protocols.plan(protocol, split, [24], 8, 16, "concat")[24]
+    planned = protocols.plan(protocol, split, [24], 8, 16, "concat")
+    windows = planned[24]
     targets = targets_of(windows)
     ids = torch.from_numpy(split.ids.astype(np.int64))
 
@@ -64,7 +68,8 @@ def test_every_target_is_scored_after_the_context_that_its_window_holds(
 
 def test_positions_are_drawn_by_seed_length_and_window(tiny_config, monkeypatch):
     model = model_of(tiny_config, "randomized")
-    ids = np.tile(text(65).ids.astype(np.int64), (3, 1))
+    row = text(65).ids.astype(np.int64)
+    ids = np.stack([row, row, row])
     seen: list[list[list[int]]] = []
     hidden = model.hidden
 
@@ -74,9 +79,11 @@ def test_positions_are_drawn_by_seed_length_and_window(tiny_config, monkeypatch)
 
     monkeypatch.setattr(model, "hidden", spied)
     subject = subject_of(model)
+    with_another_seed = dataclasses.replace(subject, seed=1)
+    shorter = ids[:, :33]
     nll_of(subject, ids, 8, 7)
-    nll_of(dataclasses.replace(subject, seed=1), ids, 8, 7)
-    nll_of(subject, ids[:, :33], 8, 7)
+    nll_of(with_another_seed, ids, 8, 7)
+    nll_of(subject, shorter, 8, 7)
     nll_of(subject, ids, 8, 7)
 
     first, of_another_seed, of_another_length, again = seen
@@ -84,4 +91,5 @@ def test_positions_are_drawn_by_seed_length_and_window(tiny_config, monkeypatch)
     windows = [set(row) for row in first + of_another_seed + of_another_length]
     for window in windows:
         # all have an order of the same 256 numbers of their own
-        assert sum(window <= other for other in windows) == 1
+        alike = [other for other in windows if window <= other]
+        assert alike == [window]

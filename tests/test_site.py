@@ -20,7 +20,7 @@ SMALL = [
 ]
 # What the page's blocks train or load, and the tiny runs in their place.
 REPLACED = {
-    '"training.tokens=500000"': ", ".join(map(repr, SMALL)),
+    '"training.tokens=500000"': f"*{SMALL}",
     'train(encoding="alibi", training={"tokens": 500_000})': (
         f'train({SMALL}, encoding="alibi")'
     ),
@@ -31,8 +31,10 @@ REPLACED = {
 
 def tiny_code() -> str:
     """Return the page's blocks, one after the other, on tiny runs."""
-    text = (ROOT / "docs" / "python.md").read_text(encoding="utf-8")
-    code = "".join(re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL))
+    page = ROOT / "docs" / "python.md"
+    text = page.read_text(encoding="utf-8")
+    blocks = re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)
+    code = "".join(blocks)
     for words, tiny in REPLACED.items():
         code = code.replace(words, tiny)
     return code
@@ -65,16 +67,17 @@ def page_names(folder: Path, ending: str) -> set[Path]:
 @pytest.mark.slow
 def test_the_site_builds_with_all_pages(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(ROOT / "scripts"))
-    support.script("docs").write(tmp_path, pictures=False)
+    docs = support.script("docs")
+    docs.write(tmp_path, pictures=False)
     config = tmp_path / "mkdocs.yml"
-    text = config.read_text(encoding="utf-8").replace("../..", str(ROOT))
-    config.write_text(text, encoding="utf-8")
+    text = config.read_text(encoding="utf-8")
+    config.write_text(text.replace("../..", str(ROOT)), encoding="utf-8")
     build = [sys.executable, "-m", "zensical", "build", "--strict", "--clean"]
+    command = [*build, "--config-file", str(config)]
 
-    done = subprocess.run(
-        [*build, "--config-file", str(config)], capture_output=True, text=True
-    )
+    done = subprocess.run(command, capture_output=True, text=True)
 
     assert done.returncode == 0, done.stdout + done.stderr
     written = page_names(tmp_path / "pages", "md")
-    assert written <= page_names(tmp_path / "site", "html")
+    built = page_names(tmp_path / "site", "html")
+    assert written <= built

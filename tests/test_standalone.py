@@ -21,9 +21,10 @@ CLOSE = {"atol": 2e-5, "rtol": 2e-5}
 
 def positions_of(encoding: Encoding) -> Tensor | None:
     """Return positions of T tokens if the scheme chooses them."""
-    if "positions" in encoding.hooks:
-        return encoding.positions(torch.zeros(2, T, dtype=torch.long), None)
-    return None
+    if "positions" not in encoding.hooks:
+        return None
+    ids = torch.zeros(2, T, dtype=torch.long)
+    return encoding.positions(ids, None)
 
 
 @pytest.mark.sample(2)
@@ -69,7 +70,9 @@ def test_what_a_scheme_reads_of_earlier_tokens_is_declared(case, changed):
     else:
         x[:, :-1] += 1
     after = posbench.attention(encoding, q, k, v, positions, 1, x)
-    is_same = torch.allclose(after[:, :, -1], before[:, :, -1], **CLOSE)
+    last_before = before[:, :, -1]
+    last_after = after[:, :, -1]
+    is_same = torch.allclose(last_after, last_before, **CLOSE)
     assert is_same != (changed in encoding.history)
 
 
@@ -92,13 +95,17 @@ def test_a_cache_gives_the_rows_of_the_whole(case):
     q, k, v, x = schemes.layer_inputs(SHAPE, T)
     whole = posbench.attention(encoding, q, k, v, positions, 1, x)
     for first, end in CHUNKS:
-        rows = slice(first, end)
-        seen = slice(0, end)
-        where = None if positions is None else positions[:, seen]
-        read = x[:, seen if "x" in encoding.history else rows]
-        given = (q[:, :, rows], k[:, :, seen], v[:, :, seen], where, 1, read)
-        out = posbench.attention(encoding, *given)
-        torch.testing.assert_close(out, whole[:, :, rows], **CLOSE)
+        new_q = q[:, :, first:end]
+        seen_k = k[:, :, :end]
+        seen_v = v[:, :, :end]
+        places = None
+        if positions is not None:
+            places = positions[:, :end]
+        read = x[:, first:end]
+        if "x" in encoding.history:
+            read = x[:, :end]
+        out = posbench.attention(encoding, new_q, seen_k, seen_v, places, 1, read)
+        torch.testing.assert_close(out, whole[:, :, first:end], **CLOSE)
 
 
 @pytest.mark.sample(2)
@@ -114,8 +121,10 @@ def test_a_scheme_that_cannot_read_a_cache_says_so(case):
         x = x[:, -1:]
     else:
         return
+    last_q = q[:, :, -1:]
+    positions = positions_of(encoding)
     with pytest.raises(UserError, match=message):
-        posbench.attention(encoding, q[:, :, -1:], k, v, positions_of(encoding), 1, x)
+        posbench.attention(encoding, last_q, k, v, positions, 1, x)
 
 
 def zeros(*size: int) -> Tensor:
@@ -148,9 +157,10 @@ MISTAKES: list[tuple[str, dict[str, Any], str]] = [
 @pytest.mark.parametrize(("name", "mistake", "message"), MISTAKES)
 def test_mistakes_are_told_in_one_line(name, mistake, message):
     encoding = schemes.untrained(name, {}, SHAPE)
-    right = {name: zeros(1, 4, T, 8) for name in "qkv"}
+    given = {name: zeros(1, 4, T, 8) for name in "qkv"}
+    given.update(mistake)
     with pytest.raises(UserError, match=message) as caught:
-        posbench.attention(encoding, **right | mistake)
+        posbench.attention(encoding, **given)
     assert "\n" not in str(caught.value)
 
 

@@ -74,7 +74,8 @@ def on(out: Path, *words: str) -> list[str]:
 
 def trained_on(out: Path, *words: str) -> Path:
     """Train on with these words; return the folder of the run."""
-    assert posbench("train", *on(out, *words)) == 0
+    command = on(out, *words)
+    assert posbench("train", *command) == 0
     (found,) = (out / "extend").glob("[!.]*-s*")
     return found
 
@@ -93,21 +94,27 @@ def nlls(folder: Path, tokens: int | None) -> dict[int, float | None]:
 
 
 def test_before_the_first_update_it_is_the_run_that_it_began_from(here):
-    theirs = nlls(Path(source("rope")), 512)
-    before = snapshot(Path(source("rope")))
+    source_run = Path(source("rope"))
+    theirs = nlls(source_run, 512)
+    before = snapshot(source_run)
 
-    folder = trained_on(here, f"start={source('rope')}", "protocol=fixed_target")
+    folder = trained_on(here, f"start={source_run}", "protocol=fixed_target")
 
+    at_first = nlls(folder, 0)
+    at_last = nlls(folder, 512)
     assert set(theirs) == {16, 32, 128, 256}
-    assert nlls(folder, 0).items() > theirs.items()
-    assert set(nlls(folder, 512)) == {16, 32, 64, 128, 256}
-    assert nlls(folder, 512) != nlls(folder, 0)
-    assert snapshot(Path(source("rope"))) == before
+    assert at_first.items() > theirs.items()
+    assert set(at_last) == {16, 32, 64, 128, 256}
+    assert at_last != at_first
+    assert snapshot(source_run) == before
 
 
 def test_it_goes_on_with_the_settings_of_that_run_at_a_sixth_of_its_rate(here):
-    theirs = load_config(Path(source("rope")))
-    config = begun(here, f"start={source('rope')}")
+    source_run = Path(source("rope"))
+    theirs = load_config(source_run)
+
+    config = begun(here, f"start={source_run}")
+
     assert config.start is not None
     assert config.original_length == 16
     assert config.seed == 0
@@ -126,9 +133,11 @@ def test_a_tenth_of_the_tokens_is_at_least_an_update(here):
 
 
 def test_its_name_follows_the_weights_not_the_path(here):
-    one = begun(here, f"start={source('rope')}")
-    by_full_path = begun(here, f"start={Path(source('rope')).resolve()}")
-    of_other_weights = begun(here, f"start={source('rope', 1)}", "seed=0")
+    path = Path(source("rope"))
+    other_path = source("rope", seed=1)
+    one = begun(here, f"start={path}")
+    by_full_path = begun(here, f"start={path.resolve()}")
+    of_other_weights = begun(here, f"start={other_path}", "seed=0")
     assert by_full_path.id == one.id
     assert of_other_weights.id != one.id
 
@@ -148,43 +157,46 @@ def test_a_typed_factor_holds(here):
 
 def test_typed_lengths_hold_and_else_those_of_that_run_are_among_them(here):
     run = f"start={source('rope')}"
+    plain = begun(here, run)
     typed = begun(here, run, "evaluation=extrapolation")
-    assert typed.evaluation.ratios != begun(here, run).evaluation.ratios
+    assert typed.evaluation.ratios != plain.evaluation.ratios
     # 256, the longest, is no multiple
     odd = resolve_one([run, "training.train_length=48"]).config
-    assert {2.0, 4.0} <= {*odd.evaluation.ratios}
+    assert {2.0, 4.0} <= set(odd.evaluation.ratios)
 
 
 def test_runs_from_two_bases_are_two_schemes(here):
-    other = shutil.copytree(source("rope"), here / Path(source("rope")).name)
-    text = (other / "config.yaml").read_text()
-    (other / "config.yaml").write_text(text.replace("base: 10000", "base: 500"))
+    one = Path(source("rope"))
+    other = shutil.copytree(one, here / one.name)
+    path = other / "config.yaml"
+    text = path.read_text()
+    path.write_text(text.replace("base: 10000", "base: 500"))
 
     words = ("encoding=none", "training.tokens=64")
-    trained_on(here / "a", f"start={source('rope')}", *words)
+    trained_on(here / "a", f"start={one}", *words)
     trained_on(here / "b", f"start={other}", *words)
 
-    labels = {*read([here / "a", here / "b"])["label"]}
-    assert labels == {"none", "none start.options.base=500"}
+    rows = read([here / "a", here / "b"])
+    assert set(rows["label"]) == {"none", "none start.options.base=500"}
 
 
 @pytest.mark.slow
 def test_a_glob_gives_a_run_for_each(here):
     given = ["start=outputs/short/rope-*", "evaluation.at_tokens=[0]", *on(here)]
-    configs = [plan.config for plan in plans.resolve(plans.read_sets("extend", given))]
-    ways = {
-        (
-            one.encoding.name,
-            one.encoding.options.get("base"),
-            one.model.attention.window,
-        )
-        for one in configs
-    }
+
+    sets = plans.read_sets("extend", given)
+    configs = [plan.config for plan in plans.resolve(sets)]
+
+    ways = set()
+    for config in configs:
+        assert config.study == "extend"
+        assert config.original_length == 16
+        name = config.encoding.name
+        base = config.encoding.options.get("base")
+        ways.add((name, base, config.model.attention.window))
     assert len(configs) == 20
     assert len(ways) == 10
-    assert {one.seed for one in configs} == {0, 1}
-    assert {one.study for one in configs} == {"extend"}
-    assert all(one.original_length == 16 for one in configs)
+    assert {config.seed for config in configs} == {0, 1}
 
 
 # Words beside those of ON, and what the line says.
@@ -211,8 +223,9 @@ def test_what_cannot_be_begun_is_one_line(here, capsys, words, says):
 
     code = posbench("train", *on(here), *words.split())
 
+    lines = capsys.readouterr().err.splitlines()
     assert code != 0
-    assert says in capsys.readouterr().err.strip().splitlines()[-1]
+    assert says in lines[-1]
     assert not list(here.glob("*/*/config.yaml"))
 
 
@@ -233,8 +246,9 @@ GATE = [
 
 
 def test_the_gate_is_that_of_the_tokens_of_both_runs(here):
-    theirs = Path(source("rope", 1))
+    theirs = Path(source("rope", seed=1))
     ours = trained_on(here, f"start={theirs}", *GATE)
+    rows = evaluation_rows(ours)
     tokens = prepare(load_config(theirs).data, Path("cache"))
     planned = plan("fixed_target", tokens.test, [16, 64], 8, 8, "auto")
     targets = targets_of(planned[64])
@@ -245,19 +259,22 @@ def test_the_gate_is_that_of_the_tokens_of_both_runs(here):
         batches = tokens.batches(config.training, config.seed)
         for first, end in batches.spans(config.training.steps):
             is_read[first:end] = True
-        borders = np.flatnonzero(np.diff(np.r_[False, is_read, False]))
+        bounded = np.r_[False, is_read, False]
+        borders = np.flatnonzero(np.diff(bounded))
         spans = borders.reshape(-1, 2)
         held_out = (tokens.test.ids, tokens.validation.ids)
         readers = Readers(tokens.train.ids, spans, 257, *held_out)
         order, nll = readers.ngram(targets.indices)
         of_window = readers.with_window(targets.indices, targets.context)
-        rows = evaluation_rows(ours)
         found = [row for row in rows if row.tokens == 512 * number]
-        assert {row.ngram_order for row in found} == {order}
-        assert {row.ngram_nll for row in found} == {float(nll.mean())}
-        # the sums that a paired interval rests on
+        mean = float(nll.mean())
+        assert found
         for row in found:
-            assert sum(row.units["ngram"]) == pytest.approx(nll.sum(), rel=1e-5)
+            assert row.ngram_order == order
+            assert row.ngram_nll == mean
+            # the sum that a paired interval rests on
+            total = sum(row.units["ngram"])
+            assert total == pytest.approx(nll.sum(), rel=1e-5)
         (as_trained,) = [row for row in found if "cached_ngram" in row.units]
         assert as_trained.length == 64
         sum_of_window = sum(as_trained.units["cached_ngram"])
@@ -267,6 +284,9 @@ def test_the_gate_is_that_of_the_tokens_of_both_runs(here):
 def test_on_another_text_there_is_no_gate(here):
     other = shutil.copy("text.txt", here / "text.txt")
     other.write_text(other.read_text() + " and more")
-    run = f"start={source('rope', 1)}"
-    folder = trained_on(here, run, *GATE, f"data.path={other}")
-    assert {row.ngram_nll for row in evaluation_rows(folder)} == {None}
+    run = source("rope", seed=1)
+
+    folder = trained_on(here, f"start={run}", *GATE, f"data.path={other}")
+
+    of_reader = {row.ngram_nll for row in evaluation_rows(folder)}
+    assert of_reader == {None}

@@ -20,7 +20,9 @@ from posbench.processes import World
 from posbench.training.step import Clock, Trainer, begin_update
 from posbench.training.validation import validate
 
-V, B, T = 50, 6, 16
+V = 50  # size of the vocabulary
+B = 6  # sequences of a batch
+T = 16  # tokens of a sequence
 CPU = torch.device("cpu")
 SWIGLU = {"norm": "rmsnorm", "mlp": "swiglu"}
 
@@ -29,10 +31,11 @@ def batch(step: int = 0, scored: list[int] | None = None) -> Batch:
     """Return a batch of random tokens; `scored`: how many labels of each sequence are
     scored.
     """
-    draw = torch.Generator().manual_seed(step)
-    ids, labels = torch.randint(V, (2, B, T), generator=draw)
+    generator = torch.Generator().manual_seed(step)
+    ids, labels = torch.randint(V, (2, B, T), generator=generator)
     for row, count in enumerate(scored or []):
-        labels[row, torch.randperm(T, generator=draw)[count:]] = IGNORED
+        order = torch.randperm(T, generator=generator)
+        labels[row, order[count:]] = IGNORED
     return Batch.of(ids, labels)
 
 
@@ -44,11 +47,13 @@ def trainer(
         training={"accumulation": accumulation},
         runtime=runtime,
     )
-    return Trainer(build(config, V), config, CPU, torch.float32)
+    model = build(config, V)
+    return Trainer(model, config, CPU, torch.float32)
 
 
 def weights(trainer: Trainer) -> torch.Tensor:
-    return torch.cat([p.detach().flatten() for p in trainer.model.parameters()])
+    flat = [p.detach().flatten() for p in trainer.model.parameters()]
+    return torch.cat(flat)
 
 
 def update(
@@ -81,8 +86,12 @@ def test_parts_with_unequal_numbers_of_scored_labels_take_the_step_of_the_whole(
 ):
     whole = trainer(tiny_config)
     divided = trainer(tiny_config, accumulation=parts)
-    expected = update(whole, batch(0, scored))
-    assert update(divided, batch(0, scored)) == pytest.approx(expected, rel=1e-5)
+    given = batch(0, scored)
+
+    expected = update(whole, given)
+    made = update(divided, given)
+
+    assert made == pytest.approx(expected, rel=1e-5)
     assert_gradients_are_close(whole, divided)
 
 
@@ -105,23 +114,27 @@ def test_the_optimizer_takes_torchs_steps(tiny_config):
     theirs = with_torchs_optimizer(trainer(tiny_config, encoding="t5"))
     assert updates(ours) == updates(theirs)
     assert torch.equal(weights(ours), weights(theirs))
+    state = ours.optimizer.state_dict()
     expected = theirs.optimizer.state_dict()
-    torch.testing.assert_close(ours.optimizer.state_dict(), expected, rtol=0, atol=0)
+    torch.testing.assert_close(state, expected, rtol=0, atol=0)
 
 
 def test_t5s_table_alone_moves_ten_times_as_fast(tiny_config):
     config = support.encoded(tiny_config, "temperature", inner="t5")
-    fresh = Trainer(build(config, V), config, CPU, torch.float32)
-    before = copy.deepcopy(fresh.model.state_dict())
+    model = build(config, V)
+    fresh = Trainer(model, config, CPU, torch.float32)
+    before = copy.deepcopy(model.state_dict())
 
     update(fresh, batch(), rate=1e-3)
 
     # AdamW's first update moves a number by the rate, whatever its gradient; what has
     # none stays.
     farthest = {}
-    for name, p in fresh.model.named_parameters():
-        farthest[name] = float((p.detach() - before[name]).abs().max())
-    assert farthest.pop("encoding.inners.0.table") == pytest.approx(1e-2, rel=0.01)
+    for name, p in model.named_parameters():
+        moved = p.detach() - before[name]
+        farthest[name] = float(moved.abs().max())
+    of_table = farthest.pop("encoding.inners.0.table")
+    assert of_table == pytest.approx(1e-2, rel=0.01)
     # weight decay adds a little
     assert max(farthest.values()) == pytest.approx(1e-3, rel=0.1)
 
@@ -135,10 +148,11 @@ def test_weight_decay_spares_norms_and_the_encodings_parameters(tiny_config):
         if group["weight_decay"]:
             decayed.update(id(p) for p in group["params"])
 
-    for name, p in fresh.model.named_parameters():
+    parameters = dict(fresh.model.named_parameters())
+    for name, p in parameters.items():
         is_matrix = p.dim() == 2 and not name.startswith("encoding.")
         assert (id(p) in decayed) == is_matrix, name
-    assert n_parameters == len(list(fresh.model.parameters()))
+    assert n_parameters == len(parameters)
 
 
 def nan_loss(model: GPT, hidden: torch.Tensor, *given: Any) -> torch.Tensor:
@@ -151,7 +165,7 @@ def test_an_update_that_is_not_finite_and_all_after_it_change_nothing(
     fresh = trainer(tiny_config)
     update(fresh, batch(0))
     before = weights(fresh)
-    state = copy.deepcopy(fresh.optimizer.state_dict()["state"])
+    state = copy.deepcopy(fresh.optimizer.state_dict())
 
     with monkeypatch.context() as patch:
         patch.setattr(GPT, "loss", nan_loss)
@@ -159,19 +173,21 @@ def test_an_update_that_is_not_finite_and_all_after_it_change_nothing(
     after = begin_update(fresh, batch(2), 2, 1e-2)
 
     assert fresh.failed == 1
-    assert after.read()[0] > 0  # itself it was finite
+    loss, _ = after.read()
+    assert loss > 0  # itself it was finite
     with pytest.raises(RunFailed, match="loss is nan at step 2: a lower training"):
         lost.read()
     assert torch.equal(weights(fresh), before)
-    now = fresh.optimizer.state_dict()["state"]
-    torch.testing.assert_close(now, state, rtol=0, atol=0)
+    now = fresh.optimizer.state_dict()
+    torch.testing.assert_close(now["state"], state["state"], rtol=0, atol=0)
 
 
 def test_a_first_update_that_is_not_finite_fails_when_it_is_read(
     tiny_config, monkeypatch
 ):
     monkeypatch.setattr(GPT, "loss", nan_loss)
-    lost = begin_update(trainer(tiny_config), batch(), 0, 1e-2)
+    fresh = trainer(tiny_config)
+    lost = begin_update(fresh, batch(), 0, 1e-2)
     with pytest.raises(RunFailed, match="at step 1: check the encoding's hooks"):
         lost.read()
 
@@ -182,10 +198,11 @@ def test_blocks_that_are_computed_again_have_the_same_gradients_to_the_bit(
 ):
     kept = trainer(tiny_config, encoding=encoding, checkpointing=False)
     again = trainer(tiny_config, encoding=encoding, checkpointing=True)
-    draw = torch.Generator().manual_seed(0)
+    generator = torch.Generator().manual_seed(0)
     with torch.no_grad():  # zeros would hide errors
         for parameter in kept.model.encoding.parameters():
-            parameter.add_(0.1 * torch.randn(parameter.shape, generator=draw))
+            drawn = torch.randn(parameter.shape, generator=generator)
+            parameter.add_(0.1 * drawn)
     again.model.load_state_dict(kept.model.state_dict())
 
     loss, norm = update(kept, batch())
@@ -204,21 +221,24 @@ def test_compiled_steps_are_those_of_plain_ones_in_graphs_that_depth_adds_nothin
     tiny_config, block, encoding
 ):
     counters = torch._dynamo.utils.counters
+    runtime = {"compile": True, "checkpointing": encoding == "fire"}
     graphs = []
     for n_layers in (2, 5):
-        config = support.changed(tiny_config, model={"n_layers": n_layers, **block})
+        model = {"n_layers": n_layers, **block}
+        config = support.changed(tiny_config, model=model)
         torch._dynamo.reset()
         counters.clear()
         with torch.compiler.set_stance(force_backend="aot_eager"):
             plain = trainer(config, encoding=encoding)
-            runtime = {"compile": True, "checkpointing": encoding == "fire"}
             compiled = trainer(config, encoding=encoding, **runtime)
             expected = update(plain, batch())
-            assert update(compiled, batch()) == pytest.approx(expected, rel=1e-5)
+            made = update(compiled, batch())
+            assert made == pytest.approx(expected, rel=1e-5)
             assert_gradients_are_close(plain, compiled)
         graphs.append(counters["stats"]["unique_graphs"])
-    assert graphs[0] == graphs[1]
-    assert 2 <= graphs[0] <= 5  # before and after attention
+    of_two_layers, of_five_layers = graphs
+    assert of_two_layers == of_five_layers
+    assert 2 <= of_two_layers <= 5  # before and after attention
 
 
 def test_a_validation_counts_right_tokens(tiny_config):
@@ -226,13 +246,17 @@ def test_a_validation_counts_right_tokens(tiny_config):
     ids = batch().ids
     model = trained.model.eval()
     with torch.no_grad():
-        labels = model.logits(model.hidden(ids)).argmax(-1)
+        hidden = model.hidden(ids)
+        labels = model.logits(hidden).argmax(-1)
     labels[:, : T // 2] = IGNORED
-    labels[0, -1] = (labels[0, -1] + 1) % V
+    wrong = (labels[0, -1] + 1) % V
+    labels[0, -1] = wrong
+    given = Batch.of(ids, labels)
 
-    numbers = validate(trained, [Batch.of(ids, labels)], answers=True)
+    numbers = validate(trained, [given], answers=True)
 
-    assert numbers["val/accuracy"] == 1 - 2 / (B * T)
+    n_scored = B * T / 2
+    assert numbers["val/accuracy"] == 1 - 1 / n_scored
 
 
 def test_a_clock_counts_all_attempts_and_tokens_since_the_last_row(
@@ -257,5 +281,6 @@ def test_a_clock_counts_all_attempts_and_tokens_since_the_last_row(
     assert first == {"train/tokens_per_second": 10 * per_step / 4, "seconds": 9.0}
     assert second["train/tokens_per_second"] == 10 * per_step
     totals = clock.totals()
+    of_a_process = (4 + 1) / 2
     assert totals["train_seconds"] == 10
-    assert totals["cpu_seconds"] == 1 + 2 * (4 + 1) / 2  # of two processes
+    assert totals["cpu_seconds"] == 1 + 2 * of_a_process

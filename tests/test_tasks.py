@@ -35,7 +35,8 @@ CASES: list[tuple[str, dict[str, Any]]] = [
 
 
 def drawn(task: tasks.Task, length: int, count: int, seed: int = 0) -> Any:
-    return task.problems(np.random.default_rng(seed), length, count)
+    rng = np.random.default_rng(seed)
+    return task.problems(rng, length, count)
 
 
 @pytest.mark.sample(3)
@@ -48,8 +49,9 @@ def test_plain_loops_find_the_answers_of_every_length(name, options):
         for ids, scored in zip(problems.ids, problems.scored, strict=True):
             words = [task.symbols[number] for number in ids]
             answer = {}
-            for t in scored.nonzero()[0]:
-                answer[int(t) + 1] = words[t + 1]
+            for before in scored.nonzero()[0]:
+                place = int(before) + 1
+                answer[place] = words[place]
             assert solve(words, options) == answer
 
 
@@ -59,26 +61,31 @@ def test_problems_have_the_size_of_their_length(name, options):
     task = tasks.build(name, options)
     for length in (task.least, task.longest):
         problems = drawn(task, length, 10)
-        assert problems.ids.shape == (10, task.size(length) + 1)
-        assert problems.scored.shape == (10, task.size(length))
+        size = task.size(length)
+        assert problems.ids.shape == (10, size + 1)
+        assert problems.scored.shape == (10, size)
 
 
 def test_draws_are_those_of_earlier_runs():
     digest = hashlib.sha256()
     for name, options in CASES:
-        problems = drawn(tasks.build(name, options), 8, 64, seed=7)
-        digest.update(problems.ids.tobytes() + problems.scored.tobytes())
+        task = tasks.build(name, options)
+        problems = drawn(task, 8, 64, seed=7)
+        digest.update(problems.ids.tobytes())
+        digest.update(problems.scored.tobytes())
     assert digest.hexdigest()[:16] == "ccb4a78081fda112"
 
 
 def ids_of(name: str, length: int, count: int = 20_000, **options: Any) -> Any:
-    return drawn(tasks.build(name, options), length, count).ids
+    task = tasks.build(name, options)
+    return drawn(task, length, count).ids
 
 
 def assert_is_drawn(counts: Any, shares: Any) -> None:
     """Test how often each value was drawn."""
+    expected = shares * counts.sum()
     assert len(counts) == len(shares)
-    assert stats.chisquare(counts, shares * counts.sum()).pvalue > 1e-3
+    assert stats.chisquare(counts, expected).pvalue > 1e-3
 
 
 def assert_is_even(counts: Any) -> None:
@@ -117,18 +124,28 @@ def test_a_parity_is_as_often_even_as_odd():
 
 @pytest.mark.parametrize("ignore", [0.8, 0.98, 0.1])
 def test_instructions_of_flip_flop_have_their_shares(ignore):
-    instructions = ids_of("flip_flop", 102, 1000, ignore=ignore)[:, 3:-2:2]
-    write_or_read = (1 - ignore) / 2
+    task = tasks.build("flip_flop", {"ignore": ignore})
+
+    problems = drawn(task, 102, 1000)
+
+    instructions = problems.ids[:, 3:-2:2]
     counts = np.bincount(instructions.flatten(), minlength=4)[1:]
-    assert_is_drawn(counts, np.array([write_or_read, write_or_read, ignore]))
+    write_or_read = (1 - ignore) / 2
+    shares = np.array([write_or_read, write_or_read, ignore])
+    assert_is_drawn(counts, shares)
 
 
 @pytest.mark.parametrize("power", [0.01, 0.5, 1.0])
 def test_keys_of_recall_are_asked_by_a_power_law_in_the_slots_that_are_left(power):
-    ids = ids_of("recall", 2, power=power, slots=5)
+    task = tasks.build("recall", {"power": power, "slots": 5})
+
+    ids = drawn(task, 2, 20_000).ids
+
     asked = ids[:, 5::2]
-    slots_of_first = (asked == ids[:, 1, None]).argmax(axis=1)
-    slots_of_second = (asked == ids[:, 3, None]).argmax(axis=1)
+    first_key = ids[:, 1, None]
+    second_key = ids[:, 3, None]
+    slots_of_first = (asked == first_key).argmax(axis=1)
+    slots_of_second = (asked == second_key).argmax(axis=1)
 
     law = np.arange(1, 11) ** (power - 1)
     law = law / law.sum()
@@ -138,8 +155,10 @@ def test_keys_of_recall_are_asked_by_a_power_law_in_the_slots_that_are_left(powe
         left[first] = 0
         after_first += law[first] * left
 
-    assert_is_drawn(np.bincount(slots_of_first, minlength=10), law)
-    assert_is_drawn(np.bincount(slots_of_second, minlength=10), after_first)
+    counts = np.bincount(slots_of_first, minlength=10)
+    assert_is_drawn(counts, law)
+    counts = np.bincount(slots_of_second, minlength=10)
+    assert_is_drawn(counts, after_first)
 
 
 def logit_gaps(length: int, line: int | None) -> list[Any]:

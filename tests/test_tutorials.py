@@ -35,7 +35,8 @@ def code(name, length, d_model=8, **options):
     shape = Shape(d_model, n_heads=1, n_layers=1, train_length=128)
     encoding = schemes.build(name, {"scale": 1.0, **options}, shape)
     nothing = torch.zeros(1, length, d_model)
-    return encoding.embed(nothing, torch.arange(length)[None])[0]
+    positions = torch.arange(length)[None]
+    return encoding.embed(nothing, positions)[0]
 
 
 def rotated(x, positions, **options):
@@ -57,9 +58,11 @@ def attend(name, words):
     for word in words.split():
         seed = sum(ord(letter) for letter in word)
         tokens.append(schemes.random(32, seed=seed))
-    x = encoding.embed(torch.stack(tokens)[None], torch.arange(len(tokens))[None])
+    length = len(tokens)
+    positions = torch.arange(length)[None]
+    x = encoding.embed(torch.stack(tokens)[None], positions)
     weights = schemes.random(3, 32, 32, seed=1) / 32**0.5
-    projected = (x @ weights.mT).view(3, 1, len(tokens), 4, 8)
+    projected = (x @ weights.mT).view(3, 1, length, 4, 8)
     q, k, v = projected.transpose(2, 3)
     output = posbench.attention_output(encoding, q, k, v, x=x, causal=False)
     return output[0].transpose(0, 1)
@@ -69,7 +72,8 @@ def change_of_order(name):
     """Return how the outputs of words differ in two orders of them."""
     first = attend(name, "i think therefore i am")
     second = attend(name, "i am therefore i think")
-    return (second - first[[0, 4, 2, 3, 1]]).abs().max()
+    first_in_its_order = first[[0, 4, 2, 3, 1]]
+    return (second - first_in_its_order).abs().max()
 
 
 @pytest.mark.parametrize("name", SCHEMES)
@@ -92,7 +96,8 @@ def test_binary_codes_are_those_that_the_tutorials_print():
         [0, 1, 1],
         [1, 1, 1],
     ]
-    assert code("binary", 8, digits=3)[:, :3].tolist() == expected
+    made = code("binary", 8, digits=3)
+    assert made[:, :3].tolist() == expected
 
 
 def test_sines_are_those_that_the_tutorials_print():
@@ -126,8 +131,10 @@ def test_sinusoids_are_those_that_the_tutorials_print():
     ],
 )
 def test_the_score_of_a_turned_query_at_m_and_key_at_n(key, m, n, score):
-    query, key = rotated(torch.tensor([[1.0, 0.0], key]), [m, n])
-    assert (query @ key).item() == pytest.approx(score, abs=1e-6)
+    vectors = torch.tensor([[1.0, 0.0], key])
+    turned_query, turned_key = rotated(vectors, [m, n])
+    product = turned_query @ turned_key
+    assert product.item() == pytest.approx(score, abs=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -138,5 +145,6 @@ def test_the_score_of_a_turned_query_at_m_and_key_at_n(key, m, n, score):
     ],
 )
 def test_a_rotation_by_one_position(layout, expected):
-    turned = rotated(torch.tensor([[1.0, 2.0, 3.0, 4.0]]), [1], layout=layout)
+    vector = torch.tensor([[1.0, 2.0, 3.0, 4.0]])
+    turned = rotated(vector, [1], layout=layout)
     torch.testing.assert_close(turned[0], torch.tensor(expected), atol=2e-6, rtol=0)

@@ -42,11 +42,17 @@ def inputs(length: int = LENGTH) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 )
 def test_a_temperature_starts_at_1_at_the_training_length(rule, expected):
     n = torch.tensor([1, SHAPE.train_length, SHAPE.train_length**2])
-    factor = build("temperature", rule=rule).factor(n, 1).expand(4, 3)
+    temperature = build("temperature", rule=rule)
+    factor = temperature.factor(n, 1).expand(4, 3)
     torch.testing.assert_close(factor, torch.tensor(expected).expand(4, 3))
 
 
 DROPPED = {"name": "drope", "drop_at": 0.75, "base": 500.0}
+
+
+def outputs(encoding: Any, layer: int = 1, **limits: Any) -> Tensor:
+    """Return the attention of a layer for fixed inputs at positions 0, 1, ..."""
+    return attention(encoding, *inputs(), COUNTED, layer, **limits)
 
 
 @pytest.mark.parametrize(
@@ -58,19 +64,19 @@ DROPPED = {"name": "drope", "drop_at": 0.75, "base": 500.0}
     ],
 )
 def test_drope_is_rope_before_the_drop_and_nothing_after_it(encoding, window):
-    def outputs(encoding: Any, **limits: Any) -> Tensor:
-        return attention(encoding, *inputs(), COUNTED, 1, **limits)
-
     rope = outputs(build("rope", base=500.0), window=window)
     none = outputs(build("none"), window=window)
 
-    assert torch.equal(outputs(encoding), none)  # before a run it is as after one
+    before_a_run = outputs(encoding)  # as after one
+    assert torch.equal(before_a_run, none)
     for done in (0.0, 0.74):
         tell_progress(encoding, done)
-        assert torch.equal(outputs(encoding), rope)
+        made = outputs(encoding)
+        assert torch.equal(made, rope)
     for done in (0.75, 1.0):
         tell_progress(encoding, done)
-        assert torch.equal(outputs(encoding), none)
+        made = outputs(encoding)
+        assert torch.equal(made, none)
 
 
 @pytest.mark.parametrize(("window", "n_visible"), [(None, 4), (3, 3), (9, 4)])
@@ -80,7 +86,8 @@ def test_the_narrower_window_of_a_class_and_of_a_layer_holds(
     monkeypatch.setattr(encodings.load("alibi"), "window", 4)
     layered = build("layered", layers=[{"name": "alibi", "window": window}])
     q, k, *_ = inputs()
-    last_row = attention_logits(layered, q, k)[0, 0, -1]
+    logits = attention_logits(layered, q, k)
+    last_row = logits[0, 0, -1]
     assert last_row.isfinite().sum() == n_visible
 
 
@@ -97,40 +104,44 @@ WHOLE = torch.arange(30)
 def drawn(encoding: Any, times: int, ids: Tensor = IDS) -> Tensor:
     """Return what is drawn in training, (times · B, T)."""
     stream = torch.Generator().manual_seed(0)
-    return torch.cat([encoding.positions(ids, stream) for _ in range(times)])
+    batches = [encoding.positions(ids, stream) for _ in range(times)]
+    return torch.cat(batches)
 
 
 def test_randomized_draws_each_position_as_often():
     encoding = build("randomized", max_length=40)
     positions = drawn(encoding, 1000, IDS[:1, :10])
     counts = positions.flatten().bincount(minlength=40)
-    # five standard deviations
-    assert (counts - 250).abs().max() < 5 * (1000 * 0.25 * 0.75) ** 0.5
+    deviation = (1000 * 0.25 * 0.75) ** 0.5
+    assert (counts - 250).abs().max() < 5 * deviation
 
 
 def test_shape_starts_anywhere_below_its_shift_in_training():
-    positions = drawn(build("shape", shift=7), 200)
+    encoding = build("shape", shift=7)
+    positions = drawn(encoding, 200)
+    first = positions[:, 0].tolist()
     assert (positions.diff() == 1).all()
-    assert set(positions[:, 0].tolist()) == set(range(7))
+    assert set(first) == set(range(7))
 
 
 def test_shape_starts_behind_its_shift_in_evaluation():
     encoding = build("shape", shift=7).eval()
-    assert torch.equal(encoding.positions(IDS, None), 7 + WHOLE[None])
-
-
-STILL = {"global_shift": 0.0, "local_shift": 0.0, "scaling": 1.0}
+    positions = encoding.positions(IDS, None)
+    assert torch.equal(positions, 7 + WHOLE[None])
 
 
 def test_cape_moves_all_positions_of_a_sequence_alike():
-    moved = drawn(build("cape", **STILL | {"global_shift": 4.0}), 300) - WHOLE
-    torch.testing.assert_close(moved, moved[:, :1].expand_as(moved))
+    encoding = build("cape", global_shift=4.0, local_shift=0.0, scaling=1.0)
+    moved = drawn(encoding, 300) - WHOLE
+    first = moved[:, :1]
+    torch.testing.assert_close(moved, first.expand_as(moved))
     assert 3.8 < moved.max() <= 4
     assert -4 <= moved.min() < -3.8
 
 
 def test_cape_jitters_each_position():
-    moved = drawn(build("cape", **STILL | {"local_shift": 0.5}), 300) - WHOLE
+    encoding = build("cape", global_shift=0.0, local_shift=0.5, scaling=1.0)
+    moved = drawn(encoding, 300) - WHOLE
     spread = moved.amax(1) - moved.amin(1)
     assert spread.min() > 0.1
     assert 0.475 < moved.max() <= 0.50001
@@ -138,16 +149,19 @@ def test_cape_jitters_each_position():
 
 
 def test_cape_squeezes_as_often_as_it_stretches():
-    positions = drawn(build("cape", **STILL | {"scaling": 1.25}), 300)
+    encoding = build("cape", global_shift=0.0, local_shift=0.0, scaling=1.25)
+    positions = drawn(encoding, 300)
     stretches = positions[:, 1:] / WHOLE[1:]
+    mean = float(stretches.log().mean())
     assert 0.8 <= stretches.min() < 0.81
     assert 1.24 < stretches.max() <= 1.2501
-    assert abs(float(stretches.log().mean())) < 0.05
+    assert abs(mean) < 0.05
 
 
 def test_cape_counts_tokens_in_evaluation():
     encoding = build("cape", scaling=1.25).eval()
-    assert torch.equal(encoding.positions(IDS, None), WHOLE[None])
+    positions = encoding.positions(IDS, None)
+    assert torch.equal(positions, WHOLE[None])
 
 
 DIGITS = tuple("0123456789+=")
@@ -167,12 +181,14 @@ def test_digits_begin_anywhere_in_training_by_a_draw_that_follows_from_the_updat
     encoding: Any = schemes.build(name, options, shape)
     last = len(encoding.table) - 1
     ids = torch.tensor([[DIGITS.index(token) for token in problem]])
-    x = schemes.random(*ids.shape, SHAPE.d_model)
+    positions = COUNTED[:, : len(problem)]
+    x = schemes.random(1, len(problem), SHAPE.d_model)
 
     def rows() -> Tensor:
         """Return, for each token, the row of the table that is added to it."""
-        added = encoding.embed(x, COUNTED[:, : ids.shape[1]], ids) - x
-        distance = (added[:, :, None] - encoding.table).abs().sum(-1)
+        added = encoding.embed(x, positions, ids) - x
+        difference = added[:, :, None] - encoding.table
+        distance = difference.abs().sum(-1)
         return distance.argmin(-1)
 
     encoding.eval()
@@ -183,11 +199,14 @@ def test_digits_begin_anywhere_in_training_by_a_draw_that_follows_from_the_updat
         tell_progress(encoding, update / 100)
         offset = int((rows() - places).max())
         moved = (places + offset).clamp(max=last)
-        assert torch.equal(rows(), torch.where(places > 0, moved, 0))
+        expected = torch.where(places > 0, moved, 0)
+        assert torch.equal(rows(), expected)
         drawn.append(offset)
 
     assert set(drawn) == set(offsets)
-    assert drawn[100:] == [drawn[99], drawn[7]]  # so a continued run draws alike
+    # a continued run draws alike
+    assert drawn[100] == drawn[99]
+    assert drawn[101] == drawn[7]
 
 
 @pytest.mark.sample(6)
@@ -195,7 +214,8 @@ def test_digits_begin_anywhere_in_training_by_a_draw_that_follows_from_the_updat
 def test_heads_may_be_wider_than_their_share_of_the_model_and_share_keys_and_values(
     name,
 ):
-    encoding = schemes.build(name, {}, Shape(24, 4, 2, 32, head_dim=8, n_kv_heads=2))
+    shape = Shape(24, 4, 2, 32, head_dim=8, n_kv_heads=2)
+    encoding = schemes.build(name, {}, shape)
     counted = schemes.counts_tokens(encoding)
     positions = COUNTED[:, :12]
     q, k, v, _ = inputs(12)
@@ -241,23 +261,21 @@ def test_a_wrapper_hands_an_extension_on_to_those_it_is_for(method):
         {"name": "rope", "chunk": LENGTH},  # a chunk of all tokens hides none
     ]
     layered = build("layered", layers=entries)
-    before = [attention(layered, *inputs(), COUNTED, layer) for layer in range(3)]
+    trained_first = outputs(layered, layer=0)
+    trained_second = outputs(layered, layer=1)
 
     after, facts = extend_encoding(layered, method, 128, 32)
-    rope, rope_facts = extend_encoding(build("rope"), method, 128, 32)
 
-    first, second, third = [
-        attention(after, *inputs(), COUNTED, layer) for layer in range(3)
-    ]
-    windowed = attention(rope, *inputs(), COUNTED, 0, window=12)
-    whole = attention(rope, *inputs(), COUNTED, 0)
-    assert torch.equal(first, windowed)
-    assert torch.equal(second, before[1])
-    torch.testing.assert_close(third, whole, **CLOSE)
+    rope, rope_facts = extend_encoding(build("rope"), method, 128, 32)
+    windowed = outputs(rope, layer=0, window=12)
+    whole = outputs(rope, layer=0)
+    assert torch.equal(outputs(after, layer=0), windowed)
+    assert torch.equal(outputs(after, layer=1), trained_second)
+    torch.testing.assert_close(outputs(after, layer=2), whole, **CLOSE)
     of_layers = {"rope 0": rope_facts, "rope 2": rope_facts}
     assert facts == {"dynamic": rope_facts["dynamic"], "extended": of_layers}
     # the trained one is as it was
-    assert torch.equal(attention(layered, *inputs(), COUNTED, 0), before[0])
+    assert torch.equal(outputs(layered, layer=0), trained_first)
 
 
 @pytest.mark.parametrize(
@@ -286,8 +304,8 @@ def test_an_extension_in_a_wrapper_goes_by_the_length_that_was_trained_last(
 def test_a_temperature_acts_on_far_pairs_too(inner):
     trained = schemes.build("temperature", inner, SHAPE)
     after, _ = extend_encoding(trained, "self_extend", 64, 32, group=1)
-    ours = attention(after, *inputs(), COUNTED, 1)
-    expected = attention(trained, *inputs(), COUNTED, 1)
+    ours = outputs(after)
+    expected = outputs(trained)
     torch.testing.assert_close(ours, expected, **CLOSE)
 
 
@@ -296,4 +314,4 @@ def test_a_temperature_around_heads_is_refused_where_it_would_miss_far_pairs():
     trained = build("temperature", inner="heads", inner_options=heads)
     after, _ = extend_encoding(trained, "rerope", 64, 32)
     with pytest.raises(Undefined, match="put it into the entries"):
-        attention(after, *inputs(), COUNTED, 1)
+        outputs(after)

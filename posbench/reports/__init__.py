@@ -14,7 +14,7 @@ import pandas as pd
 import posbench
 from posbench import files
 from posbench.errors import UserError
-from posbench.reports import answer, tables
+from posbench.reports import answer, card, tables
 from posbench.reports.render import Table, csv_text
 from posbench.results import compare, tasks
 from posbench.results.frame import read
@@ -295,7 +295,7 @@ def _text_section(
     by_length = None
     if table.attrs["schemes"]:
         by_length = tables.loss_table(group, table)
-    more = [tables.facts_table(table)]
+    more = [card.card_table(group, table), tables.facts_table(table)]
     more += tables.training_tables(group)
     more += tables.length_tables(group)
     return Section(

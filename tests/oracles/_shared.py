@@ -154,6 +154,11 @@ def turned(q, k, cos, sin, layout):
     return {"q": q, "k": k}
 
 
+def turned_by(angles, q, k, layout):
+    """Return q and k with pairs of channels turned by angles (..., Dh/2)."""
+    return turned(q, k, angles.cos(), angles.sin(), layout)
+
+
 def turned_pairs(a, cos, sin, layout):
     one, two = pairs_of(a, layout)
     first = one * cos - two * sin

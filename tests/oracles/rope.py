@@ -12,7 +12,7 @@ from oracles._shared import (
     frequencies,
     powers,
     rotated,
-    turned,
+    turned_by,
 )
 from oracles.absolute import none
 
@@ -77,11 +77,10 @@ class partial_rope(rope):
             return {"q": q, "k": k}
         law = embedding.inv_freq
         width = 2 * len(law)
-        q, q_still = q[..., :width], q[..., width:]
-        k, k_still = k[..., :width], k[..., width:]
-        turning = rotated(q, k, positions, "interleaved", law)
-        q = torch.cat((turning["q"], q_still), -1)
-        k = torch.cat((turning["k"], k_still), -1)
+        in_pairs = (q[..., :width], k[..., :width])
+        turning = rotated(*in_pairs, positions, "interleaved", law)
+        q = torch.cat((turning["q"], q[..., width:]), -1)
+        k = torch.cat((turning["k"], k[..., width:]), -1)
         return {"q": q, "k": k}
 
 
@@ -115,9 +114,7 @@ class hope:
         turns = shape.train_length * law / (2 * math.pi)
         law = law * (turns >= 1)
         angles = positions[:, None, :, None] * law
-        cos = angles.cos()
-        sin = angles.sin()
-        return turned(q, k, cos, sin, options["layout"])
+        return turned_by(angles, q, k, options["layout"])
 
 
 class lerope(rope):

@@ -16,6 +16,7 @@ from oracles._shared import (
     powers,
     softmax,
     turned,
+    turned_by,
 )
 from oracles.distance import EVERYWHERE, distances
 
@@ -284,9 +285,7 @@ class carope(Ordered):
             angle = angle + f[..., None] ** pairs  # (B, H, P)
             angles.append(angle)
         angles = torch.stack(angles, 2)
-        cos = angles.cos()
-        sin = angles.sin()
-        return turned(q, k, cos, sin, options["layout"])
+        return turned_by(angles, q, k, options["layout"])
 
 
 class selective_rope(Ordered):
@@ -335,9 +334,7 @@ class selective_rope(Ordered):
             total = total + phi
             totals.append(total)
         angles = torch.stack(totals, 2) * powers(options["base"], shape.head_dim)
-        cos = angles.cos()
-        sin = angles.sin()
-        return turned(q, k, cos, sin, options["layout"])
+        return turned_by(angles, q, k, options["layout"])
 
 
 class repo:
@@ -374,9 +371,7 @@ class repo:
             places = of_heads.mT  # (B, H, T)
         law = powers(options["base"], shape.head_dim)
         angles = places[..., None].double() * law
-        cos = angles.cos()
-        sin = angles.sin()
-        return turned(q, k, cos, sin, options["layout"])
+        return turned_by(angles, q, k, options["layout"])
 
 
 def generator(entries, width):
