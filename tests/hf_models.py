@@ -111,11 +111,19 @@ GEMMA3 = {
     "vision_config": VISION,
 }
 
-# Kinds outside the list: scaled logits, a module with rules of its own, a recurrent
-# state, a text part of a model of several.
+COHERE = {
+    **GROUPED,
+    **ENDS,
+    "rope_parameters": {"rope_theta": 1e4},
+    "logit_scale": 1.0,
+}
+
+# Kinds outside the list: scaled logits, a module with rules of its own, pairs of
+# neighbours that turn, a recurrent state, a text part of a model of several.
 UNTESTED = {
     "granite": ("GraniteConfig", GRANITE),
     "phi3": ("Phi3Config", {**GROUPED, **ENDS}),
+    "cohere": ("CohereConfig", COHERE),
     "mamba": ("MambaConfig", MAMBA),
     "gemma3": ("Gemma3Config", GEMMA3),
 }

@@ -323,6 +323,20 @@ def as_zeros(texts):
 @pytest.mark.parametrize(
     ("task", "reason"),
     [
+        ("passkey", "sentences are 75 tokens of this model"),
+        ("induction:pairs=40", "there is no room for 40 pairs"),
+    ],
+)
+def test_what_a_window_has_no_room_for_says_why(task, reason):
+    many = Material(np.arange(99), as_bytes)
+    window = np.arange(L)
+    with pytest.raises(Undefined, match=reason):
+        pose_of(task, L, many)(window, 0)
+
+
+@pytest.mark.parametrize(
+    ("task", "reason"),
+    [
         ("passkey", "no token of its own for each"),
         ("induction", "17 different tokens"),
     ],

@@ -448,6 +448,19 @@ def test_where_a_scheme_has_no_such_extension_rows_are_undefined(config):
         assert row.status == expected
 
 
+def test_an_extended_row_that_was_read_from_a_file_is_known(config):
+    wanted = fixed_target(config, extensions=("pi", "pi:factor=4"))
+    rows = gpt_rows("rope", wanted)
+    known = []
+    for row in rows:
+        line = json.dumps(row.to_json())
+        known.append(EvaluationRow.from_json(json.loads(line)))
+
+    again = gpt_rows("rope", wanted, known)
+
+    assert again == []
+
+
 @pytest.fixture
 def trained(tiny_config, tmp_path, tmp_path_factory) -> Trained:
     base = tmp_path_factory.getbasetemp() / "evaluated"

@@ -262,6 +262,16 @@ def test_an_extension_leaves_the_model_itself_as_it_was(folder_of):
     assert_close(after, before)
 
 
+def test_pairs_of_neighbours_are_extended_as_pairs_half_a_head_apart(folder_of):
+    folder = folder_of("cohere")
+
+    made = subject(folder).varied(Variant(extension="yarn:factor=4"), LONG)
+
+    parameters = made.facts["rope_parameters"]
+    wanted = theirs(folder, IDS, rope_parameters=parameters)
+    assert_close(every_nll(made.subject, IDS), wanted)
+
+
 # their factor is by default that of the length
 FOLLOWING = ("pi", "ntk", "dynamic_ntk", "ntk_by_parts", "yarn", "llama3", "longrope")
 FIXED = (
@@ -271,7 +281,7 @@ FIXED = (
     "longrope:factor=4",
     "abf",
 )
-ROTARY = [*ROPE, "granite", "gemma3"]
+ROTARY = [*ROPE, "granite", "gemma3", "cohere"]
 
 
 @pytest.mark.sample(12)
@@ -458,6 +468,10 @@ def beside_shards(folder):
     shutil.copy(folder / WEIGHTS, shard)
 
 
+def beside_an_index(folder):
+    (folder / "model.safetensors.index.json").write_text("{}")
+
+
 def high_ids(folder):
     path = folder / "tokenizer.json"
     text = path.read_text()
@@ -479,6 +493,7 @@ WRONG = [
     (with_keys(intermediate_size=48), "transformers cannot load it"),
     (pickled, "pickled weights may run code"),
     (beside_shards, "two sets of weights, model.safetensors and model-00001-of-00002"),
+    (beside_an_index, "two sets of weights, model.safetensors and model.safetensors.i"),
     (with_keys(quantization_config={"bits": 4}), "quantised"),
     (with_keys(auto_map={"AutoModel": "evil.Evil"}), "auto_map"),
     (high_ids, "it gives id 999, its"),

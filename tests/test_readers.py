@@ -118,6 +118,7 @@ WRONG = [
     ("a.jsonl", LIST, "row 1: found str: expected an object with columns"),
     ("a.jsonl", b'{"texts": "a", "n": 1}', "only texts, n: give data.column=texts$"),
     ("a.parquet", parquet([["a"]], ["body"]), "only body: give data.column=NAME"),
+    ("a.csv", b"x" * 300_000 + b"\n", "no column 'text', only x{200}: give"),
     ("a.jsonl", b'{"text": "a\\ud800b"}\n', "row 1: .*surrogates"),
     ("a.csv", b"text\nbye\nHello, world\n", "row 2: there are not as many cells"),
     ("a.csv", b"text,text\na,b\n", "row 1: there are 2 columns 'text'"),

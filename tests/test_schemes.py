@@ -85,6 +85,15 @@ def test_xpos_guards_the_span_of_positions_and_not_their_number(start):
 WIDE = Shape(768, 12, 4, train_length=4096)
 
 
+def test_fope_draws_its_weights_alike_in_every_run():
+    first = build("fope", WIDE).coefficients
+
+    torch.manual_seed(1)
+    again = build("fope", WIDE).coefficients
+
+    assert torch.equal(again, first)
+
+
 def test_fope_draws_weights_as_large_as_xaviers_around_one_frequency_a_pair():
     # at base 100 all 32 frequencies come round
     identity = build("fope", WIDE, base=100.0, gain=0.0).coefficients
