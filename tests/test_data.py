@@ -29,7 +29,7 @@ STRANGE = "naïve café\r\nпривет мир 你好 🙂👩‍👩‍👧 \u2
 FOX = "the quick brown fox jumps over"
 
 
-def config(name: str, **changes: Any) -> DataConfig:
+def config(name: str = "text", **changes: Any) -> DataConfig:
     values = {}
     for file in ("_base", name):
         content = (CONFIGS / f"{file}.yaml").read_text(encoding="utf-8")
