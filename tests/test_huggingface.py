@@ -71,7 +71,7 @@ def subject(folder: Path) -> HuggingFaceModel:
 
 def extended(model: HuggingFaceModel, text: str, length: int = LONG) -> Any:
     variant = Variant(extension=text)
-    return model.varied(variant, length).subject
+    return model.in_variant(variant, length).subject
 
 
 def ids_for(kind):
@@ -183,7 +183,7 @@ def test_a_window_with_sinks_is_the_librarys_own_mask(folder_of, kind, sinks):
     ids = ids_for(kind)
     length = ids.shape[1] - 1
     variant = Variant(window=WINDOW, sinks=sinks)
-    narrowed = model.varied(variant, length).subject
+    narrowed = model.in_variant(variant, length).subject
 
     narrow = every_nll(narrowed, ids)
 
@@ -203,7 +203,7 @@ def test_a_window_hides_all_before_it_but_the_sinks(
 ):
     model = subject(folder_of(kind))
     variant = Variant(window=8, sinks=3)  # 2 layers see 14 back
-    narrowed = model.varied(variant, LENGTH).subject
+    narrowed = model.in_variant(variant, LENGTH).subject
     ids = SHORT_IDS[:1]
     other = ids.copy()
     other[0, changed_ids] += 1
@@ -295,7 +295,7 @@ def test_every_method_is_the_library_with_the_parameters_that_the_row_records(
     model = subject(folder_of(kind))
     plain = every_nll(model, IDS)
     for text in (*FOLLOWING, *FIXED):
-        varied = model.varied(Variant(extension=text), LONG)
+        varied = model.in_variant(Variant(extension=text), LONG)
         parameters = varied.facts["rope_parameters"]
         if "gemma3" in kind:
             changes = {"full_attention": parameters}
@@ -627,13 +627,13 @@ def test_without_rope_an_extension_and_longer_inputs_are_undefined(results_of_ma
 def test_an_untested_kind_without_rope_is_undefined_beyond_its_length(folder_of):
     model = subject(folder_of("mamba"))
     with pytest.raises(Undefined, match="mamba is untested and has no RoPE"):
-        model.varied(Variant(), LENGTH + 1)
+        model.in_variant(Variant(), LENGTH + 1)
 
 
 def test_a_recurrent_state_has_no_windows(folder_of):
     model = subject(folder_of("mamba"))
     with pytest.raises(Undefined, match="do not restrict all layers of mamba"):
-        model.varied(Variant(window=9), LENGTH)
+        model.in_variant(Variant(window=9), LENGTH)
 
 
 def test_random_weights_are_called_not_learned(

@@ -50,7 +50,7 @@ def test_every_target_is_scored_after_the_context_that_its_window_holds(
 ):
     model = model_of(tiny_config)
     split = text()
-    planned = protocols.plan(protocol, split, [24], 8, 16, "concat")
+    planned = protocols.place_windows(protocol, split, [24], 8, 16, "concat")
     windows = planned[24]
     targets = targets_of(windows)
     ids = torch.from_numpy(split.ids.astype(np.int64))

@@ -12,7 +12,7 @@ from posbench.config.schema import Config
 from posbench.data.tokens import prepare
 from posbench.errors import UserError
 from posbench.evaluation.ngrams import Readers
-from posbench.evaluation.protocols import plan, targets_of
+from posbench.evaluation.protocols import place_windows, targets_of
 from posbench.launch import plans
 from posbench.launch.plans import resolve_one
 from posbench.model.gpt import build
@@ -250,7 +250,7 @@ def test_the_gate_is_that_of_the_tokens_of_both_runs(here):
     ours = trained_on(here, f"start={theirs}", *GATE)
     rows = evaluation_rows(ours)
     tokens = prepare(load_config(theirs).data, Path("cache"))
-    planned = plan("fixed_target", tokens.test, [16, 64], 8, 8, "auto")
+    planned = place_windows("fixed_target", tokens.test, [16, 64], 8, 8, "auto")
     targets = targets_of(planned[64])
     is_read = np.zeros(len(tokens.train.ids), bool)
 

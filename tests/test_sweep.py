@@ -40,12 +40,14 @@ def result(folder: Path) -> tuple[bytes, list[dict[str, Any]], list[float]]:
     for row in evaluation_rows(folder):
         line = row.to_json()
         # how long it took, not what came out
-        del line["seconds"], line["peak_memory_bytes"]
+        del line["seconds"]
+        del line["peak_memory_bytes"]
         rows.append(line)
     logged = training_rows(folder)
     losses = [row["train/loss"] for row in logged if "train/loss" in row]
     newest = max((folder / "checkpoint").glob("step-*"))
-    return (newest / "model.safetensors").read_bytes(), rows, losses
+    weights = (newest / "model.safetensors").read_bytes()
+    return weights, rows, losses
 
 
 def assert_as_single_runs(todo: list[Plan], outputs: Path) -> None:
@@ -53,8 +55,9 @@ def assert_as_single_runs(todo: list[Plan], outputs: Path) -> None:
     this process.
     """
     for job in todo:
-        train(job.config, outputs / job.id, COMMAND)
-        assert result(job.folder) == result(outputs / job.id)
+        single = outputs / job.id
+        train(job.config, single, COMMAND)
+        assert result(job.folder) == result(single)
 
 
 @pytest.fixture(scope="module")
@@ -93,7 +96,8 @@ def several(tiny_config):
     todo = []
     for seed, name in enumerate(["rope", "rope", "alibi", "alibi"]):
         config = support.changed(tiny_config, seed=seed)
-        todo.append(plans.from_config(config, [f"encoding={name}", "study=test"]))
+        words = [f"encoding={name}", "study=test"]
+        todo.append(plans.from_config(config, words))
     return todo
 
 
@@ -118,14 +122,17 @@ def test_a_sweep_is_every_combination(overrides):
 
     names = [(plan.config.encoding.name, plan.config.seed) for plan in todo]
     assert names == [("rope", 0), ("rope", 1), ("alibi", 0), ("alibi", 1)]
-    assert todo[1].command[2:4] == ("encoding=rope", "seed=1")
-    outputs = Path(todo[0].config.runtime.outputs)
-    assert todo[0].folder == outputs / "text" / todo[0].id
+    first, second, *_ = todo
+    assert second.command[2:4] == ("encoding=rope", "seed=1")
+    outputs = Path(first.config.runtime.outputs)
+    assert first.folder == outputs / "text" / first.id
 
 
 def test_a_run_that_two_sets_name_is_one(overrides):
+    twice = ["encoding=rope", "seed=0,1", *overrides]
     once = ["encoding=rope", "seed=1", *overrides]
-    assert len(plans.resolve([["encoding=rope", "seed=0,1", *overrides], once])) == 2
+    todo = plans.resolve([twice, once])
+    assert len(todo) == 2
 
 
 def test_a_run_is_in_one_folder(overrides):
@@ -134,13 +141,15 @@ def test_a_run_is_in_one_folder(overrides):
         plans.resolve([["encoding=rope", "study=a,b", *overrides]])
 
 
-FILES = sorted(path.stem for path in (configs_dir() / "sweep").glob("*.yaml"))
+FILES = sorted(path.stem for path in configs_dir().glob("sweep/*.yaml"))
+FILES.remove("extend")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [name for name in FILES if name != "extend"])
+@pytest.mark.parametrize("name", FILES)
 def test_every_sweep_file_composes(name):
-    todo = plans.resolve(plans.read_sets(name, ["tracking=none", "seed=0"]))
+    sets = plans.read_sets(name, ["tracking=none", "seed=0"])
+    todo = plans.resolve(sets)
     assert len(todo) >= 3
     assert {plan.config.study for plan in todo} == {name}
 
@@ -154,7 +163,8 @@ def test_a_sweep_file_on_an_own_text_has_a_study_of_that_text():
 def test_the_catalogue_has_every_encoding():
     sets = plans.read_sets("catalogue", ["tracking=none", "seed=0"])
     found = {plan.config.encoding.name for plan in plans.resolve(sets)}
-    assert found >= {path.stem for path in configs_dir().glob("encoding/*.yaml")}
+    expected = {path.stem for path in configs_dir().glob("encoding/*.yaml")}
+    assert found >= expected
 
 
 MINE = """
@@ -180,7 +190,8 @@ def test_what_is_typed_takes_the_place_of_a_files_own_value(tmp_path):
 
 def test_a_plan_of_an_own_file_names_its_folder_in_the_command(tmp_path):
     write_choice(tmp_path, "sweep/mine", MINE)
-    for plan in plans.resolve(plans.read_sets("mine", [], tmp_path), tmp_path):
+    sets = plans.read_sets("mine", [], tmp_path)
+    for plan in plans.resolve(sets, tmp_path):
         assert plan.command[-1] == f"--config-dir={tmp_path}"
 
 
@@ -209,9 +220,11 @@ def test_a_sweep_shows_the_loss_after_training_and_not_one_on_the_way(
     # as its rows say
     tokens = 12 * config.training.tokens_per_step
     config = support.changed(config, training={"tokens": tokens})
-    truth = Truth(3.0, 0.1, earlier=(Truth(5.0, 0.1), Truth(4.0, 0.1)))
+    on_the_way = (Truth(5.0, 0.1), Truth(4.0, 0.1))
+    truth = Truth(3.0, 0.1, earlier=on_the_way)
     folder = write_run(tmp_path, config, truth)
-    nll = pool.loss_at_train_length(Plan(config, folder, ()))
+    plan = Plan(config, folder, ())
+    nll = pool.loss_at_train_length(plan)
     assert nll is not None
     assert 2.5 < nll < 3.5
 
@@ -222,7 +235,8 @@ def dry_run(overrides, tmp_path, capsys):
 
     def shown(*words: str) -> list[str]:
         before = snapshot(tmp_path)
-        sweep.sweep(each_once([*overrides, *words]), dry_run=True)
+        asked = each_once([*overrides, *words])
+        sweep.sweep(asked, dry_run=True)
         *lines, last = capsys.readouterr().out.splitlines()
         assert last == "Nothing was run or written."
         assert snapshot(tmp_path) == before
@@ -239,7 +253,8 @@ def test_a_dry_run_lists_the_commands_that_are_missing(overrides, dry_run):
     *commands, counts = dry_run("encoding=rope,alibi", "seed=0,1,2")
 
     assert len(commands) == 5
-    assert all(line.startswith("posbench train ") for line in commands)
+    for line in commands:
+        assert line.startswith("posbench train ")
     assert "encoding=alibi" in commands[-1]
     assert "seed=2" in commands[-1]
     assert counts == "6 runs: 1 finished, 5 to do, 2,560 tokens to train on."
@@ -270,8 +285,10 @@ def test_a_sweep_equals_single_runs(overrides, reports, tmp_path):
 
     todo = plans.resolve([arguments])
     assert_as_single_runs(todo, tmp_path / "single")
-    assert pool.record(todo[0])["command"].startswith("posbench train encoding=rope ")
-    assert reports == [[plan.folder for plan in todo]]
+    record = pool.record(todo[0])
+    assert record["command"].startswith("posbench train encoding=rope ")
+    folders = [plan.folder for plan in todo]
+    assert reports == [folders]
 
 
 def trained(arguments: list[str]) -> list[Plan]:
@@ -345,13 +362,16 @@ def test_failing_runs_are_recorded_with_their_reason_and_the_others_are_done(
     with pytest.raises(PosbenchError, match="3 runs of 4 not done: ") as caught:
         sweep.sweep(["sweep=faults", *overrides], n_jobs=2, config_dir=tmp_path)
 
-    todo = plans.resolve(plans.read_sets("faults", overrides, tmp_path), tmp_path)
+    sets = plans.read_sets("faults", overrides, tmp_path)
+    todo = plans.resolve(sets, tmp_path)
     records = [pool.record(plan) for plan in todo]
     reasons = [record["reason"] for record in records]
     assert reasons == [None, "diverged", "signal", "signal"]
     killed = "killed by SIGKILL, perhaps since memory ran out"
     assert records[-1]["message"] == killed
-    assert all(plan.id in str(caught.value) for plan in todo[1:])
+    message = str(caught.value)
+    for plan in todo[1:]:
+        assert plan.id in message
     assert caught.value.exit_code == 1
     lines = capsys.readouterr().err
     assert lines.count("not done: ") == 3
@@ -364,8 +384,13 @@ def start_sweep(*arguments: Any) -> Any:
     server to fork its jobs.
     """
     multiprocessing.forkserver._forkserver._stop()
-    work = lambda: sys.exit(exits.run(lambda: sweep.sweep(*arguments)))  # noqa: E731
-    process = multiprocessing.get_context("fork").Process(target=work)
+
+    def work() -> None:
+        code = exits.run(lambda: sweep.sweep(*arguments))
+        sys.exit(code)
+
+    fork = multiprocessing.get_context("fork")
+    process = fork.Process(target=work)
     process.start()
     return process
 
@@ -384,19 +409,21 @@ def test_a_sweep_killed_three_times_equals_an_uninterrupted_one(overrides, tmp_p
     longer = ["training.tokens=12288", "runtime.checkpoint_every_steps=10"]
     arguments = ["encoding=rope", "seed=0,1", *each_once([*overrides, *longer])]
     rng = random.Random(time.time_ns())
-    # the last: also before anything is trained
-    moments = [*sorted(rng.sample(range(1, 340), 2)), 0]
+    first, second = sorted(rng.sample(range(1, 340), 2))
+    outputs = tmp_path / "outputs/text"
 
-    for updates in moments:
+    # the last: also before anything is trained
+    for updates in (first, second, 0):
         process = start_sweep(arguments, 1)
-        until(lambda updates=updates: steps(tmp_path / "outputs/text") >= updates)
+        until(lambda updates=updates: steps(outputs) >= updates)
         time.sleep(rng.uniform(0.0, 2.0))
         process.kill()
         process.join()
         until(lambda: not processes_of(tmp_path))
 
     sweep.sweep(arguments, n_jobs=1)
-    assert_as_single_runs(plans.resolve([arguments]), tmp_path / "single")
+    todo = plans.resolve([arguments])
+    assert_as_single_runs(todo, tmp_path / "single")
 
 
 @pytest.mark.slow
@@ -423,9 +450,10 @@ def test_ctrl_c_lets_what_runs_save_itself(overrides, tmp_path):
 
 @pytest.fixture
 def job(several):
-    several[0].output.parent.mkdir(parents=True)
-    several[0].output.touch()
-    return several[0]
+    job, *_ = several
+    job.output.parent.mkdir(parents=True)
+    job.output.touch()
+    return job
 
 
 def attempt(job: Plan, end: str | PosbenchError | None = None) -> None:
@@ -440,12 +468,14 @@ def attempt(job: Plan, end: str | PosbenchError | None = None) -> None:
 
 def test_what_became_of_a_run_without_record_are_its_last_words(job):
     job.output.write_text("12:00:00 preparing\nerror: there is no text.txt\n\nmore\n")
-    assert pool.outcome(job, 2, {}) == ("failed", "error", "there is no text.txt")
+    outcome = pool.outcome(job, 2, {})
+    assert outcome == ("failed", "error", "there is no text.txt")
     assert pool.record(job)["message"] == "there is no text.txt"
 
 
 def test_a_run_without_last_words_has_an_exit_code(job):
-    assert pool.outcome(job, 2, {}).message == "ended with exit code 2"
+    outcome = pool.outcome(job, 2, {})
+    assert outcome.message == "ended with exit code 2"
 
 
 def test_a_run_that_another_process_has_is_in_use(job):
@@ -462,16 +492,19 @@ def test_what_became_of_a_run_is_what_its_record_says(job):
     attempt(job, "done")
     before = pool.record(job)
     attempt(job, RunFailed("no space left", "disk"))
-    assert pool.outcome(job, 1, before) == ("failed", "disk", "no space left")
+    outcome = pool.outcome(job, 1, before)
+    assert outcome == ("failed", "disk", "no space left")
 
 
 def test_a_run_that_was_killed_stays_done_in_its_record(job):
     attempt(job, "done")
     before = pool.record(job)
     attempt(job)
-    assert pool.outcome(job, -signal.SIGKILL, before).name == "failed"
+    killed = pool.outcome(job, -signal.SIGKILL, before)
+    assert killed.name == "failed"
     attempt(job, "done")
-    assert pool.outcome(job, 0, before) == DONE
+    again = pool.outcome(job, 0, before)
+    assert again == DONE
     assert pool.record(job)["status"] == "done"
 
 
@@ -616,7 +649,8 @@ def tuned(overrides, monkeypatch):
 
 def loss_of_trial(plan: Plan) -> float:
     best = {"rope": 0.002, "alibi": 0.004}
-    return abs(plan.config.training.learning_rate - best[plan.config.encoding.name])
+    config = plan.config
+    return abs(config.training.learning_rate - best[config.encoding.name])
 
 
 def test_each_scheme_has_its_best_rate_and_one_at_the_edge_is_warned_about(
@@ -638,7 +672,8 @@ def test_a_scheme_whose_trials_failed_keeps_its_rate(tuned):
 def test_rates_are_chosen_on_validation_text_at_the_training_length(tuned):
     rates, tried = tuned
     rates(loss_of_trial)
-    assert len({trial.id for trial in tried}) == 6
+    ids = {trial.id for trial in tried}
+    assert len(ids) == 6
     for trial in tried:
         asked = trial.config.evaluation
         assert asked.split == "validation"

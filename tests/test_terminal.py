@@ -15,7 +15,8 @@ from posbench.terminal import console, exits
 
 
 def on(encoding: str) -> Console:
-    return Console(file=io.TextIOWrapper(io.BytesIO(), encoding=encoding))
+    file = io.TextIOWrapper(io.BytesIO(), encoding=encoding)
+    return Console(file=file)
 
 
 @pytest.mark.parametrize(
@@ -26,14 +27,17 @@ def test_no_terminal_fails_for_a_sign_that_it_does_not_have(
     monkeypatch, encoding, shown
 ):
     stream = io.BytesIO()
-    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(stream, encoding=encoding))
+    stdout = io.TextIOWrapper(stream, encoding=encoding)
+    monkeypatch.setattr(sys, "stdout", stdout)
     exits.tolerant_output()
 
     frame = pd.DataFrame({"loss": ["1.2 ±0.3 ▇▇"]})
-    Table("título", frame, [Column("loss", "loss")]).print(console.stdout())
+    table = Table("título", frame, [Column("loss", "loss")])
+    table.print(console.stdout())
     print("─", flush=True)
 
-    assert shown in stream.getvalue().decode(encoding)
+    printed = stream.getvalue().decode(encoding)
+    assert shown in printed
 
 
 def test_a_full_disk_behind_the_output_is_one_line(monkeypatch, capsys):
@@ -103,4 +107,5 @@ def test_other_work_says_how_much_is_done_and_how_long_it_will_take(clock, caplo
     ("room", "columns"), [(11, [0, 1, 2]), (10, [0, 1]), (6, [0, 1]), (5, [1])]
 )
 def test_columns_that_do_not_fit_are_dropped_in_order(room, columns):
-    assert console.fitting_columns([2, 2, 3], [2, 0], room) == columns
+    fitting = console.fitting_columns([2, 2, 3], [2, 0], room)
+    assert fitting == columns

@@ -82,7 +82,7 @@ def parse_choice(text: str) -> tuple[str, dict[str, Any]]:
     return name, options
 
 
-class Varied(NamedTuple):
+class VariedSubject(NamedTuple):
     """A model that was changed."""
 
     subject: "Subject"
@@ -111,7 +111,7 @@ class Subject(Protocol):
                 number and length, not on its batch.
         """
 
-    def varied(self, variant: Variant, length: int) -> Varied:
+    def in_variant(self, variant: Variant, length: int) -> VariedSubject:
         """Return this model, changed for a baseline or an extension, for windows of
         `length` tokens.
 
@@ -335,7 +335,7 @@ class TrainedGPT:
             drawn.append(encoding.positions(window[None], rng))
         return torch.cat(drawn)
 
-    def varied(self, variant: Variant, length: int) -> Varied:
+    def in_variant(self, variant: Variant, length: int) -> VariedSubject:
         encoding = self.model.encoding
         facts: dict[str, Any] | None = None
         if variant.sinks:
@@ -347,7 +347,7 @@ class TrainedGPT:
             )
         check_length(encoding, length)
         reading = Reading(encoding.to(self.device), variant.window, variant.sinks)
-        return Varied(dataclasses.replace(self, reading=reading), facts)
+        return VariedSubject(dataclasses.replace(self, reading=reading), facts)
 
     def shifted(self, offset: int) -> "TrainedGPT":
         encoding = self._encoding

@@ -17,7 +17,7 @@ from posbench.errors import Undefined
 from posbench.evaluation.models import (
     Bools,
     Variant,
-    Varied,
+    VariedSubject,
     differ,
     parse_choice,
     refuse_not_causal,
@@ -103,7 +103,7 @@ class HuggingFaceModel:
             )
         return dataclasses.replace(self, offset=offset)
 
-    def varied(self, variant: Variant, length: int) -> Varied:
+    def in_variant(self, variant: Variant, length: int) -> VariedSubject:
         self._refuse_length(length)
         if variant.window is not None and not self._narrows:
             raise Undefined(
@@ -119,7 +119,7 @@ class HuggingFaceModel:
         changed = dataclasses.replace(
             self, model=model, window=variant.window, sinks=variant.sinks
         )
-        return Varied(changed, facts)
+        return VariedSubject(changed, facts)
 
     def _refuse_length(self, length: int) -> None:
         position = position_of(self.model.config)
@@ -144,8 +144,8 @@ class HuggingFaceModel:
         method, options = parse_choice(text)
         problem = f"transformers cannot extend this model by '{text}'"
         with library_errors(problem, Undefined):
-            made = extension(self.config, method, length, self.train_length, options)
-            return extend_model(self.model, made, length), made.facts
+            stretch = extension(self.config, method, length, self.train_length, options)
+            return extend_model(self.model, stretch, length), stretch.facts
 
     def refuse_not_causal(self) -> None:
         """Raise UserError unless logits are finite, and later tokens change no earlier
