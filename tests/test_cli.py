@@ -441,6 +441,15 @@ def test_the_same_command_is_the_same_run_in_the_folder_of_its_configuration():
     assert load_record(folder)["status"] == "done"
 
 
+def test_a_run_that_diverges_is_exit_code_1_and_an_error_in_the_last_line(capsys):
+    assert train("training.learning_rate=1e35") == 1
+
+    lines = capsys.readouterr().err.splitlines()
+    errors = [line for line in lines if line.startswith("error: ")]
+    assert errors == lines[-1:]
+    assert "step 2" in lines[-1]
+
+
 def test_a_restarted_run_is_beside_the_old_one(capsys):
     assert train() == 0
     folder = the_run()
