@@ -82,6 +82,17 @@ def test_what_yaml_guesses_in_a_file_never_becomes_a_setting(
     assert message in said
 
 
+def test_a_file_of_data_without_the_defaults_is_told_so(tmp_path):
+    path = tmp_path / "data" / "mine.yaml"
+    path.parent.mkdir()
+    path.write_text("name: mine\nsource: text\npath: novels/\n", encoding="utf-8")
+
+    said = refused("data=mine", config_dir=tmp_path)
+
+    expected = "missing key 'data.dataset': begin your file with 'defaults: [_base]'"
+    assert expected in said
+
+
 def test_text_in_quotation_marks_is_text_as_written(tmp_path):
     text = "# @package _global_\nstudy: '2024_05_01'\nseed: 10\n"
     write(tmp_path / "experiment" / "mine.yaml", text)

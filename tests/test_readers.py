@@ -115,6 +115,7 @@ WRONG = [
     ("a.csv", "text\nna\n".encode("utf-16-be"), "this looks like UTF-16"),
     ("a.txt.gz", packed(TEXT.encode(), "gzip")[:60], "a.txt.gz': Truncated compressed"),
     ("a.jsonl", lines(DOCS) + INT, "row 25: column 'text' holds int: expected text"),
+    ("a.jsonl", b'["x"]\n["y"]\n', "row 1: Extra data.*: expected an object a line"),
     ("a.jsonl", LIST, "row 1: found str: expected an object with columns"),
     ("a.jsonl", b'{"texts": "a", "n": 1}', "only texts, n: give data.column=texts$"),
     ("a.parquet", parquet([["a"]], ["body"]), "only body: give data.column=NAME"),

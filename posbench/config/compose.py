@@ -155,6 +155,7 @@ def _config(point: dict[str, str], folders: tuple[Path, ...]) -> Config:
     )
     _refuse_guesses(plain)
     data = plain["data"]
+    _refuse_incomplete(data)
     # a file's name is not that of a typed data set; `hub` is the name of none
     is_other = data["dataset"] != dataset_of_file and "data.name" not in point
     if data["source"] == "hub" and (is_other or data["name"] == "hub"):
@@ -275,6 +276,16 @@ def _signature(name: str) -> DictConfig:
         if default is inspect.Parameter.empty:
             options[key] = "???"  # it has to be given
     return OmegaConf.create({"name": name, **options, **source})
+
+
+def _refuse_incomplete(data: dict[str, Any]) -> None:
+    """Raise UserError for data that lack a key, as those of a user's file may."""
+    for key in KEYS:
+        section, _, name = key.partition(".")
+        if section == "data" and name not in data:
+            raise UserError(
+                f"missing key '{key}': begin your file with 'defaults: [_base]'"
+            )
 
 
 def _refuse_guesses(plain: dict[str, Any]) -> None:

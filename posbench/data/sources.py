@@ -300,6 +300,8 @@ def read_all(paths: Iterable[Path], column: str) -> Iterator[str]:
                 number += 1
         except (ValueError, OSError, RuntimeError, csv.Error) as error:
             reason = str(error).partition("\n")[0]
+            if isinstance(error, json.JSONDecodeError):
+                reason += ": expected an object a line, or one array of objects"
             if isinstance(error, UnicodeDecodeError):
                 byte = error.object[error.start]
                 reason = (
