@@ -276,7 +276,8 @@ def test_a_model_of_ours_ranks_by_the_loss_that_it_has(tiny_config, tokenizer):
     choice = pose_of("passkey", L, material(tokenizer))(np.arange(L), 5)
     last = np.arange(L)[None] == L - 1
 
-    ranked = predicted(model, choice.ids[None], last, 0, choice.candidates[None]).nll[0]
+    candidates = choice.candidates[None]
+    ranked = predicted(model, choice.ids[None], last, 0, candidates).nll[0].numpy()
 
     for nll, candidate in zip(ranked, choice.candidates, strict=True):
         ids = np.append(choice.ids[:-1], candidate)[None]
