@@ -302,7 +302,7 @@ def test_a_model_of_ours_ranks_by_the_loss_that_it_has(tiny_config, tokenizer):
     candidates = choice.candidates[None]
     is_last = window[None] == L - 1
 
-    ranked = predicted(model, ids, is_last, 0, candidates).nll[0]
+    ranked = predicted(model, ids, is_last, 0, candidates).nll[0].numpy()
 
     for nll, candidate in zip(ranked, choice.candidates, strict=True):
         ids[0, -1] = candidate

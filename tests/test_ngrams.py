@@ -6,12 +6,12 @@ import collections
 
 import numpy as np
 import pytest
+from posbench.evaluation.plan import measurements, with_windows
 
 from posbench.config import compose
 from posbench.config.schema import EvaluationConfig
 from posbench.data.tokens import TokenSplit, data_of
 from posbench.evaluation.ngrams import ORDERS, Readers, predictions
-from posbench.evaluation.plan import measurements, with_windows
 from posbench.evaluation.protocols import targets_of
 
 V = 6  # size of the vocabulary

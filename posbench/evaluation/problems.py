@@ -23,6 +23,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from posbench import machine
 from posbench.config.schema import EvaluationConfig
 from posbench.data import batches as data
 from posbench.data.tokens import TokenSplit
@@ -32,7 +33,6 @@ from posbench.evaluation.models import (
     AS_TRAINED,
     Bools,
     Floats,
-    Predicted,
     Subject,
     Variant,
 )
@@ -153,14 +153,14 @@ def _requested(
 
     def measure() -> EvaluationRow:
         scored = problems.scored
-        predictions = _predicted(
+        nll, likeliest = _predicted(
             subject, evaluation, problems.ids, scored, answers[:, None]
         )
-        correct = predictions.likeliest == answers
+        correct = likeliest == answers
         number, place = np.nonzero(scored)
         n_wrong = np.bincount(number, ~correct)  # of each problem
         return dataclasses.replace(
-            _with_answers(row, predictions.nll[:, 0], correct, number),
+            _with_answers(row, nll[:, 0], correct, number),
             mean_context=float(point.variant.visible(place + 1).mean()),
             exact_match=float((n_wrong == 0).mean()),
         )
@@ -244,16 +244,24 @@ def _predicted(
     ids: Ids,
     scored: Bools,
     candidates: Ids,
-) -> Predicted:
-    """Return the predictions in problems (B, C + 1), made in batches. Other arguments
-    are as in `models.predicted`.
+) -> tuple[Floats, Ids]:
+    """Return the nats (n, K) of each candidate and the likeliest token (n,) at each
+    scored place of problems (B, C + 1), made in batches. Other arguments are as in
+    `models.predicted`.
     """
     n_scored = np.concatenate([[0], scored.sum(axis=1).cumsum()])
 
-    def predict(batch: slice) -> Predicted:
-        start, end, _ = batch.indices(len(ids))
-        of_batch = candidates[n_scored[start] : n_scored[end]]
-        return models.predicted(subject, ids[batch], scored[batch], start, of_batch)
+    def predict(batches: Sequence[slice]) -> list[tuple[Floats, Ids]]:
+        predictions = []
+        for batch in batches:
+            start, end, _ = batch.indices(len(ids))
+            of_batch = candidates[n_scored[start] : n_scored[end]]
+            predictions.append(
+                models.predicted(subject, ids[batch], scored[batch], start, of_batch)
+            )
+        nll = models.on_host([each.nll for each in predictions])
+        likeliest = machine.to_host([each.likeliest for each in predictions])
+        return list(zip(nll, [each.numpy() for each in likeliest], strict=True))
 
     parts = models.in_batches(
         evaluation.world,
@@ -262,9 +270,9 @@ def _predicted(
         evaluation.settings.batch_tokens,
         predict,
     )
-    nll = np.concatenate([part.nll for part in parts])
+    nll, likeliest = (np.concatenate(column) for column in zip(*parts, strict=True))
     models.check_finite(nll)
-    return Predicted(nll, np.concatenate([part.likeliest for part in parts]))
+    return nll, likeliest
 
 
 def _with_answers(

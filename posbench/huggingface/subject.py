@@ -9,6 +9,7 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -66,8 +67,9 @@ class HuggingFaceModel:
             batch = slice(start, start + at_once)
             windows = torch.from_numpy(ids[batch, :-1])
             logits = self.read(machine.to_device(windows, self.model.device), last)
-            wanted = torch.from_numpy(scored[batch, -last:])  # (B, last)
-            yield logits[wanted.to(logits.device)]
+            # A mask would need their number from the device.
+            rows = torch.from_numpy(np.flatnonzero(scored[batch, -last:]))
+            yield logits.flatten(0, 1)[machine.to_device(rows, logits.device)]
 
     @torch.no_grad()
     def read(self, inputs: Tensor, last: int) -> Tensor:
