@@ -2,6 +2,7 @@
 
 import contextlib
 import csv
+import html
 import io
 import json
 import re
@@ -139,6 +140,27 @@ ANSWERS = [
 @pytest.mark.parametrize("answer", ANSWERS)
 def test_a_report_says_what_is_best_and_what_holds(text_of_six, answer):
     assert answer in " ".join(text_of_six.split())
+
+
+def test_the_legend_says_how_often_holds_is_wrong(text_of_six, page_of_six):
+    sentence = (
+        "3.6 to 5.9 % of simulated reports have a wrong 'holds', 5.5 to 47 % if rises"
+        " vary like RoPE's"
+    )
+
+    assert sentence in " ".join(text_of_six.split())
+    assert sentence in html.unescape(page_of_six)
+
+
+def test_the_shares_of_wrong_holds_are_those_of_the_protocol_page():
+    page = Path(__file__).parents[1] / "docs" / "protocol.md"
+    printed = page.read_text(encoding="utf-8")
+
+    shares = re.findall(r"\d[\d.]*", tables.WRONG_HOLDS)
+
+    assert shares == ["3.6", "5.9", "5.5", "47"]
+    for share in shares:
+        assert f"| {share} % |" in printed
 
 
 def test_the_lowest_loss_is_the_first_line_of_the_table(text_of_six):
