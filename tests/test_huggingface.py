@@ -265,7 +265,7 @@ def test_an_extension_leaves_the_model_itself_as_it_was(folder_of):
 def test_pairs_of_neighbours_are_extended_as_pairs_half_a_head_apart(folder_of):
     folder = folder_of("cohere")
 
-    made = subject(folder).varied(Variant(extension="yarn:factor=4"), LONG)
+    made = subject(folder).in_variant(Variant(extension="yarn:factor=4"), LONG)
 
     parameters = made.facts["rope_parameters"]
     wanted = theirs(folder, IDS, rope_parameters=parameters)

@@ -70,7 +70,7 @@ def test_every_target_is_scored_after_the_context_that_its_window_holds(
 
 def test_a_row_is_copied_to_the_host_once(tiny_config, monkeypatch):
     split = text()
-    windows = protocols.plan("fixed_target", split, [24], 8, 16, "concat")[24]
+    windows = protocols.place_windows("fixed_target", split, [24], 8, 16, "concat")[24]
     copied: list[int] = []
     to_host = machine.to_host
 
