@@ -11,8 +11,8 @@ from posbench.config import compose
 from posbench.config.schema import EvaluationConfig
 from posbench.data.tokens import TokenSplit, data_of
 from posbench.evaluation.ngrams import ORDERS, Readers, predictions
-from posbench.evaluation.plan import measurements, with_windows
 from posbench.evaluation.protocols import targets_of
+from posbench.evaluation.requests import measurements, with_windows
 
 V = 6  # size of the vocabulary
 A, B, C, D = range(4)
