@@ -294,13 +294,30 @@ def test_an_empty_rank_is_none(monkeypatch):
     assert place(1) is None
 
 
+BY_SRUN = {
+    "SLURM_PROCID": "3",
+    "SLURM_STEP_NUM_TASKS": "4",
+    "SLURM_LOCALID": "1",
+    "SLURM_STEP_NUM_NODES": "1",
+    "SLURM_JOB_ID": "7",
+    "SLURM_STEP_ID": "0",
+}
+BY_TORCHRUN = {
+    "RANK": "2",
+    "WORLD_SIZE": "4",
+    "LOCAL_RANK": "0",
+    "MASTER_ADDR": "127.0.0.1",
+    "MASTER_PORT": "29500",
+}
+
+
+def set_variables(patch: pytest.MonkeyPatch, values: dict[str, str]) -> None:
+    for name, value in values.items():
+        patch.setenv(name, value)
+
+
 def test_srun_gives_a_process_its_place(monkeypatch):
-    monkeypatch.setenv("SLURM_PROCID", "3")
-    monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "4")
-    monkeypatch.setenv("SLURM_LOCALID", "1")
-    monkeypatch.setenv("SLURM_STEP_NUM_NODES", "1")
-    monkeypatch.setenv("SLURM_JOB_ID", "7")
-    monkeypatch.setenv("SLURM_STEP_ID", "0")
+    set_variables(monkeypatch, BY_SRUN)
 
     assert place(4) == (3, 4, 1, "tcp://127.0.0.1:20217")
     assert place(1) is None  # each task is a run of its own
@@ -308,11 +325,7 @@ def test_srun_gives_a_process_its_place(monkeypatch):
 
 @pytest.fixture
 def under_torchrun(monkeypatch):
-    monkeypatch.setenv("RANK", "2")
-    monkeypatch.setenv("WORLD_SIZE", "4")
-    monkeypatch.setenv("LOCAL_RANK", "0")
-    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
-    monkeypatch.setenv("MASTER_PORT", "29500")
+    set_variables(monkeypatch, BY_TORCHRUN)
 
 
 def test_torchrun_gives_a_process_its_place_also_under_slurm(

@@ -52,14 +52,19 @@ def study(template, tmp_path_factory) -> Path:
     return folder
 
 
+def kept(folder: Path, name: str, rows: pd.DataFrame) -> Path:
+    """Write rows into one file."""
+    path = folder / f"{name}.parquet"
+    rows.to_parquet(path)
+    return path
+
+
 @pytest.fixture(scope="module")
 def six(tmp_path_factory) -> Path:
     """Return the last checkpoints of the study `six` in one file."""
-    path = tmp_path_factory.mktemp("kept") / "six.parquet"
     frame = rows_of_study("six")
     is_last = frame["checkpoint_step"] == frame["checkpoint_step"].max()
-    frame[is_last].to_parquet(path)
-    return path
+    return kept(tmp_path_factory.mktemp("kept"), "six", frame[is_last])
 
 
 @pytest.fixture
@@ -548,12 +553,10 @@ def test_the_card_names_models_that_transformers_has():
 @pytest.fixture
 def copy(tmp_path) -> Path:
     """Return the task `copy` of a kept study in one file."""
-    path = tmp_path / "copy.parquet"
     frame = rows_of_study("ledger")
     frame = frame[frame["trained_task"] == "copy"]
     frame = frame[frame["seed"] < 10]
-    frame.to_parquet(path)
-    return path
+    return kept(tmp_path, "copy", frame)
 
 
 @pytest.mark.usefixtures("undrawn")
