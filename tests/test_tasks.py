@@ -122,14 +122,14 @@ def test_keys_of_recall_are_asked_by_a_power_law_in_the_slots_that_are_left(powe
     assert_is_drawn(counts, after_first)
 
 
-@pytest.mark.parametrize(
-    ("name", "options", "limit"),
-    [
-        ("recall", {}, 64),
-        ("counting", {}, 192),
-        ("addition", {"hints": 9}, 8),
-    ],
-)
+LIMITS = [
+    ("recall", {}, 64),
+    ("counting", {}, 192),
+    ("addition", {"hints": 9}, 8),
+]
+
+
+@pytest.mark.parametrize(("name", "options", "limit"), LIMITS)
 def test_problems_that_the_vocabulary_has_no_room_for_do_not_exist(
     name, options, limit
 ):
