@@ -52,17 +52,10 @@ lowest: ## the tests with the lowest versions that pyproject.toml allows, in bui
 	VIRTUAL_ENV=build/lowest uv pip install -q --no-deps --group oracles-no-deps
 	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 build/lowest/bin/python -m pytest -n auto --dist worksteal -m "not slow and not gpu"
 
-gpu: $(VENV)/.dev ## on a machine with CUDA: parity, determinism, resuming, then speed, share of peak and memory (10 minutes)
+gpu: $(VENV)/.dev ## on a machine with CUDA: whole runs, a resume, a sweep, the tests, then speed and share of peak (10 minutes)
 	@$(BIN)/python -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' \
 		|| { echo "make gpu needs a CUDA device and a torch built for it; posbench --version says what is here" >&2; exit 2; }
-	@said=""; failed=0; \
-	one() { echo "+ $$*"; if "$$@"; then said="$$said\nok      $$*"; else said="$$said\nFAILED  $$*"; failed=1; fi; }; \
-	one $(BIN)/posbench --version; \
-	one $(BIN)/python -m pytest -m gpu -n 8 tests/gpu; \
-	one $(BIN)/posbench bench none rope alibi t5 fox fire shaw --shape 12m training.train_length=1024 training.batch_size=4 --rounds 3 runtime.device=cuda; \
-	one $(BIN)/posbench bench none rope alibi t5 fox --shape 124m --rounds 3 runtime.device=cuda runtime.compile=true; \
-	one $(BIN)/posbench bench none --shape 124m --rounds 3 runtime.device=cuda runtime.compile=true runtime.checkpointing=true; \
-	printf "$$said\n"; exit $$failed
+	@scripts/gpu.sh $(BIN)/python
 
 lint: $(VENV)/.dev ## ruff: rules and formatting
 	$(BIN)/ruff check

@@ -158,7 +158,7 @@ class LoadedRun:
         """
 
         def as_trained_first(row: EvaluationRow) -> tuple[Any, ...]:
-            is_variant = ":" in (row.task or "") or row.kind != PLAIN
+            is_variant = ":" in (row.task or "") or row.variant != PLAIN
             return (
                 is_variant,
                 row.curve_name != "fixed_target",
@@ -370,7 +370,8 @@ def evaluate(
         else:
             folder = find.of_id(path)
             config = apply(launch.config_with_measured_lengths(folder), words)
-            evaluate_run(folder, config)
+            work = functools.partial(evaluate_run, folder, config)
+            launch.in_processes(config, work)
         return _load_logged(folder)
 
 
@@ -390,7 +391,8 @@ def sweep(
     Args:
         overrides, settings: as for `train`; a list holds values to combine:
             encoding=["rope", "alibi"], seed=range(5).
-        n_jobs: processes at a time; None = one per CPU core or GPU.
+        n_jobs: runs at a time; None = one per CPU core, or one per GPU (four of a
+            small model).
     """
     words = _words(overrides, settings, several=True)
     directory = None if config_dir is None else Path(config_dir)

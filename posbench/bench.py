@@ -1,4 +1,5 @@
-"""`posbench bench`: how fast each encoding trains, and on a GPU the memory that takes.
+"""`posbench bench`: how fast each encoding trains, and on a GPU the memory that takes
+and the share of the device's peak.
 
 Encodings take turns in one process. In each round, each repeats the update of `posbench
 train` on random tokens, and its speed is divided by that of `none` in the same round,
@@ -22,7 +23,7 @@ from posbench.config.overrides import by_key
 from posbench.config.schema import Config
 from posbench.data.batches import TrainingBatches
 from posbench.errors import UserError, unknown
-from posbench.model.gpt import build
+from posbench.model.gpt import build, train_flops_per_token
 from posbench.reports.render import Column, Table
 from posbench.terminal.exits import plural
 from posbench.training.step import Outcome, Trainer, begin_update
@@ -66,7 +67,8 @@ def bench(words: list[str], sizes: Sizes, rounds: int = 5) -> pd.DataFrame:
         A row per encoding: `tokens_per_second` of training, the median over rounds by
         the wall clock; `of_none`, its ratio to `none` within a round, with the
         quartiles `of_none_low` and `of_none_high`; `peak_bytes`, the most that training
-        holds, on CUDA alone. `attrs`: how it was measured.
+        holds, on CUDA alone; `of_peak`, the share of the device's peak of FLOP per
+        second where that is known. `attrs`: how it was measured.
 
     Raises UserError for an unknown name or override.
     """
@@ -75,11 +77,15 @@ def bench(words: list[str], sizes: Sizes, rounds: int = 5) -> pd.DataFrame:
     configs = configurations(names, sizes, overrides)
     device, dtype = device_and_dtype(configs[BASE])
 
-    updates, peaks = {}, {}
+    updates = {}
+    peaks = {}
+    flops = {}  # of a token
     for name, config in configs.items():
         machine.reset_peak_memory(device)
         held_before = machine.peak_memory(device)
         model = build(config, sizes.vocab_size).to(device)
+        length = config.training.train_length
+        flops[name] = train_flops_per_token(model, length)
         updates[name] = update_of(model, config, sizes.vocab_size)
         updates[name]()
         if device.type == "cuda":
@@ -88,6 +94,9 @@ def bench(words: list[str], sizes: Sizes, rounds: int = 5) -> pd.DataFrame:
     training = configs[BASE].training
     frame = compared(take_turns(updates, rounds, device), training.tokens_per_step)
     frame["peak_bytes"] = pd.Series(peaks, dtype=float)  # without a GPU there is none
+    full_speed = machine.peak_flops(device, dtype) or math.nan
+    flops_per_second = frame["tokens_per_second"] * pd.Series(flops)
+    frame["of_peak"] = flops_per_second / full_speed
     frame = frame.loc[names or list(configs)]
     frame.attrs["how"] = (
         f"{training.batch_size} x {training.train_length} tokens,"
@@ -238,6 +247,7 @@ def table(frame: pd.DataFrame) -> Table:
         Column("of_none", f"of {BASE}", ".2f"),
         Column("quartiles", "quartiles", _quartiles),
         Column("mib", "MiB", ",.0f"),
+        Column("of_peak", "of peak", ".0%"),
     ]
     in_mib = frame.assign(mib=frame["peak_bytes"] / 2**20)
     return Table("", in_mib, columns, f"Training, {frame.attrs['how']}")

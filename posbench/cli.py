@@ -11,6 +11,7 @@ from typing import Annotated, Literal
 import typer
 
 import posbench
+from posbench import files
 from posbench.config.overrides import OF_A_FINISHED_RUN, OF_A_SWEEP, WORDS, by_key
 from posbench.config.shipped import GROUPS
 from posbench.encodings import EXTENSIONS
@@ -26,6 +27,8 @@ app = typer.Typer(
 def main() -> int:
     """Run the command line and return the exit code."""
     exits.tolerant_output()
+    if main.__doc__ is None:
+        print("PYTHONOPTIMIZE=2 takes away what help says of commands", file=sys.stderr)
     # as python -P, for all child processes, also those of compilers
     os.environ["PYTHONSAFEPATH"] = "1"
     # it may stand anywhere
@@ -117,6 +120,13 @@ Delete = Annotated[
     bool, typer.Option("--delete", help="Delete these runs, after a question.")
 ]
 Yes = Annotated[bool, typer.Option("--yes", help="Delete without the question.")]
+DeleteTokens = Annotated[
+    bool,
+    typer.Option(
+        "--delete-tokens",
+        help="Delete tokens in the cache, of texts that no run has, after a question.",
+    ),
+]
 SyncedRuns = Annotated[list[Path], typer.Argument(metavar="RUN", help=f"{_RUNS}.")]
 Run = Annotated[
     Path, typer.Argument(help="A run: its folder (outputs/STUDY/RUN) or id.")
@@ -143,6 +153,9 @@ Tokens = Annotated[int, typer.Option(min=1, help="How many tokens to draw.")]
 Sections = Annotated[list[str] | None, typer.Argument(help=_SECTIONS)]
 Ropes = Annotated[
     list[str], typer.Argument(metavar="CONFIG|MODEL|RUN|ENCODING", help=_ROPES)
+]
+Drawing = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="Draw it, as a PNG file.")
 ]
 AnySchemes = Annotated[
     list[str] | None,
@@ -176,7 +189,7 @@ DryRun = Annotated[
     ),
 ]
 Jobs = Annotated[
-    int | None, typer.Option(min=1, help="Processes at a time (one per core or GPU).")
+    int | None, typer.Option(min=1, help="Runs at a time (1 per core, 1-4 per GPU).")
 ]
 Cfg = Annotated[
     bool,
@@ -450,26 +463,37 @@ def report(
 
 
 @app.command()
-def runs(paths: AnyRuns = None, delete: Delete = False, yes: Yes = False) -> None:
+def runs(
+    paths: AnyRuns = None,
+    delete: Delete = False,
+    delete_tokens: DeleteTokens = False,
+    yes: Yes = False,
+) -> None:
     """List runs: what tells them apart, status, loss at the training length, size.
 
-    --delete deletes them, after a question.
+    --delete deletes them, after a question; --delete-tokens what 'posbench prepare' and
+    deleted runs leave in the cache.
     """
     from posbench.reports import runs as listed
-
-    if not delete:
-        listed.main(paths or [Path("outputs")])
-        return
     from posbench.run import delete as deleted
 
-    if not paths:
+    if delete_tokens:
+        folders = deleted.unused_tokens(paths or [])
+        texts = exits.plural(len(folders), "prepared text")
+        what = f"{texts}, {sum(map(files.size, folders)):,} bytes"
+    elif not delete:
+        listed.main(paths or [Path("outputs")])
+        return
+    elif not paths:
         raise UserError("which runs? posbench runs outputs/STUDY --delete")
-    folders = deleted.deletable(paths)
-    listed.main(folders)
+    else:
+        folders = deleted.deletable(paths)
+        listed.main(folders)
+        what = exits.plural(len(folders), "run")
     if not yes:
-        typer.confirm(f"Delete {exits.plural(len(folders), 'run')}?", abort=True)
+        typer.confirm(f"Delete {what}?", abort=True)
     deleted.delete(folders)
-    print(f"Deleted {exits.plural(len(folders), 'run')}.")
+    print(f"Deleted {what}.")
 
 
 @app.command()
@@ -539,14 +563,18 @@ def show(
 
 
 @app.command()
-def rope(words: Ropes) -> None:
+def rope(words: Ropes, png: Drawing = None) -> None:
     """Say what a RoPE configuration means.
 
     Give two to compare them. No weights are read. A config.json needs transformers.
     """
     from posbench.rope import command
 
-    command.main(words)
+    ropes, lengths = command.main(words)
+    if png:
+        from posbench.show import rope_picture
+
+        rope_picture.write(png, ropes, lengths)
 
 
 @app.command()
@@ -558,7 +586,7 @@ def bench(
 ) -> None:
     """Measure the speed of encodings in training side by side.
 
-    On a GPU their peak memory, too.
+    On a GPU their peak memory and the share of the GPU's peak, too.
     """
     from posbench import bench as speed
     from posbench.terminal import console

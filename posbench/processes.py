@@ -103,12 +103,14 @@ class World:
         return next(iter(self.received), None)
 
     def map(
-        self, work: Callable[[_Item], _Result], items: Sequence[_Item]
+        self,
+        work: Callable[[Sequence[_Item]], list[_Result]],
+        items: Sequence[_Item],
     ) -> list[_Result]:
-        """Apply `work` to the items and return all results in order. Each process
-        computes every `size`-th item.
+        """Return a result for each item, in order. `work` returns those of this
+        process, which are of every `size`-th item.
         """
-        results = [work(item) for item in items[self.rank :: self.size]]
+        results = work(items[self.rank :: self.size])
         parts = [results] * self.size
         if self.size > 1:
             _exchange(dist.all_gather_object, parts, results)
@@ -174,6 +176,17 @@ def place(processes: int | None) -> Place | None:
     url = f"tcp://{host}:{20_000 + step % 10_000}"  # another port for each step
     size, local_rank = int(env["SLURM_STEP_NUM_TASKS"]), int(env["SLURM_LOCALID"])
     return Place(int(env["SLURM_PROCID"]), size, local_rank, url)
+
+
+def refuse_several(processes: int | None = None) -> None:
+    """Raise UserError if `processes` asks for several, or this process is one of
+    several.
+    """
+    if (processes or 1) > 1 or place(processes) is not None:
+        raise UserError(
+            "expected one process: several can train runs and evaluate them, but not"
+            " choose an extension or evaluate a HuggingFace model"
+        )
 
 
 @contextlib.contextmanager

@@ -7,7 +7,6 @@ import functools
 import hashlib
 import json
 import math
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +21,10 @@ from posbench.results.frame import read
 from posbench.results.headline import Headline, headline
 from posbench.run.rows import EvaluationRow
 
+ROOT = Path(__file__).parents[1]
 RATIOS = (1, 2, 4, 8, 16)
-BLOCKS, TARGETS = 48, 8
+BLOCKS = 48
+TARGETS = 8
 TEXT = np.random.default_rng(99).normal(0.0, 1.1, BLOCKS)
 TEXT -= TEXT.mean()  # how hard each block is, the same for all runs
 
@@ -57,7 +58,7 @@ SCHEMES = {
 @functools.cache
 def rows_of_study(name: str) -> pd.DataFrame:
     """Return the rows of a study of docs/rows."""
-    return read([Path(__file__).parents[1] / "docs" / "rows" / f"{name}.parquet"])
+    return read([ROOT / "docs" / "rows" / f"{name}.parquet"])
 
 
 def demo_config() -> Config:
@@ -66,7 +67,11 @@ def demo_config() -> Config:
 
 
 def configured(template: Config, scheme: str, seed: int, **options: Any) -> Config:
-    return changed(encoded(template, scheme, **options), study="fake", seed=seed)
+    config = encoded(template, scheme, **options)
+    return changed(config, study="fake", seed=seed)
+
+
+PARAMETERS = {"total": 1049728, "encoding": 0, "non_embedding": 787584}
 
 
 def write_run(
@@ -79,16 +84,14 @@ def write_run(
     """Write a run folder and return it; with `truth` None it has no evaluation, like
     that of a run that failed.
     """
-    known: dict[str, Any] = {"tokens": config.training.tokens if truth else None}
-    known["parameters"] = {
-        "total": 1049728,
-        "encoding": 0,
-        "non_embedding": 787584,
-    }
+    known = {"parameters": PARAMETERS}
+    if truth is None:
+        known["tokens"] = None
     folder = begin_run(study, config, status, **known | record)
     if truth is not None:
-        lines = [json.dumps(row) + "\n" for row in _evaluation(config, truth)]
-        (folder / "rows.jsonl").write_text("".join(lines))
+        with (folder / "rows.jsonl").open("w") as file:
+            for row in _evaluation(config, truth):
+                file.write(json.dumps(row) + "\n")
     return folder
 
 
@@ -105,8 +108,18 @@ def write_study(
 ) -> Path:
     for scheme, truth in (schemes or SCHEMES).items():
         for seed in range(seeds):
-            write_run(study, configured(template, scheme, seed), truth)
+            config = configured(template, scheme, seed)
+            write_run(study, config, truth)
     return study
+
+
+DATA = {
+    "name": "text",
+    "revision": None,
+    "sha256": "c0ffee" + "0" * 58,
+    "split": "document",
+    "tokens": {},
+}
 
 
 def begin_run(study: Path, config: Config, status: str, **record: Any) -> Path:
@@ -116,12 +129,7 @@ def begin_run(study: Path, config: Config, status: str, **record: Any) -> Path:
     folder = study / config.id
     name = config.encoding.name
     folder.mkdir(parents=True)
-    text = yaml.dump(
-        to_container(config),
-        Dumper=yaml.CSafeDumper,
-        sort_keys=False,
-        allow_unicode=True,
-    )
+    text = yaml.dump(to_container(config), Dumper=yaml.CSafeDumper)
     (folder / "config.yaml").write_text(text, encoding="utf-8")
     usual = {
         "schema": 1,
@@ -133,20 +141,16 @@ def begin_run(study: Path, config: Config, status: str, **record: Any) -> Path:
         "tokens": config.training.tokens,
         "command": f"posbench train encoding={name} seed={config.seed}",
         "tokenizer_sha256": "beef" + "0" * 60,
-        "train_seconds": 40.0 if name == "none" else 44.0,
-        "data": {
-            "name": "text",
-            "revision": None,
-            "sha256": "c0ffee" + "0" * 58,
-            "split": "document",
-            "tokens": {},
-        },
+        "train_seconds": 44.0,
+        "data": DATA,
     }
+    if name == "none":
+        usual["train_seconds"] = 40.0
     (folder / "run.json").write_text(json.dumps(usual | record))
     return folder
 
 
-def _evaluation(config: Config, truth: Truth) -> Iterator[dict[str, Any]]:
+def _evaluation(config, truth):
     """Yield the rows of a run, by checkpoint, length and window."""
     encoding = hashlib.sha256(config.encoding.name.encode()).digest()
     rng = np.random.default_rng([config.seed, encoding[0], encoding[1]])
@@ -157,16 +161,16 @@ def _evaluation(config: Config, truth: Truth) -> Iterator[dict[str, Any]]:
 
     stages = [*truth.earlier, truth]
     for stage, of_stage in enumerate(stages, 1):
-        lucky = dataclasses.replace(
-            of_stage,
-            nll=of_stage.nll + luck + level,
-            rise=of_stage.rise + steeper,
-        )
+        nll = of_stage.nll + luck + level
+        rise = of_stage.rise + steeper
+        lucky = dataclasses.replace(of_stage, nll=nll, rise=rise)
         for ratio in _ratios(of_stage):
-            has_window = ratio > 1 and of_stage is truth
-            for window in [None, trained] if has_window else [None]:
+            length = round(ratio * trained)
+            windows = [None]
+            if ratio > 1 and of_stage is truth:
+                windows.append(trained)
+            for window in windows:
                 sums = _sums(lucky, ratio, window, trained, rng)
-                length = round(ratio * trained)
                 row = _row(length, ratio, window, of_stage, sums)
                 if len(stages) > 1:
                     row["tokens"] = stage * 1_000_000
@@ -174,37 +178,32 @@ def _evaluation(config: Config, truth: Truth) -> Iterator[dict[str, Any]]:
                 yield row
 
 
-def _ratios(truth: Truth) -> tuple[float, ...]:
+def _ratios(truth):
     if truth.used is None:
         return RATIOS
     return (0.125, 0.25, 0.5, 0.75, *RATIOS)
 
 
-def _sums(
-    truth: Truth,
-    ratio: float,
-    window: int | None,
-    trained: int,
-    rng: np.random.Generator,
-) -> np.ndarray:
+def _sums(truth, ratio, window, trained, rng):
     """Return the nats of each block: the truth, the text, and noise."""
     doublings = max(0.0, math.log2(ratio))
     rise = 0.002 if window else truth.rise
     mean = truth.nll + rise * doublings
     if truth.used is not None:
-        mean += 0.1 * max(0.0, math.log2(truth.used / (ratio * trained)))
+        missing = truth.used / (ratio * trained)
+        halvings = max(0.0, math.log2(missing))
+        mean += 0.1 * halvings
 
-    noise = 0.05
+    spread = 0.05
     if truth.used is not None and ratio <= 1:
-        noise = 0.01
+        spread = 0.01
     elif window is None:
-        noise += 0.05 * doublings
-    return (mean + TEXT + rng.normal(0, noise, BLOCKS)) * TARGETS
+        spread += 0.05 * doublings
+    noise = rng.normal(0, spread, BLOCKS)
+    return (mean + TEXT + noise) * TARGETS
 
 
-def _row(
-    length: int, ratio: float, window: int | None, truth: Truth, sums: np.ndarray
-) -> dict[str, Any]:
+def _row(length, ratio, window, truth, sums):
     place = {
         "protocol": "fixed_target",
         "length": length,
@@ -239,15 +238,16 @@ def _row(
     return EvaluationRow(**place, status="ok", **result).to_json()
 
 
-def _units(truth: Truth, sums: np.ndarray) -> dict[str, list[Any]]:
+def _units(truth, sums):
     """Return the sums by block, each of which is a document."""
-    units: dict[str, list[Any]] = {
-        "document": [*range(BLOCKS)],
+    units = {
+        "document": list(range(BLOCKS)),
         "tokens": [TARGETS] * BLOCKS,
         "nll": sums.tolist(),
     }
     if truth.ngram is not None:
         noise = np.random.default_rng(7).normal(0, 0.2, BLOCKS)
-        nats = (truth.ngram + TEXT + noise - noise.mean()) * TARGETS
+        noise -= noise.mean()
+        nats = (truth.ngram + TEXT + noise) * TARGETS
         units["ngram"] = nats.tolist()
     return units

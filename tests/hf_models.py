@@ -10,7 +10,8 @@ import tokenizers
 import torch
 from tokenizers import pre_tokenizers
 
-VOCABULARY, LENGTH = 131, 48
+VOCABULARY = 131
+LENGTH = 48
 WIDE = {
     "vocab_size": VOCABULARY,
     "hidden_size": 32,
@@ -31,90 +32,108 @@ WINDOWS = {
     "num_hidden_layers": 3,
     "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
 }
+GPT_NEOX = {
+    **WIDE,
+    "num_hidden_layers": 2,
+    "intermediate_size": 64,
+    "rope_parameters": HALF,
+}
+QWEN2 = {
+    **GROUPED,
+    "num_hidden_layers": 3,
+    "use_sliding_window": True,
+    "sliding_window": 20,
+    "max_window_layers": 1,
+}
+SMOLLM3 = {
+    **GROUPED,
+    **ENDS,
+    "num_hidden_layers": 3,
+    "no_rope_layers": [1, 0, 1],
+}
+GEMMA3_TEXT = {**GROUPED, **NARROW, **WINDOWS}
+OPT = {
+    **WIDE,
+    **ENDS,
+    "num_hidden_layers": 2,
+    "ffn_dim": 64,
+    "word_embed_proj_dim": 16,
+}
+MPT = {
+    "vocab_size": VOCABULARY,
+    "d_model": 32,
+    "n_layers": 2,
+    "n_heads": 4,
+    "max_seq_len": LENGTH,
+}
 
 # model_type -> (configuration class, its arguments): windows, layers without RoPE, two
 # bases, parts of heads, ties
-MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+MODELS = {
     "llama": ("LlamaConfig", GROUPED),
-    "gpt_neox": (
-        "GPTNeoXConfig",
-        {
-            **WIDE,
-            "num_hidden_layers": 2,
-            "intermediate_size": 64,
-            "rope_parameters": HALF,
-        },
-    ),
+    "gpt_neox": ("GPTNeoXConfig", GPT_NEOX),
     "mistral": ("MistralConfig", {**GROUPED, "sliding_window": 20}),
     "olmo": ("OlmoConfig", {**GROUPED, **ENDS, "clip_qkv": 2.0}),
     "olmo2": ("Olmo2Config", {**GROUPED, **ENDS}),
     "starcoder2": ("Starcoder2Config", {**GROUPED, **ENDS}),
-    "qwen2": (
-        "Qwen2Config",
-        {
-            **GROUPED,
-            "num_hidden_layers": 3,
-            "use_sliding_window": True,
-            "sliding_window": 20,
-            "max_window_layers": 1,
-        },
-    ),
+    "qwen2": ("Qwen2Config", QWEN2),
     "qwen3": ("Qwen3Config", {**GROUPED, "head_dim": 16}),
-    "smollm3": (
-        "SmolLM3Config",
-        {**GROUPED, **ENDS, "num_hidden_layers": 3, "no_rope_layers": [1, 0, 1]},
-    ),
+    "smollm3": ("SmolLM3Config", SMOLLM3),
     "gemma2": ("Gemma2Config", {**GROUPED, **NARROW}),
-    "gemma3_text": ("Gemma3TextConfig", {**GROUPED, **NARROW, **WINDOWS}),
+    "gemma3_text": ("Gemma3TextConfig", GEMMA3_TEXT),
     "gpt2": ("GPT2Config", {**HEADS, **ENDS, "n_embd": 32, "n_positions": LENGTH}),
-    "opt": (
-        "OPTConfig",
-        {
-            **WIDE,
-            **ENDS,
-            "num_hidden_layers": 2,
-            "ffn_dim": 64,
-            "word_embed_proj_dim": 16,
-        },
-    ),
+    "opt": ("OPTConfig", OPT),
     "bloom": ("BloomConfig", {**HEADS, "hidden_size": 32, "seq_length": LENGTH}),
-    "mpt": (
-        "MptConfig",
-        {
-            "vocab_size": VOCABULARY,
-            "d_model": 32,
-            "n_layers": 2,
-            "n_heads": 4,
-            "max_seq_len": LENGTH,
-        },
-    ),
+    "mpt": ("MptConfig", MPT),
 }
 
-# Kinds outside the list: scaled logits, a module with rules of its own, a recurrent
-# state, a text part of a model of several.
-UNTESTED: dict[str, tuple[str, dict[str, Any]]] = {
-    "granite": (
-        "GraniteConfig",
-        {**GROUPED, **ENDS, "logits_scaling": 0.25, "attention_multiplier": 0.2},
-    ),
+GRANITE = {
+    **GROUPED,
+    **ENDS,
+    "logits_scaling": 0.25,
+    "attention_multiplier": 0.2,
+}
+MAMBA = {
+    **ENDS,
+    "vocab_size": VOCABULARY,
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+}
+VISION = {
+    "hidden_size": 16,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "image_size": 32,
+}
+GEMMA3 = {
+    "text_config": GEMMA3_TEXT,
+    "mm_tokens_per_image": 4,
+    "vision_config": VISION,
+}
+
+QWEN3_MOE = {
+    **GROUPED,
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
+    "head_dim": 8,
+}
+COHERE = {
+    **GROUPED,
+    **ENDS,
+    "rope_parameters": {"rope_theta": 1e4},
+    "logit_scale": 1.0,
+}
+
+# Kinds outside the list: a mixture of experts, scaled logits, a module with rules of its own, pairs of
+# neighbours that turn, a recurrent state, a text part of a model of several.
+UNTESTED = {
+    "qwen3_moe": ("Qwen3MoeConfig", QWEN3_MOE),
+    "granite": ("GraniteConfig", GRANITE),
     "phi3": ("Phi3Config", {**GROUPED, **ENDS}),
-    "mamba": (
-        "MambaConfig",
-        {**ENDS, "vocab_size": VOCABULARY, "hidden_size": 32, "num_hidden_layers": 2},
-    ),
-    "gemma3": (
-        "Gemma3Config",
-        {
-            "text_config": MODELS["gemma3_text"][1],
-            "mm_tokens_per_image": 4,
-            "vision_config": {
-                "hidden_size": 16,
-                "num_hidden_layers": 1,
-                "num_attention_heads": 2,
-                "image_size": 32,
-            },
-        },
-    ),
+    "cohere": ("CohereConfig", COHERE),
+    "mamba": ("MambaConfig", MAMBA),
+    "gemma3": ("Gemma3Config", GEMMA3),
 }
 
 
@@ -122,7 +141,8 @@ def configuration(kind: str, **more: Any) -> Any:
     import transformers
 
     name, options = (MODELS | UNTESTED)[kind]
-    return getattr(transformers, name)(**{**options, **more})
+    configuration_class = getattr(transformers, name)
+    return configuration_class(**options | more)
 
 
 def save(kind: str, folder: Path, begins: int | None = None, **more: Any) -> Any:
@@ -137,7 +157,8 @@ def save(kind: str, folder: Path, begins: int | None = None, **more: Any) -> Any
     model = transformers.AutoModelForCausalLM.from_config(config).eval()
     with torch.no_grad():
         for parameter in model.parameters():
-            parameter.add_(0.15 * torch.randn_like(parameter))
+            drawn = torch.randn_like(parameter)
+            parameter.add_(0.15 * drawn)
     model.save_pretrained(folder)
     write_tokenizer(folder, begins)
     return model
@@ -151,7 +172,8 @@ def write_tokenizer(folder: Path, begins: int | None = None) -> None:
     made.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     if begins is not None:
         word = f"w{begins}"
-        made.post_processor = tokenizers.processors.TemplateProcessing(
+        put_before = tokenizers.processors.TemplateProcessing
+        made.post_processor = put_before(
             single=f"{word} $A", special_tokens=[(word, begins)]
         )
     made.save(str(folder / "tokenizer.json"))
@@ -167,5 +189,6 @@ def changed(folder: Path, **keys: Any) -> None:
 def write_text(path: Path, words: int = 9000) -> None:
     generator = torch.Generator().manual_seed(0)
     share = torch.rand(words, generator=generator) ** 3  # some words are common
-    ids = (VOCABULARY * share).long().tolist()
-    path.write_text(" ".join(f"w{i}" for i in ids), encoding="utf-8")
+    ids = (VOCABULARY * share).long()
+    written = [f"w{i}" for i in ids.tolist()]
+    path.write_text(" ".join(written), encoding="utf-8")

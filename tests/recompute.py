@@ -24,9 +24,10 @@ import yaml
 from torch import Tensor
 
 SEPARATOR = "<|endoftext|>"
-FEWEST_BLOCKS = FEWEST_UNITS = 8
-# nats per token in fp32: for a row, and for a unit of text
-TOLERANCE, UNIT_TOLERANCE = 5e-5, 5e-4
+FEWEST_BLOCKS = 8
+FEWEST_UNITS = 8
+TOLERANCE = 5e-5  # nats per token in fp32, for a row
+UNIT_TOLERANCE = 5e-4  # and for a unit of text
 Row = dict[str, Any]
 
 
@@ -64,12 +65,17 @@ def dealt(candidates: list[range], wanted: int) -> list[int]:
     counts = [len(each) for each in candidates]
     wanted = min(wanted, sum(counts))
     level = 0
-    while sum(min(n, level + 1) for n in counts) <= wanted and level < wanted:
-        level += 1
+    for higher in range(1, wanted + 1):
+        raised = [min(n, higher) for n in counts]
+        if sum(raised) > wanted:
+            break
+        level = higher
     shares = [min(n, level) for n in counts]
-    larger = [document for document, n in enumerate(counts) if n > level]
-    for place in evenly(len(larger), wanted - sum(shares)):
-        shares[larger[place]] += 1
+    with_more = [document for document, n in enumerate(counts) if n > level]
+    missing = wanted - sum(shares)
+    for place in evenly(len(with_more), missing):
+        document = with_more[place]
+        shares[document] += 1
 
     chosen = []
     for candidate, share in zip(candidates, shares, strict=True):
@@ -88,22 +94,54 @@ def placement(
     documents = list(itertools.pairwise(text.starts))
     joined = [(0, text.starts[-1])]
     choices = {"doc": [documents], "concat": [joined], "auto": [documents, joined]}
-    of_settings = choices[settings["documents"]]
     if protocol == "nonoverlap":
         wanted = max(FEWEST_BLOCKS, wanted // 4)
 
-    for reach, pieces in itertools.product(sorted(reaches, reverse=True), of_settings):
-        candidates = []
-        for start, end in pieces:
-            if protocol == "fixed_target":
-                first = start + reach - targets + 1
-                candidates.append(range(first, end - targets + 1, targets))
-            else:
-                candidates.append(range(start, end - reach, reach))
-        firsts = dealt(candidates, wanted)
-        if len(firsts) >= FEWEST_BLOCKS:
-            return firsts, reach
+    for reach in sorted(reaches, reverse=True):
+        for pieces in choices[settings["documents"]]:
+            candidates = []
+            for start, end in pieces:
+                if protocol == "fixed_target":
+                    first = start + reach - targets + 1
+                    places = range(first, end - targets + 1, targets)
+                else:
+                    places = range(start, end - reach, reach)
+                candidates.append(places)
+            firsts = dealt(candidates, wanted)
+            if len(firsts) >= FEWEST_BLOCKS:
+                return firsts, reach
     raise ValueError(f"the text here is too short for {protocol}")
+
+
+def spans(firsts: list[int], reach: int, length: int) -> Blocks:
+    """Return the windows of `nonoverlap`, side by side in each span, at one length."""
+    blocks = []
+    for first in firsts:
+        block = []
+        for number in range(reach // length):
+            start = first + number * length
+            block.append(Window(start, length, length))
+        blocks.append(block)
+    return blocks
+
+
+def contexts(firsts: list[int], length: int, targets: int, trained: int) -> Blocks:
+    """Return the windows of `fixed_target`, which end in their targets, at one
+    length.
+    """
+    part = targets
+    if length < trained:  # windows too short to score a whole block
+        most = max(1, length / 2)
+        while targets % part or part > most:
+            part -= 1
+    blocks = []
+    for first in firsts:
+        block = []
+        for end in range(first + part, first + targets + 1, part):
+            start = end - 1 - length
+            block.append(Window(start, length, part))
+        blocks.append(block)
+    return blocks
 
 
 def blocks_of(
@@ -111,25 +149,13 @@ def blocks_of(
     placed: tuple[list[int], int],
     length: int,
     targets: int,
-    train_length: int,
+    trained: int,
 ) -> Blocks:
     """Return the windows that a protocol reads and scores at one length."""
     firsts, reach = placed
     if protocol == "nonoverlap":
-        offsets = range(0, reach // length * length, length)
-        return [
-            [Window(first + i, length, length) for i in offsets] for first in firsts
-        ]
-
-    part = targets
-    if length < train_length:  # windows too short to score a whole block
-        while targets % part or part > max(1, length / 2):
-            part -= 1
-    blocks = []
-    for first in firsts:
-        ends = range(first + part, first + targets + 1, part)
-        blocks.append([Window(end - 1 - length, length, part) for end in ends])
-    return blocks
+        return spans(firsts, reach, length)
+    return contexts(firsts, length, targets, trained)
 
 
 def places(block: list[Window]) -> list[int]:
@@ -160,16 +186,11 @@ class Model:
     the token table as head.
     """
 
-    def __init__(
-        self,
-        weights: dict[str, Tensor],
-        model: dict[str, Any],
-        encoding: dict[str, Any],
-    ) -> None:
+    def __init__(self, weights: dict[str, Tensor], config: dict[str, Any]) -> None:
         self.weights = {name: weight.float() for name, weight in weights.items()}
-        self.layers = model["n_layers"]
-        self.heads = model["n_heads"]
-        self.encoding = encoding
+        self.layers = config["model"]["n_layers"]
+        self.heads = config["model"]["n_heads"]
+        self.encoding = config["encoding"]
 
     def nll(self, ids: Tensor, scored: int, window: int | None) -> Tensor:
         """Return nats of the last `scored` of ids (B, T + 1), with at most `window`
@@ -182,11 +203,12 @@ class Model:
             normed = self.norm(f"{block}.attention_norm", x)
             x = x + self.attention(f"{block}.attention", normed, mask)
             normed = self.norm(f"{block}.mlp_norm", x)
-            hidden = F.gelu(self.linear(f"{block}.mlp.up", normed))
-            x = x + self.linear(f"{block}.mlp.down", hidden)
-        logits = self.linear("tokens", self.norm("norm", x[:, -scored:]))
+            hidden = self.linear(f"{block}.mlp.up", normed)
+            x = x + self.linear(f"{block}.mlp.down", F.gelu(hidden))
+        normed = self.norm("norm", x[:, -scored:])
+        logits = self.linear("tokens", normed).transpose(1, 2)  # (B, V, scored)
         labels = ids[:, -scored:]
-        return F.cross_entropy(logits.transpose(1, 2), labels, reduction="none")
+        return F.cross_entropy(logits, labels, reduction="none")
 
     def norm(self, name: str, x: Tensor) -> Tensor:
         return F.layer_norm(x, x.shape[-1:], self.weights[f"{name}.weight"])
@@ -205,7 +227,8 @@ class Model:
             q = self.turned(q)
             k = self.turned(k)
         mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
-        return self.linear(f"{name}.out", mixed.transpose(1, 2).flatten(2))
+        wide = mixed.transpose(1, 2).flatten(2)  # (B, T, D)
+        return self.linear(f"{name}.out", wide)
 
     def turned(self, x: Tensor) -> Tensor:
         """Return x with each pair of channels turned by position · base^(-2p/d), as in
@@ -220,23 +243,29 @@ class Model:
         sine = angle.sin().float()
         a = x[..., 0::2]
         b = x[..., 1::2]
-        turned = torch.stack((a * cosine - b * sine, a * sine + b * cosine), dim=-1)
-        return turned.flatten(-2)
+        first = a * cosine - b * sine
+        second = a * sine + b * cosine
+        return torch.stack((first, second), dim=-1).flatten(-2)
 
     def mask(self, length: int, window: int | None) -> Tensor:
         """Return the term added to logits, (H, T, T) or (1, T, T): -inf for hidden
         keys, and ALiBi's penalty.
         """
-        distance = torch.arange(length)[:, None] - torch.arange(length)
-        hidden = (distance < 0) | (distance >= (window or length))
-        slopes = [0.0]
-        if self.encoding["name"] == "alibi":
-            heads = range(1, self.heads + 1)
-            slopes = self.encoding["slopes"] or [
-                2 ** (-8 * n / self.heads) for n in heads
-            ]
-        mask = -torch.tensor(slopes)[:, None, None] * distance
-        return mask.masked_fill(hidden, -math.inf)
+        places = torch.arange(length)
+        distance = places[:, None] - places
+        is_later = distance < 0
+        is_far = distance >= (window or length)
+        slopes = torch.tensor(self.slopes())
+        mask = -slopes[:, None, None] * distance
+        return mask.masked_fill(is_later | is_far, -math.inf)
+
+    def slopes(self) -> list[float]:
+        """Return ALiBi's penalty per token of distance, by head; one of 0 for RoPE."""
+        if self.encoding["name"] == "rope":
+            return [0.0]
+        if self.encoding["slopes"]:
+            return self.encoding["slopes"]
+        return [2 ** (-8 * n / self.heads) for n in range(1, self.heads + 1)]
 
 
 class Run:
@@ -253,14 +282,16 @@ class Run:
         # How many UTF-8 bytes of text each id stands for: byte-level BPE writes one
         # character per byte.
         self.bytes = {i: len(token) for token, i in tokenizer.get_vocab().items()}
-        self.bytes[tokenizer.token_to_id(SEPARATOR)] = 0
+        separator = tokenizer.token_to_id(SEPARATOR)
+        self.bytes[separator] = 0
 
         newest = max((folder / "checkpoint").glob("step-*"))
         weights = safetensors.torch.load_file(newest / "model.safetensors")
-        self.model = Model(weights, self.config["model"], self.config["encoding"])
+        self.model = Model(weights, self.config)
 
         self.rows = []
-        for line in (folder / "rows.jsonl").read_text(encoding="utf-8").splitlines():
+        lines = (folder / "rows.jsonl").read_text(encoding="utf-8")
+        for line in lines.splitlines():
             row = json.loads(line)
             if "protocol" in row and row["task"] is None:
                 self.rows.append(row)
@@ -284,10 +315,13 @@ class Run:
         """Return nats summed over each block's targets, in double precision."""
         totals = []
         for block in blocks:
-            read = [self.text.ids[w.start : w.start + w.length + 1] for w in block]
+            read = []
+            for start, length, _ in block:
+                read.append(self.text.ids[start : start + length + 1])
             ids = torch.from_numpy(np.stack(read))
             nll = self.model.nll(ids, block[0].scored, window)
-            totals.append(float(nll.double().sum()))
+            total = nll.double().sum()
+            totals.append(total.item())
         return np.array(totals)
 
     def agrees(self, row: Row) -> bool:
@@ -295,25 +329,33 @@ class Run:
         these nats in all and per unit.
         """
         protocol = row["protocol"]
-        placed = placement(protocol, self.text, self.reaches(row), self.settings)
+        length = row["length"]
         targets = self.settings["targets"]
-        blocks = blocks_of(protocol, placed, row["length"], targets, self.trained)
-        scored = [places(block) for block in blocks]
-        read = self.text.ids[np.concatenate(scored)]
-        unit, documents = units(self.text, [block[0] for block in scored])
-        tokens = np.bincount(unit, [len(block) for block in scored])
-        nll = np.bincount(unit, self.nats(blocks, row["window"]))
+        reaches = self.reaches(row)
+        placed = placement(protocol, self.text, reaches, self.settings)
+        blocks = blocks_of(protocol, placed, length, targets, self.trained)
 
-        apart = abs(nll.sum() / tokens.sum() - row["nll"])
-        units_apart = np.abs(nll - row["units"]["nll"]) / tokens
-        return bool(
-            targets_sha256(blocks, self.text.ids) == row["targets_sha256"]
-            and row["units"]["document"] == documents
-            and row["units"]["tokens"] == tokens.tolist()
-            and row["n_bytes"] == sum(self.bytes[i] for i in read)
-            and apart <= TOLERANCE
-            and units_apart.max() <= UNIT_TOLERANCE
-        )
+        scored = [places(block) for block in blocks]
+        n_scored = [len(block) for block in scored]
+        first_targets = [block[0] for block in scored]
+        unit, documents = units(self.text, first_targets)
+        tokens = np.bincount(unit, n_scored)
+        nll = np.bincount(unit, self.nats(blocks, row["window"]))
+        n_bytes = 0
+        for token in self.text.ids[np.concatenate(scored)]:
+            n_bytes += self.bytes[token]
+
+        mean = nll.sum() / tokens.sum()
+        apart = np.abs(nll - row["units"]["nll"]) / tokens
+        found = [
+            targets_sha256(blocks, self.text.ids) == row["targets_sha256"],
+            row["units"]["document"] == documents,
+            row["units"]["tokens"] == tokens.tolist(),
+            row["n_bytes"] == n_bytes,
+            abs(mean - row["nll"]) <= TOLERANCE,
+            apart.max() <= UNIT_TOLERANCE,
+        ]
+        return all(found)
 
 
 def units(text: Stream, firsts: list[int]) -> tuple[list[int], list[int]]:
@@ -333,7 +375,8 @@ def units(text: Stream, firsts: list[int]) -> tuple[list[int], list[int]]:
             names = stretch
     known = sorted(set(names))
     unit = [known.index(name) for name in names]
-    return unit, [document[names.index(name)] for name in known]
+    of_unit = [document[names.index(name)] for name in known]
+    return unit, of_unit
 
 
 def segments(document: list[int]) -> list[tuple[int, int]]:
@@ -341,6 +384,7 @@ def segments(document: list[int]) -> list[tuple[int, int]]:
     names = []
     for number in sorted(set(document)):
         n = document.count(number)
-        parts = min(n, max(1, round(16 * n / len(document))))
+        share = round(16 * n / len(document))
+        parts = min(n, max(1, share))
         names += [(number, block * parts // n) for block in range(n)]
     return names

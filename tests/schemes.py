@@ -2,7 +2,6 @@
 contract and the oracle tests.
 """
 
-from collections.abc import Callable, Sequence
 from typing import Any
 
 import oracles
@@ -11,7 +10,7 @@ import torch
 from torch import Tensor
 
 from posbench import encodings
-from posbench.encodings.base import Encoding, Layer, Shape, narrower
+from posbench.encodings.base import Encoding, Shape, narrower
 from posbench.model.attention import (
     attention,
     logits_by_rows,
@@ -47,15 +46,17 @@ def parameters() -> list[Any]:
     marked = []
     before = ""
     for case in cases():
-        marks = [pytest.mark.slow] if case[0] == before else []
+        name, _ = case
+        marks = [pytest.mark.slow] if name == before else []
         marked.append(pytest.param(case, marks=marks, id=label(case)))
-        before = case[0]
+        before = name
     return marked
 
 
 def label(case: Case) -> str:
-    words = [case[0]]
-    for key, value in case[1].items():
+    name, options = case
+    words = [name]
+    for key, value in options.items():
         shown = "by_shape" if callable(value) else value
         words.append(f"{key}={shown}")
     return "-".join(words)
@@ -65,7 +66,9 @@ def completed(name: str, options: dict[str, Any], shape: Shape) -> dict[str, Any
     """Return a case's options for a shape, and the defaults of the others."""
     complete = encodings.options_of(name)
     for key, value in options.items():
-        complete[key] = value(shape) if callable(value) else value
+        if callable(value):
+            value = value(shape)
+        complete[key] = value
     return complete
 
 
@@ -90,7 +93,8 @@ def build(name: str, options: dict[str, Any], shape: Shape, seed: int = 0) -> En
 
 
 def random(*size: int, seed: int = 0) -> Tensor:
-    return torch.randn(size, generator=torch.Generator().manual_seed(seed))
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(size, generator=generator)
 
 
 def layer_inputs(
@@ -107,34 +111,29 @@ def layer_inputs(
     return q, k, v, x
 
 
-def positions_of(
-    kind: str, batch: int, length: int, below: int, offset: int = 3
-) -> Tensor:
+def positions_of(kind, batch, length, below, offset=3):
     """Return positions. consecutive, offset: (1, T) from 0 or `offset`; gaps, far,
     fractional: (B, T), with gaps.
     """
+    consecutive = torch.arange(length)[None]
     if kind == "consecutive":
-        return torch.arange(length)[None]
+        return consecutive
     if kind == "offset":
-        return torch.arange(length)[None] + offset
+        return consecutive + offset
     if kind == "fractional":
-        drawn = torch.rand(batch, length, generator=torch.Generator().manual_seed(0))
+        generator = torch.Generator().manual_seed(0)
+        drawn = torch.rand(batch, length, generator=generator)
         return (below - 1) * drawn.sort(dim=-1).values
 
     sequences = []
     for seed in range(batch):
         generator = torch.Generator().manual_seed(seed)
-        sequences.append(torch.randperm(below, generator=generator)[:length])
+        shuffled = torch.randperm(below, generator=generator)
+        sequences.append(shuffled[:length])
     return torch.stack(sequences).sort(dim=-1).values
 
 
-def one_layer(
-    encoding: Encoding,
-    tokens: Tensor,
-    positions: Tensor | None = None,
-    layer: int = 0,
-    consecutive: bool = False,
-) -> Tensor:
+def one_layer(encoding, tokens, positions=None, layer=0, consecutive=False):
     """Put tokens (B, T, token_dim) through embed, fixed projections and a layer's
     attention; return (B, H, T, Dh).
     """
@@ -144,43 +143,34 @@ def one_layer(
         positions = encoding.positions(ids, torch.Generator())
     x = encoding.embed(tokens, positions, ids)
 
-    weight = random(shape.d_model, 3 * shape.d_model, seed=9) * shape.d_model**-0.5
-    projected = (x @ weight).unflatten(-1, (3, shape.n_heads, shape.head_dim))
-    q, k, v = projected.permute(2, 0, 3, 1, 4)  # (B, H, T, Dh)
+    drawn = random(shape.d_model, 3 * shape.d_model, seed=9)
+    weight = drawn * shape.d_model**-0.5
+    projected = x @ weight
+    by_head = projected.unflatten(-1, (3, shape.n_heads, shape.head_dim))
+    q, k, v = by_head.permute(2, 0, 3, 1, 4)  # (B, H, T, Dh)
     consecutive = consecutive and counts_tokens(encoding)
     described = make_layer(encoding, positions, layer, x, consecutive=consecutive)
     return attention(encoding, q, k, v, described)
 
 
 def layer_attention(
-    encoding: Encoding,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    x: Tensor | None,
-    positions: Tensor,
-    layer: int,
-    consecutive: bool = False,
-    last: int | None = None,
-    **limits: Any,
-) -> Tensor:
+    encoding, q, k, v, x, positions, layer, consecutive=False, last=None, **limits
+):
     """Return a layer's attention at positions (1|B, T), by the path that posbench
-    chooses. `limits` are the layer's window and sinks.
+    chooses; with `last` that of the last rows. `limits` are the layer's window and
+    sinks.
     """
     described = make_layer(encoding, positions, layer, x, consecutive)
-    return attention(encoding, q, k, v, described.replace(**limits), last)
+    limited = described.replace(**limits)
+    return attention(encoding, q, k, v, limited, last)
 
 
-def used_at(
-    encoding: Encoding, positions: Tensor, layer: int = 0, x: Tensor | None = None
-) -> tuple[Encoding, Layer]:
+def used_at(encoding, positions, layer=0, x=None):
     """Return the encoding that a layer uses, and the layer that its hooks read."""
     return encoding.at(make_layer(encoding, positions, layer, x))
 
 
-def rotated_at(
-    encoding: Encoding, q: Tensor, k: Tensor, positions: Tensor, x: Tensor | None = None
-) -> Any:
+def rotated_at(encoding, q, k, positions, x=None):
     """Return queries and keys after `rotate` in the first layer."""
     used, layer = used_at(encoding, positions, 0, x)
     return used.rotate(q, k, layer)
@@ -194,16 +184,16 @@ def counts_tokens(encoding: Encoding) -> bool:
 
 
 def by_definition(
-    encoding: Encoding,
-    inputs: Sequence[Any],
-    positions: Tensor,
-    layer: int,
-    block: int | None = None,
-    causal: bool = True,
-    window: int | None = None,
-    sinks: int = 0,
-    last: int | None = None,
-) -> Tensor:
+    encoding,
+    inputs,
+    positions,
+    layer,
+    block=None,
+    causal=True,
+    window=None,
+    sinks=0,
+    last=None,
+):
     """Return a layer's attention by the pairwise hooks, in blocks of rows: q, k, v, x
     to (B, H, T, Dh), or to the last rows.
     """
@@ -220,32 +210,38 @@ def by_definition(
     step = block or length
     outputs = []
     for start in range(0, length, step):
-        rows = slice(start, min(length, start + step))
-        keys = slice(0, rows.stop if causal else length)
+        end = min(length, start + step)
+        rows = slice(start, end)
+        keys = slice(0, end if causal else length)
         part = described.replace(rows=rows, keys=keys)
-        part = part.replace(visible=mask_of(part, q.dtype) == 0)
+        is_visible = mask_of(part, q.dtype) == 0
+        part = part.replace(visible=is_visible)
         logits = logits_by_rows(used, q[:, :, rows], k[:, :, keys], part)
-        outputs.append(used.attend(logits, v[:, :, keys], part))
+        output = used.attend(logits, v[:, :, keys], part)
+        outputs.append(output)
 
     whole = described.replace(rows=slice(0, length))
     output = used.map_outputs(torch.cat(outputs, dim=2), whole)
     return output[:, :, -(last or length) :]
 
 
-def with_gradients(
-    encoding: Encoding, inputs: Sequence[Tensor], compute: Callable[..., Tensor]
-) -> dict[str, Tensor]:
+def with_gradients(encoding, inputs, compute):
     """Return `compute`'s output for q, k, v, x, and the gradients of all inputs and
     parameters, 0 if there is none.
     """
     leaves = [tensor.clone().requires_grad_() for tensor in inputs]
     encoding.zero_grad()
     output = compute(*leaves)
-    (output * random(*output.shape, seed=4)).sum().backward()
+    weights = random(*output.shape, seed=4)
+    total = (output * weights).sum()
+    total.backward()
 
     results = {"output": output.detach()}
-    named = [*zip("qkvx", leaves, strict=True), *encoding.named_parameters()]
-    for name, leaf in named:
-        gradient = torch.zeros_like(leaf) if leaf.grad is None else leaf.grad
+    named = dict(zip("qkvx", leaves, strict=True))
+    named.update(encoding.named_parameters())
+    for name, leaf in named.items():
+        gradient = leaf.grad
+        if gradient is None:
+            gradient = torch.zeros_like(leaf)
         results[f"gradient of {name}"] = gradient
     return results

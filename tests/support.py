@@ -64,9 +64,7 @@ class Largest(TorchDispatchMode):
 
     numbers = 0
 
-    def __torch_dispatch__(
-        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         made = function(*args, **(kwargs or {}))
         parts = made if isinstance(made, tuple | list) else (made,)
         for part in parts:
@@ -91,14 +89,19 @@ def script(name: str) -> Any:
 
 def write_text(folder: Path | str = ".") -> None:
     """Write `text.txt`, on which the small model trains."""
-    words = [f"word{i * i % 97} follows number {i}." for i in range(3000)]
-    Path(folder, "text.txt").write_text(" ".join(words), encoding="utf-8")
+    sentences = [f"word{i * i % 97} follows number {i}." for i in range(3000)]
+    text = " ".join(sentences)
+    Path(folder, "text.txt").write_text(text, encoding="utf-8")
 
 
 def write_words(folder: Path) -> None:
     """Write a `text.txt` of thirty words of random letters, in random order."""
     rng = random.Random(0)
-    words = ["".join(rng.choices("abcdefgh", k=rng.randint(2, 5))) for _ in range(30)]
+    words = []
+    for _ in range(30):
+        length = rng.randint(2, 5)
+        letters = rng.choices("abcdefgh", k=length)
+        words.append("".join(letters))
     text = " ".join(rng.choices(words, k=8000))
     (folder / "text.txt").write_text(text, encoding="utf-8")
 
@@ -157,11 +160,12 @@ def in_child(work: Callable[[], None]) -> int:
 
 def snapshot(folder: Path) -> dict[str, bytes]:
     """Return the content of every file below a folder, by its path there."""
-    return {
-        str(path.relative_to(folder)): path.read_bytes()
-        for path in folder.rglob("*")
-        if path.is_file()
-    }
+    contents = {}
+    for path in folder.rglob("*"):
+        if path.is_file():
+            name = str(path.relative_to(folder))
+            contents[name] = path.read_bytes()
+    return contents
 
 
 def until(condition: Callable[[], Any], seconds: float = 60.0) -> None:

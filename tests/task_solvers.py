@@ -6,6 +6,8 @@ word that must stand there}. It fails with an assertion on words that the defini
 does not allow.
 """
 
+import itertools
+
 END = "<|endoftext|>"
 
 
@@ -25,57 +27,72 @@ def is_one(word, kind):
     return word[0] == kind and word[1:].isdigit()
 
 
-def copy(words, options, order=list):
+def check_symbols(words):
+    for word in words:
+        assert is_one(word, "s")
+
+
+def number_of(word):
+    return int(word[1:])
+
+
+def copy(words, options):
     question, at = parted(words)
-    assert all(is_one(word, "s") for word in question)
-    return answered(at, [*order(question), END])
+    check_symbols(question)
+    return answered(at, [*question, END])
 
 
 def reverse(words, options):
-    return copy(words, options, reversed)
+    question, at = parted(words)
+    check_symbols(question)
+    return answered(at, [*question[::-1], END])
 
 
 def sort(words, options):
-    return copy(
-        words,
-        options,
-        lambda question: sorted(question, key=lambda word: int(word[1:])),
-    )
+    question, at = parted(words)
+    check_symbols(question)
+    ordered = sorted(question, key=number_of)
+    return answered(at, [*ordered, END])
 
 
 def repeat(words, options):
     assert words[0] == END
-    assert all(is_one(word, "s") for word in words[1:])
-    again = next(number for number in range(2, len(words)) if words[number] == words[1])
+    check_symbols(words[1:])
+    again = words.index(words[1], 2)
     length = again - 1
     assert len(words) == 1 + 2 * length
-    return {number: words[number - length] for number in range(again + 1, len(words))}
+    answer = {}
+    for at in range(again + 1, len(words)):
+        answer[at] = words[at - length]
+    return answer
 
 
 def addition(words, options):
     question, at = parted(words)
     plus = question.index("+")
-    terms = [question[:plus], question[plus + 1 :]]
+    left = question[:plus]
+    right = question[plus + 1 :]
     hints = []
     if options.get("hints"):
-        hints = terms[0][0::2]
-        assert terms[1][0::2] == hints
-        assert [int(hint[1:]) - int(hints[0][1:]) for hint in hints] == list(
-            range(len(hints))
-        )
-        terms = [term[1::2] for term in terms]
-        assert terms[0][0] == terms[1][0] == "0"
-    assert len(terms[0]) == len(terms[1])
-    digits = list(
-        str(int("".join(terms[0])) + int("".join(terms[1]))).zfill(
-            len(hints) or len(terms[0]) + 1
-        )
-    )
+        hints = left[0::2]
+        assert right[0::2] == hints
+        for first, second in itertools.pairwise(hints):
+            assert number_of(second) == number_of(first) + 1
+        left = left[1::2]
+        right = right[1::2]
+        assert left[0] == "0"
+        assert right[0] == "0"
+    assert len(left) == len(right)
+
+    total = int("".join(left)) + int("".join(right))
+    length = len(hints) or len(left) + 1
+    digits = list(str(total).zfill(length))
     if options.get("answer") == "reversed":
         digits = digits[::-1]
         hints = hints[::-1]
     if hints:
-        digits = [word for pair in zip(hints, digits, strict=True) for word in pair]
+        pairs = zip(hints, digits, strict=True)
+        digits = list(itertools.chain(*pairs))
     return answered(at, [*digits, END])
 
 
@@ -83,8 +100,9 @@ def induction(words, options):
     assert words[0] == END
     assert words.count("!") == 2
     assert words[-2] == "!"
-    assert all(is_one(word, "s") for word in words[1:] if word != "!")
-    return {len(words) - 1: words[words.index("!") + 1]}
+    check_symbols(word for word in words[1:] if word != "!")
+    first = words.index("!")
+    return {len(words) - 1: words[first + 1]}
 
 
 def passkey(words, options):
@@ -93,18 +111,23 @@ def passkey(words, options):
     end = start + 1 + options.get("digits", 3)
     key = question[start + 1 : end]
     fillers = question[:start] + question[end:]
-    assert all(len(word) == 1 and word.isdigit() for word in key)
-    assert all(is_one(word, "f") for word in fillers)
+    for word in key:
+        assert len(word) == 1
+        assert word.isdigit()
+    for word in fillers:
+        assert is_one(word, "f")
     if "depth" in options:
-        assert abs(start - options["depth"] * len(fillers)) <= 0.5
+        wanted = options["depth"] * len(fillers)
+        assert abs(start - wanted) <= 0.5
     return answered(at, key)
 
 
 def recall(words, options):
     slots = options.get("slots", 2)
-    pairs = (len(words) - 1) // (2 * (1 + slots))
+    per_pair = 2 * (1 + slots)  # words
+    pairs = len(words) // per_pair
     assert words[0] == END
-    assert len(words) == 1 + 2 * pairs * (1 + slots)
+    assert len(words) == 1 + pairs * per_pair
     value_of = {}
     for pair in range(pairs):
         key = words[1 + 2 * pair]
@@ -130,7 +153,7 @@ def selective_copy(words, options):
     question, at = parted(words)
     tokens = [word for word in question if word != "."]
     assert len(tokens) == options.get("tokens", 8)
-    assert all(is_one(word, "s") for word in tokens)
+    check_symbols(tokens)
     return answered(at, tokens)
 
 
@@ -154,10 +177,17 @@ def flip_flop(words, options):
 def counting(words, options):
     question, at = parted(words)
     assert set(question) <= {"x", ".", "reset"}
-    return answered(at, [str(" ".join(question).rpartition("reset")[2].count("x"))])
+    count = 0
+    for word in question:
+        if word == "x":
+            count += 1
+        if word == "reset":
+            count = 0
+    return answered(at, [str(count)])
 
 
 def parity(words, options):
     question, at = parted(words)
     assert set(question) <= {"0", "1"}
-    return answered(at, [str(question.count("1") % 2)])
+    rest = question.count("1") % 2
+    return answered(at, [str(rest)])

@@ -2,8 +2,6 @@
 the choice between them.
 """
 
-from typing import Any
-
 import pytest
 import schemes
 import torch
@@ -11,6 +9,7 @@ from support import Largest
 from torch import Tensor
 from torch.nn import functional
 from torch.nn.attention import flex_attention
+from torch.nn.attention.flex_attention import BlockMask, create_block_mask
 
 from posbench import machine
 from posbench.encodings.base import Shape
@@ -45,15 +44,11 @@ def difference(actual: Tensor, expected: Tensor) -> float:
     """
     expected = expected.double()
     distance = (actual.double() - expected).norm()
-    return float(distance / expected.norm().clamp(min=1))
+    size = expected.norm().clamp(min=1)
+    return float(distance / size)
 
 
-def differences(
-    name: str,
-    dtype: torch.dtype = torch.float32,
-    last: int | None = None,
-    **limits: Any,
-) -> dict[str, float]:
+def differences(name, dtype=torch.float32, last=None, **limits):
     """Return how a scheme's chosen attention differs from its definition, in the output
     and in all gradients; without gradients in the output alone.
     """
@@ -62,37 +57,46 @@ def differences(
     positions = torch.arange(LENGTH)[None]
     inputs = schemes.layer_inputs(SHAPE, LENGTH)
 
-    def chosen(q: Tensor, k: Tensor, v: Tensor, x: Tensor) -> Tensor:
-        given = (q.to(dtype), k.to(dtype), v.to(dtype), x, positions, 1)
-        out = schemes.layer_attention(encoding, *given, counted, last, **limits)
+    def chosen(q, k, v, x):
+        qkv = [each.to(dtype) for each in (q, k, v)]
+        given = (*qkv, x, positions, 1, counted, last)
+        out = schemes.layer_attention(encoding, *given, **limits)
         return out.float()
 
-    def defined(*inputs: Tensor) -> Tensor:
-        return schemes.by_definition(
-            encoding, inputs, positions, 1, last=last, **limits
-        )
+    def defined(*inputs):
+        given = (inputs, positions, 1)
+        return schemes.by_definition(encoding, *given, last=last, **limits)
 
     if not torch.is_grad_enabled():
-        return {"output": difference(chosen(*inputs), defined(*inputs))}
+        actual = chosen(*inputs)
+        expected = defined(*inputs)
+        return {"output": difference(actual, expected)}
+
     actual = schemes.with_gradients(encoding, inputs, chosen)
     expected = schemes.with_gradients(encoding, inputs, defined)
-    return {key: difference(actual[key], expected[key]) for key in expected}
+    found = {}
+    for key, value in expected.items():
+        found[key] = difference(actual[key], value)
+    return found
 
 
-def assert_is_the_definition(name: str, limits: dict[str, int]) -> None:
+def assert_is_the_definition(name, limits):
     for key, error in differences(name, **limits).items():
+        bound = CLOSE
         reads_gates = key.startswith(("gradient of gate", "gradient of x"))
-        is_rough = reads_gates or "weight" in key
-        assert error < (CLOSE_GATES if is_rough else CLOSE), key
+        if reads_gates or "weight" in key:
+            bound = CLOSE_GATES
+        assert error < bound, key
 
 
 @pytest.fixture(params=["rows", "fused"])
 def kernel(request, monkeypatch):
-    if request.param == "rows":
-        monkeypatch.setattr(module, "fused_is_fast", lambda q, v: False)
-    else:
-        fits = lambda q, v: q.shape[-1] == v.shape[-1]  # noqa: E731
-        monkeypatch.setattr(module, "fused_is_fast", fits)
+    is_fused = request.param == "fused"
+
+    def fits(q, v):
+        return is_fused and q.shape[-1] == v.shape[-1]
+
+    monkeypatch.setattr(module, "fused_is_fast", fits)
 
 
 @pytest.mark.sample(7)
@@ -110,7 +114,7 @@ def flex_calls(monkeypatch):
     calls = []
     eager = flex_attention.flex_attention
 
-    def counted(*qkv: Tensor, **given: Any) -> Tensor:
+    def counted(*qkv, **given):
         calls.append(qkv)
         return eager(*qkv, **given)
 
@@ -134,7 +138,8 @@ def test_flex_attention_equals_the_definition(flex_calls, name, limits, trains):
 @SCHEMES
 def test_flex_attention_serves_a_window_of_what_it_can_say(flex_calls, name):
     differences(name, window=10)
-    assert bool(flex_calls) == (name in FLEX_SERVES)
+    has_served = len(flex_calls) > 0
+    assert has_served is (name in FLEX_SERVES)
 
 
 @pytest.mark.parametrize("amx", [False, True])
@@ -142,7 +147,8 @@ def test_flex_attention_serves_a_window_of_what_it_can_say(flex_calls, name):
 def test_in_bf16_every_kernel_stays_near_the_definition(name, amx, monkeypatch):
     monkeypatch.setattr(machine, "has_amx", lambda: amx)
     monkeypatch.setattr(module, "FUSED_FROM", 1)
-    assert max(differences(name, torch.bfloat16).values()) < CLOSE_BF16
+    for key, error in differences(name, torch.bfloat16).items():
+        assert error < CLOSE_BF16, key
 
 
 FUSED = [
@@ -169,19 +175,21 @@ def test_the_fused_kernel_serves_where_it_is_faster(
     real = functional.scaled_dot_product_attention
     calls = []
 
-    def counted(q: Tensor, *given: Any, attn_mask: Any = None, **options: Any) -> Any:
+    def counted(*qkv, attn_mask=None, **options):
         calls.append("width" if attn_mask is None else "mask")
-        return real(q, *given, attn_mask=attn_mask, **options)
+        return real(*qkv, attn_mask=attn_mask, **options)
 
     longest = LENGTH if "long" in settings else LENGTH + 1
     monkeypatch.setattr(functional, "scaled_dot_product_attention", counted)
     monkeypatch.setattr(machine, "has_amx", lambda: "amx" in settings)
     monkeypatch.setattr(module, "FUSED_FROM", longest)
     encoding = schemes.build(name, {}, SHAPE)
-    inputs = [each.to(dtype) for each in schemes.layer_inputs(SHAPE, LENGTH)]
+    in_fp32 = schemes.layer_inputs(SHAPE, LENGTH)
+    inputs = [each.to(dtype) for each in in_fp32]
     positions = torch.arange(LENGTH)[None]
+    trains = "evaluation" not in settings
 
-    with torch.set_grad_enabled("evaluation" not in settings):
+    with torch.set_grad_enabled(trains):
         schemes.layer_attention(encoding, *inputs, positions, 1, consecutive=True)
 
     assert set(calls) == expected
@@ -192,18 +200,18 @@ def test_the_fused_kernel_serves_where_it_is_faster(
 @pytest.mark.parametrize("sinks", [0, 1, 128, 300])
 def test_a_block_mask_is_that_which_torch_makes_of_all_pairs(length, window, sinks):
     mask = flex.block_mask(length, window, sinks, torch.device("cpu"))
-    expected = flex_attention.create_block_mask(
-        mask.mask_mod, None, None, length, length, "cpu"
-    )
+
+    lengths = (length, length)
+    expected = create_block_mask(mask.mask_mod, None, None, *lengths, "cpu")
     assert torch.equal(mask.to_dense(), expected.to_dense())
     # of another block some pairs would be seen unmasked
-    assert (full_blocks(mask) <= full_blocks(expected)).all()
+    is_allowed = full_blocks(mask) <= full_blocks(expected)
+    assert is_allowed.all()
 
 
-def full_blocks(mask: flex_attention.BlockMask) -> Tensor:
-    full = flex_attention.BlockMask.from_kv_blocks(
-        mask.full_kv_num_blocks, mask.full_kv_indices
-    )
+def full_blocks(mask: BlockMask) -> Tensor:
+    counts = mask.full_kv_num_blocks
+    full = BlockMask.from_kv_blocks(counts, mask.full_kv_indices)
     return full.to_dense()
 
 
@@ -211,9 +219,9 @@ LONG = 4096
 ALL_SCORES = SHAPE.n_heads * LONG**2
 
 
-def attend_to_a_long_input(encoding: Any, q: Tensor, *given: Tensor) -> None:
+def attend_to_a_long_input(encoding, *qkvx):
     positions = torch.arange(LONG)[None]
-    schemes.layer_attention(encoding, q, *given, positions, 1, consecutive=True)
+    schemes.layer_attention(encoding, *qkvx, positions, 1, consecutive=True)
 
 
 def test_evaluation_of_long_inputs_never_holds_all_scores():
@@ -226,15 +234,19 @@ def test_evaluation_of_long_inputs_never_holds_all_scores():
 
 def test_training_on_long_inputs_never_keeps_all_scores():
     encoding = schemes.build("fox", {}, SHAPE)
-    q, *given = schemes.layer_inputs(SHAPE, LONG, batch=1)
+    q, *kvx = schemes.layer_inputs(SHAPE, LONG, batch=1)
+    q.requires_grad_()
     sizes = []
 
-    def keep(tensor: Tensor) -> Tensor:
+    def keep(tensor):
         sizes.append(tensor.numel())
         return tensor
 
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        attend_to_a_long_input(encoding, q.requires_grad_(), *given)
+    def give_back(tensor):
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, give_back):
+        attend_to_a_long_input(encoding, q, *kvx)
 
     assert max(sizes) < ALL_SCORES / 8
 
@@ -253,11 +265,13 @@ def test_logits_of_hidden_keys_that_are_no_numbers_hide_nothing_else():
     last = 128 * SHAPE.train_length // 2 - 1
     positions = torch.linspace(0, last, 40).long()[None]
     turned_q, turned_k = schemes.rotated_at(encoding, q, k, positions, x)
-    assert not (turned_q @ turned_k.mT).isfinite().all(), "nothing to see here"
+    logits = turned_q @ turned_k.mT
+    assert not logits.isfinite().all(), "nothing to see here"
 
     out = schemes.layer_attention(encoding, q, k, v, x, positions, 0)
 
     expected = attention_output(encoding, q, k, v, x, 0, positions)
-    assert difference(out.detach(), expected.detach()) < CLOSE
+    error = difference(out.detach(), expected.detach())
+    assert error < CLOSE
     for gradient in torch.autograd.grad(out.sum(), leaves):
         assert gradient.isfinite().all()

@@ -4,6 +4,7 @@ import json
 from functools import partial
 
 import pandas as pd
+import pytest
 import torch
 from support import posbench
 
@@ -17,35 +18,70 @@ SMALL += ["training.batch_size=2", "training.precision=fp32"]
 def test_half_the_speed_of_none_is_one_half():
     # in three rounds it takes 2, 1 and 4 times as long as none
     seconds = pd.DataFrame({"none": [1.0, 2.0, 4.0], "rope": [2.0, 2.0, 16.0]})
+
     frame = bench.compared(seconds, tokens=100)
-    assert frame["tokens_per_second"].tolist() == [50, 50]
-    assert frame["of_none"].tolist() == [1, 0.5]
+
+    none = frame.loc["none"]
     rope = frame.loc["rope"]
-    assert (rope["of_none_low"], rope["of_none_high"]) == (0.375, 0.75)
+    assert none["tokens_per_second"] == 50
+    assert rope["tokens_per_second"] == 50
+    assert none["of_none"] == 1
+    assert rope["of_none"] == 0.5
+    assert rope["of_none_low"] == 0.375
+    assert rope["of_none_high"] == 0.75
+    assert len(frame) == 2
 
 
 def test_contenders_take_turns_and_each_round_reverses_their_order(monkeypatch):
     monkeypatch.setattr(bench, "TURN_SECONDS", 1e-12)  # a call a turn
-    calls = list[str]()
-    contenders = {name: partial(calls.append, name) for name in ("none", "rope")}
+    calls = []
+    none = partial(calls.append, "none")
+    rope = partial(calls.append, "rope")
+
+    contenders = {"none": none, "rope": rope}
     bench.take_turns(contenders, 2, torch.device("cpu"))
+
     assert calls[-4:] == ["none", "rope", "rope", "none"]
 
 
 def test_each_scheme_is_compared_with_none(monkeypatch, capsys):
     monkeypatch.setattr(bench, "TURN_SECONDS", 1e-3)
-    assert posbench("bench", "rope", "none", "--json", *SMALL) == 0
+
+    code = posbench("bench", "rope", "none", "--json", *SMALL)
+
+    assert code == 0
     rope, none = json.loads(capsys.readouterr().out)
     assert rope["encoding"] == "rope"
     assert rope["tokens_per_second"] > 0
     assert none["encoding"] == "none"
-    assert none["of_none"] == none["of_none_low"] == none["of_none_high"] == 1
+    assert none["of_none"] == 1
+    assert none["of_none_low"] == 1
+    assert none["of_none_high"] == 1
     assert none["peak_bytes"] is None
+    assert none["of_peak"] is None
+
+
+def test_the_share_of_a_known_peak_is_shown(monkeypatch, capsys):
+    monkeypatch.setattr(bench, "TURN_SECONDS", 1e-3)
+    monkeypatch.setattr(bench.machine, "peak_flops", lambda device, dtype: 1e9)
+
+    assert posbench("bench", "none", "--json", *SMALL) == 0
+    (none,) = json.loads(capsys.readouterr().out)
+    assert posbench("bench", "none", *SMALL) == 0
+
+    sizes = bench.sizes_of("demo")
+    config = bench.configurations(["none"], sizes, [])["none"]
+    flops = train_flops_per_token(build(config, sizes.vocab_size), 16)
+    share = none["tokens_per_second"] * flops / 1e9
+    assert none["of_peak"] == pytest.approx(share)
+    assert "of peak" in capsys.readouterr().out
 
 
 def test_the_table_says_how_it_was_measured(monkeypatch, capsys):
     monkeypatch.setattr(bench, "TURN_SECONDS", 1e-3)
-    assert posbench("bench", "none", *SMALL) == 0
+    code = posbench("bench", "none", *SMALL)
+
+    assert code == 0
     assert "2 x 16 tokens, fp32, cpu, 1 thread," in capsys.readouterr().out
 
 
@@ -59,6 +95,8 @@ def test_flops_agree_with_torchs_own_counter(monkeypatch):
     words = ["training.train_length=2"]
     config = bench.configurations(["none"], sizes, words)["none"]
     model = build(config, sizes.vocab_size)
+    ids = torch.zeros(3, 1, dtype=torch.long)
     with FlopCounterMode(display=False) as counter:
-        model(torch.zeros(3, 1, dtype=torch.long)).sum().backward()
+        logits = model(ids)
+        logits.sum().backward()
     assert counter.get_total_flops() == 3 * train_flops_per_token(model, 1)

@@ -1,5 +1,6 @@
 """The figures of a report: what they draw, their colours, ranges and names."""
 
+import itertools
 import re
 
 import pandas as pd
@@ -7,6 +8,7 @@ import pytest
 from fake_study import Truth, rows_of_study, write_study
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from matplotlib.text import Text
 
 from posbench.config.schema import Config
@@ -17,24 +19,24 @@ from posbench.results.frame import read
 
 
 def text_figure(frame: pd.DataFrame, kind: charts.FigureKind = "panels") -> Figure:
-    figure = charts.text_figure(frame, compare(frame), kind)
+    table = compare(frame)
+    figure = charts.text_figure(frame, table, kind)
     assert figure is not None
     return figure
 
 
 def study_of(tmp_path, template: Config, truths: dict[str, Truth]) -> pd.DataFrame:
-    return read([write_study(tmp_path / "fake", template, truths, seeds=2)])
+    study = write_study(tmp_path / "fake", template, truths, seeds=2)
+    return read([study])
 
 
-def colours_of(axes: Axes) -> dict[str | None, str]:
+def colours_of(axes: Axes) -> dict[str, str]:
     """Return the colour of each curve by its scheme."""
-    return {line.get_gid(): str(line.get_color()) for line in axes.lines}
+    return {line.get_gid(): line.get_color() for line in axes.lines}
 
 
-def heights_of(axes: Axes, scheme: str) -> list[float]:
-    """Return the heights of a scheme's first curve."""
-    line = next(line for line in axes.lines if line.get_gid() == f"curve-{scheme}")
-    return [*map(float, line.get_ydata())]
+def lines_of(axes: Axes, scheme: str) -> list[Line2D]:
+    return [line for line in axes.lines if line.get_gid() == f"curve-{scheme}"]
 
 
 def test_the_band_of_a_curve_is_its_interval():
@@ -45,10 +47,12 @@ def test_the_band_of_a_curve_is_its_interval():
     axes = text_figure(frame, "curve").axes[0]
 
     bands = {band.get_gid(): band for band in axes.collections}
-    drawn = {*bands["curve-rope"].get_paths()[0].vertices[:, 1]}
-    assert (points["nll_high"] - points["nll_low"] > 0.01).all()
-    assert {*points["nll_low"]} <= drawn
-    assert {*points["nll_high"]} <= drawn
+    (outline,) = bands["curve-rope"].get_paths()
+    heights = set(outline.vertices[:, 1])
+    widths = points["nll_high"] - points["nll_low"]
+    assert widths.min() > 0.01
+    assert heights.issuperset(points["nll_low"])
+    assert heights.issuperset(points["nll_high"])
 
 
 def test_the_intervals_of_differences_are_the_adjusted_ones():
@@ -59,7 +63,7 @@ def test_the_intervals_of_differences_are_the_adjusted_ones():
 
     axes = text_figure(frame).axes[2]
 
-    interval, point = [line for line in axes.lines if line.get_gid() == "curve-fox"]
+    interval, point = lines_of(axes, "fox")
     assert low < fox["nll_difference_low"]
     assert interval.get_xdata() == pytest.approx([low, high])
     assert point.get_xdata() == pytest.approx([fox["nll_difference"]])
@@ -78,7 +82,8 @@ def test_a_scheme_has_one_colour_in_every_panel_and_report():
 
 
 def test_well_known_schemes_have_colours_of_their_own():
-    assert len({*charts.WELL_KNOWN.values()}) == len(charts.WELL_KNOWN)
+    colours = list(charts.WELL_KNOWN.values())
+    assert len(set(colours)) == len(colours)
 
 
 def test_any_other_scheme_has_a_colour_that_its_name_gives():
@@ -90,22 +95,24 @@ def test_any_other_scheme_has_a_colour_that_its_name_gives():
 
 
 def test_the_range_of_changes_holds_the_reference(tmp_path, template):
-    flat = {name: Truth(3.6, 0.001) for name in ("alibi", "none", "t5", "fire", "fox")}
-    frame = study_of(tmp_path, template, {"rope": Truth(3.6, 0.5), **flat})
+    truths = {"rope": Truth(3.6, 0.5)}
+    for name in ("alibi", "none", "t5", "fire", "fox"):
+        truths[name] = Truth(3.6, 0.001)
+    frame = study_of(tmp_path, template, truths)
 
     axes = text_figure(frame).axes[1]
 
+    _, top = axes.get_ylim()
+    curve = lines_of(axes, "rope")[0]
     assert axes.get_title() == "Change from the training length"
-    assert axes.get_ylim()[1] > max(heights_of(axes, "rope"))
+    assert top > max(curve.get_ydata())
 
 
 @pytest.mark.parametrize(("ngram", "words"), [(1.0, "below"), (9.0, "above")])
 def test_a_simple_reader_never_sets_a_range(tmp_path, template, ngram, words):
-    truths = {
-        "rope": Truth(3.6, 0.1, ngram=ngram),
-        "none": Truth(3.7, 0.1, ngram=ngram),
-    }
-    frame = study_of(tmp_path, template, truths)
+    rope = Truth(3.6, 0.1, ngram=ngram)
+    none = Truth(3.7, 0.1, ngram=ngram)
+    frame = study_of(tmp_path, template, {"rope": rope, "none": none})
 
     axes = text_figure(frame).axes[0]
 
@@ -122,9 +129,8 @@ def test_a_simple_reader_in_the_range_is_a_grey_line():
 
     greys = [line for line in axes.lines if line.get_color() == charts.GREY]
 
-    assert [line.get_ydata()[0] for line in greys] == pytest.approx(
-        [3.408, 2.936], abs=5e-4
-    )
+    heights = [line.get_ydata()[0] for line in greys]
+    assert heights == pytest.approx([3.408, 2.936], abs=5e-4)
 
 
 def test_numbers_in_figures_have_a_true_minus():
@@ -132,9 +138,10 @@ def test_numbers_in_figures_have_a_true_minus():
 
     figure.draw_without_rendering()
 
-    ticks = [label.get_text() for label in figure.axes[2].get_xticklabels()]
-    assert any(tick.startswith("\N{MINUS SIGN}") for tick in ticks)
-    assert not any("-" in tick for tick in ticks)
+    labels = figure.axes[2].get_xticklabels()
+    ticks = [label.get_text() for label in labels]
+    assert "\N{MINUS SIGN}" in "".join(ticks)
+    assert "-" not in "".join(ticks)
 
 
 def test_names_that_differ_at_their_ends_stay_apart():
@@ -143,7 +150,8 @@ def test_names_that_differ_at_their_ends_stay_apart():
     first, second = map(charts._wrapped_name, names)
 
     assert first != second
-    assert max(map(len, first.split("\n"))) <= charts.LONGEST_LINE
+    for line in first.split("\n"):
+        assert len(line) <= charts.LONGEST_LINE
 
 
 @pytest.mark.slow
@@ -157,8 +165,8 @@ def test_names_at_the_ends_of_curves_do_not_collide():
         # without the lines that lead from a name to its curve
         boxes = [Text.get_window_extent(text) for text in axes.texts]
         boxes += [label.get_window_extent() for label in axes.get_xticklabels()]
-        for place, box in enumerate(boxes):
-            assert not any(box.overlaps(other) for other in boxes[place + 1 :])
+        for box, other in itertools.combinations(boxes, 2):
+            assert not box.overlaps(other)
 
 
 def test_the_panels_of_a_page_are_those_of_the_figure():
@@ -167,12 +175,14 @@ def test_the_panels_of_a_page_are_those_of_the_figure():
     figures = charts.text_figures(frame, compare(frame))
 
     titles = [figure.axes[0].get_title() for figure in figures]
-    assert titles == [axes.get_title() for axes in text_figure(frame).axes]
+    panels = [axes.get_title() for axes in text_figure(frame).axes]
+    assert titles == panels
 
 
 def test_runs_of_several_settings_are_not_plotted(tmp_path, template):
     six = rows_of_study("six")
     other = six.assign(setting="another", settings="{}")
+    both = pd.concat([six, other], ignore_index=True)
 
     with pytest.raises(UserError, match="these runs may not be compared"):
-        charts.runs_figure(pd.concat([six, other], ignore_index=True))
+        charts.runs_figure(both)

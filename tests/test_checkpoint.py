@@ -13,14 +13,16 @@ import posbench
 from posbench.errors import UserError
 from posbench.run import checkpoint
 
+B = torch.arange(6).reshape(2, 3)
+RNG = [1, [2, 3], None]
 NAMES = ["model.safetensors", "optimizer.pt", "state.json", "manifest.json"]
 
 
 def save(folder: Path, step: int) -> Path:
-    weights = {"a": torch.full((64,), float(step)), "b": torch.arange(6).reshape(2, 3)}
-    moments = {0: {"exp_avg": torch.full((4,), step / 2), "step": step}}
-    optimizer = {"state": moments, "param_groups": [{"lr": 0.1}]}
-    state = {"tokens": step * 10, "rng": [1, [2, 3], None]}
+    weights = {"a": torch.full((64,), float(step)), "b": B}
+    moments = {"exp_avg": torch.full((4,), step / 2), "step": step}
+    optimizer = {"state": {0: moments}, "param_groups": [{"lr": 0.1}]}
+    state = {"tokens": step * 10, "rng": RNG}
     return checkpoint.save(folder, step, weights, optimizer, state)
 
 
@@ -44,18 +46,22 @@ def test_what_is_saved_is_loaded(tmp_path):
     assert path.name == "step-00000003"
     weights = saved.weights()
     assert torch.equal(weights["a"], torch.full((64,), 3.0))
-    assert torch.equal(weights["b"], torch.arange(6).reshape(2, 3))
+    assert torch.equal(weights["b"], B)
     moments = saved.optimizer()["state"][0]
     assert torch.equal(moments["exp_avg"], torch.full((4,), 1.5))
-    assert saved.state() == {"tokens": 30, "rng": [1, [2, 3], None]}
+    state = saved.state()
+    assert state == {"tokens": 30, "rng": RNG}
 
 
 def test_the_two_newest_by_step_are_kept(tmp_path):
+    late = 2_000_000_000
+    early = 1_000_000
     save(tmp_path, 1)
     # a clock that goes back says nothing
-    os.utime(save(tmp_path, 9), (2_000_000_000, 2_000_000_000))
-    os.utime(save(tmp_path, 10), (1_000_000, 1_000_000))
-    os.utime(save(tmp_path, 100), (1_000_000, 1_000_000))
+    for step, time in ((9, late), (10, early), (100, early)):
+        path = save(tmp_path, step)
+        os.utime(path, (time, time))
+
     assert steps(tmp_path) == [100, 10]
 
 
@@ -80,12 +86,15 @@ def test_a_damaged_checkpoint_goes_once_the_run_is_beyond_its_predecessor(tmp_pa
 
 def damaged(whole: bytes) -> Iterator[bytes]:
     """Yield a file that is cut short, or has one other bit."""
-    for size in {0, 1, 7, 8, len(whole) // 2, len(whole) - 1}:
+    n = len(whole)
+    for size in {0, 1, 7, 8, n // 2, n - 1}:
         yield whole[:size]
     draw = random.Random(0)
     for _ in range(20):
+        place = draw.randrange(n)
+        bit = draw.randrange(8)
         other = bytearray(whole)
-        other[draw.randrange(len(whole))] ^= 1 << draw.randrange(8)
+        other[place] ^= 1 << bit
         yield bytes(other)
 
 
@@ -102,8 +111,10 @@ def test_damage_is_detected_and_the_older_wins(tmp_path, name, caplog):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_nothing_starts_over_where_no_checkpoint_is_complete(tmp_path, name):
-    (save(tmp_path, 1) / name).write_bytes(b"")
-    (save(tmp_path, 2) / name).unlink()
+    first = save(tmp_path, 1)
+    second = save(tmp_path, 2)
+    (first / name).write_bytes(b"")
+    (second / name).unlink()
     before = snapshot(tmp_path)
 
     with pytest.raises(UserError, match="is complete: --restart starts over"):
@@ -115,7 +126,10 @@ def test_nothing_starts_over_where_no_checkpoint_is_complete(tmp_path, name):
 def test_of_a_finished_run_the_weights_alone_are_needed(tmp_path):
     path = save(tmp_path, 2)
     (path / "optimizer.pt").unlink()
-    assert checkpoint.trained(tmp_path).step == 2
+
+    trained = checkpoint.trained(tmp_path)
+
+    assert trained.step == 2
     assert checkpoint.at(tmp_path, 2) == (2, path)
 
 
@@ -125,5 +139,7 @@ def test_no_module_loads_pickles():
         assert "pickle.load" not in source
         assert "allow_pickle=True" not in source
         assert "weights_only=False" not in source
-        for line in source.replace("safetensors.torch.load(", "").splitlines():
-            assert "torch.load(" not in line or "weights_only=True" in line, path
+        others = source.replace("safetensors.torch.load(", "")
+        for line in others.splitlines():
+            if "torch.load(" in line:
+                assert "weights_only=True" in line, path

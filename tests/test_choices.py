@@ -5,14 +5,12 @@ the rows of readers whose share of right answers is known beforehand.
 import dataclasses
 import re
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import numpy as np
 import pytest
 import torch
 from scipy import stats
-from support import changed
-from torch import Tensor
 
 from posbench.config.schema import Config
 from posbench.data.tokenizer import Tokenizer, train_bpe
@@ -20,22 +18,17 @@ from posbench.data.tokens import TokenSplit
 from posbench.errors import Undefined
 from posbench.evaluation import probes, problems
 from posbench.evaluation.evaluate import Evaluation, evaluate
-from posbench.evaluation.models import (
-    Subject,
-    TrainedGPT,
-    Variant,
-    Varied,
-    nll_of,
-    predicted,
-)
+from posbench.evaluation.models import TrainedGPT, VariedSubject, nll_of, predicted
 from posbench.evaluation.probes import Choice, Encode, Material
 from posbench.model.gpt import build
 from posbench.run.rows import EvaluationRow
 
-L, V = 64, 400
+L = 64
+V = 400
 PROBLEMS = 128
 # of what is read (C,) and candidates (K,): (K,)
 Nll = Callable[[np.ndarray, np.ndarray], np.ndarray]
+Rows = list[EvaluationRow]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,57 +40,67 @@ class Planted:
     train_length: int = L
     window: int | None = None
 
-    def logits(
-        self, ids: np.ndarray, scored: np.ndarray, first: int
-    ) -> Iterator[Tensor]:
+    def logits(self, ids, scored, first):
+        candidates = np.arange(V)
+        count = scored.sum() // len(ids)
         start = None if self.window is None else -self.window - 1
         for read in ids[:, start:-1]:
-            logits = torch.from_numpy(-self.expects(read, np.arange(V))).float()
-            yield logits.expand(scored.sum() // len(ids), V)
+            nll = self.expects(read, candidates)
+            logits = torch.from_numpy(-nll).float()
+            yield logits.expand(count, V)
 
-    def shifted(self, offset: int) -> Subject:
+    def shifted(self, offset):
         return self
 
-    def varied(self, variant: Variant, length: int) -> Varied:
-        return Varied(dataclasses.replace(self, window=variant.window), None)
+    def in_variant(self, variant, length):
+        narrowed = dataclasses.replace(self, window=variant.window)
+        return VariedSubject(narrowed, None)
 
 
-def looks_up(ids: np.ndarray, candidates: np.ndarray) -> np.ndarray:
+def looks_up(ids, candidates):
     """Expect the token that followed the longest earlier occurrence of the last tokens
     read.
     """
-    followers: dict[int, int] = {}
+    followers = {}
     for at in range(1, len(ids)):
-        same = 0
-        while same < at and ids[at - 1 - same] == ids[-1 - same]:
-            same += 1
-        followers[same] = ids[at]
-    best = max(followers)
-    if best == 0:
-        return 5.0 + candidates / 1e6
-    return np.where(candidates == followers[best], 0.1, 5.0) + candidates / 1e6
+        n_alike = 0
+        while n_alike < at:
+            if ids[at - 1 - n_alike] != ids[-1 - n_alike]:
+                break
+            n_alike += 1
+        followers[n_alike] = ids[at]
+
+    nll = np.full(len(candidates), 5.0)
+    most_alike = max(followers)
+    if most_alike > 0:
+        nll[candidates == followers[most_alike]] = 0.1
+    return nll + candidates / 1e6
 
 
-def ignores_context(ids: np.ndarray, candidates: np.ndarray) -> np.ndarray:
-    return (candidates * 7919 % 1009).astype(np.float64)
+def ignores_context(ids, candidates):
+    nll = candidates * 7919 % 1009
+    return nll.astype(np.float64)
 
 
-def finds_all_alike(ids: np.ndarray, candidates: np.ndarray) -> np.ndarray:
+def finds_all_alike(ids, candidates):
     return np.ones(len(candidates))
 
 
 def text(n: int = 40_000) -> TokenSplit:
-    ids = np.random.default_rng(1).integers(0, V, n).astype(np.uint16)
-    return TokenSplit(ids=ids, starts=np.array([0, n], dtype=np.int64))
+    rng = np.random.default_rng(1)
+    ids = rng.integers(0, V, n).astype(np.uint16)
+    starts = np.array([0, n], dtype=np.int64)
+    return TokenSplit(ids, starts)
 
 
 def pose_of(task: str, length: int, material: Material) -> probes.Pose:
     (probe,) = probes.of(task, length, 8, L)
-    return probe.poses(material)
+    return probe.pose_from(material)
 
 
 def material(tokenizer: Tokenizer) -> Material:
-    return Material(text().ids.astype(np.int64), tokenizer.encode)
+    ids = text().ids.astype(np.int64)
+    return Material(ids, tokenizer.encode)
 
 
 def posed(count: int, task: str, length: int, tokenizer: Tokenizer) -> list[Choice]:
@@ -107,15 +110,20 @@ def posed(count: int, task: str, length: int, tokenizer: Tokenizer) -> list[Choi
     return [pose(window, number) for number in range(count)]
 
 
+def places_of_right(choices: list[Choice]) -> list[int]:
+    return [choice.right for choice in choices]
+
+
 @pytest.fixture(scope="module")
 def tokenizer():
-    return train_bpe(
-        ["the key was asked, remember the key 0 1 2 3 4 5 6 7 8 9 \n" * 4], V
-    )
+    line = "the key was asked, remember the key 0 1 2 3 4 5 6 7 8 9 \n"
+    return train_bpe([4 * line], V)
 
 
 def in_words(choice: Choice, tokenizer: Tokenizer) -> str:
-    return tokenizer.decode([each for each in choice.ids[:-1] if each < V])
+    read = choice.ids[:-1]
+    of_problem = read[read < V]
+    return tokenizer.decode(of_problem.tolist())
 
 
 def test_passkey_says_its_key_at_its_depth_and_asks_for_it(tokenizer):
@@ -127,7 +135,8 @@ def test_passkey_says_its_key_at_its_depth_and_asks_for_it(tokenizer):
         assert f'The key is "{key}". Remember: the key is "{key}".' in said
         assert said.endswith('What was the key? The key is "')
         assert choice.ids[0] == V  # the window's own
-    places = np.flatnonzero(choices[0].ids[:200] < V)
+    before_question = choices[0].ids[:200]
+    (places,) = np.nonzero(before_question < V)
     assert abs(places.mean() - 128) < 25  # in the middle, but for the question's length
 
 
@@ -135,16 +144,20 @@ def test_passkey_of_several_keys_asks_for_each_place_equally_often(tokenizer):
     places = []
     for choice in posed(40, "passkey:keys=4", 512, tokenizer):
         said = in_words(choice, tokenizer)
-        digits = dict(re.findall(r'The number of (\w+) is "(\d)"\.', said))
         (asked,) = re.findall(r'The number of (\w+) is "$', said)
+        keys = re.findall(r'The number of (\w+) is "(\d)"\.', said)
+        names = [name for name, _ in keys]
+        digits = [digit for _, digit in keys]
+        place = names.index(asked)
         right = tokenizer.decode([choice.candidates[choice.right]])
         last = tokenizer.decode([choice.candidates[choice.trivial]])
-        places.append([*digits].index(asked))
 
-        assert right == digits[asked]
-        assert last == [*digits.values()][-1]
-        assert len({*digits.values()}) == 4
-    assert np.bincount(places).tolist() == [10] * 4
+        assert right == digits[place]
+        assert last == digits[-1]
+        assert len(set(digits)) == 4
+        places.append(place)
+    counts = np.bincount(places)
+    assert counts.tolist() == [10, 10, 10, 10]
 
 
 def test_induction_asks_what_followed_one_of_its_pairs(tokenizer):
@@ -153,8 +166,13 @@ def test_induction_asks_what_followed_one_of_its_pairs(tokenizer):
         candidates = choice.candidates.tolist()
         # the first of a pair stands there once, and at the end
         (asked, _) = np.flatnonzero(ids == ids[-1])
-        assert ids[asked + 1] == candidates[choice.right] == choice.ids[-1]
-        assert [(ids == token).sum() for token in candidates] == [1] * 8
+        answer = candidates[choice.right]
+
+        assert ids[asked + 1] == answer
+        assert choice.ids[-1] == answer
+        assert len(candidates) == 8
+        for token in candidates:
+            assert ids.tolist().count(token) == 1
         assert ids[0] == V
 
 
@@ -171,7 +189,8 @@ def test_each_answer_is_right_equally_often_in_no_fixed_order(task, answers, tok
     """Always "3" was right in 14.8 % of 128 windows, and always the first pair in 17.2
     %.
     """
-    right = [choice.right for choice in posed(PROBLEMS, task, 4 * L, tokenizer)]
+    choices = posed(PROBLEMS, task, 4 * L, tokenizer)
+    right = places_of_right(choices)
     counts = np.bincount(right, minlength=answers)
     first = right[:answers]
     second = right[answers : 2 * answers]
@@ -186,7 +205,7 @@ def test_each_answer_is_right_equally_often_in_no_fixed_order(task, answers, tok
 def test_problems_differ_between_lengths_in_distance_alone(task, tokenizer):
     near = posed(20, task, 200, tokenizer)
     far = posed(20, task, 400, tokenizer)
-    assert [each.right for each in near] == [each.right for each in far]
+    assert places_of_right(near) == places_of_right(far)
 
 
 # A row that was evaluated before is known by its problems: with others it would be
@@ -205,20 +224,19 @@ def test_problems_are_those_of_rows_that_exist(task, digest, tokenizer):
     assert problems.sha256(choices)[:16] == digest
 
 
-def rows_of(
-    expects: Nll, config: Config, encode: Encode, *tasks: str
-) -> list[EvaluationRow]:
-    settings = {
-        "ratios": (1, 8),
-        "blocks": 40,  # each digit and each pair equally often
-        "protocols": ("nonoverlap",),
-        "tasks": tasks,
-    }
+def rows_of(expects: Nll, config: Config, encode: Encode, *tasks: str) -> Rows:
+    settings = dataclasses.replace(
+        config.evaluation,
+        ratios=(1, 8),
+        blocks=40,  # each digit and each pair equally often
+        protocols=("nonoverlap",),
+        tasks=tasks,
+    )
     asked = Evaluation(
         subject=Planted(expects),
         split=text(),
         tokenizer=types.SimpleNamespace(encode=encode, token_bytes=None),
-        settings=changed(config, evaluation=settings).evaluation,
+        settings=settings,
         checkpoint_step=7,
         dtype="fp32",
         device=torch.device("cpu"),
@@ -230,12 +248,14 @@ def test_who_looks_up_is_right_as_far_as_it_sees(tiny_config, tokenizer):
     tasks = ("passkey", "induction", "passkey:depth=0")
     rows = rows_of(looks_up, tiny_config, tokenizer.encode, *tasks)
     whole = [row for row in rows if row.window is None]
-    narrowed = {row.task: row.accuracy for row in rows if row.window == L}
+    windowed = [row for row in rows if row.window == L]
+    narrowed = {row.task: row.accuracy for row in windowed}
 
     assert len(whole) == 6
     for row in whole:
         assert row.status == "ok"
-        assert row.accuracy == row.exact_match == 1.0
+        assert row.accuracy == 1.0
+        assert row.exact_match == 1.0
         assert row.n_blocks == 40
     # a share 1 / 8 of the places is within the window
     assert 0.025 < narrowed["passkey"] < 0.475
@@ -255,7 +275,8 @@ def test_who_looks_up_is_right_as_far_as_it_sees(tiny_config, tokenizer):
 def test_who_ignores_context_is_at_chance(
     tiny_config, tokenizer, task, chance, trivial
 ):
-    (row, _) = rows_of(ignores_context, tiny_config, tokenizer.encode, task)[-2:]
+    rows = rows_of(ignores_context, tiny_config, tokenizer.encode, task)
+    row = rows[-2]
     n_right = round(row.accuracy * row.n_blocks)
     low, high = stats.binomtest(n_right, row.n_blocks).proportion_ci()
 
@@ -266,30 +287,51 @@ def test_who_ignores_context_is_at_chance(
 
 def test_of_candidates_that_are_alike_none_is_the_likeliest(tiny_config, tokenizer):
     rows = rows_of(finds_all_alike, tiny_config, tokenizer.encode, "induction")
-    assert {row.accuracy for row in rows} == {0.0}
+    assert rows
+    for row in rows:
+        assert row.accuracy == 0.0
 
 
 def test_a_model_of_ours_ranks_by_the_loss_that_it_has(tiny_config, tokenizer):
-    model = TrainedGPT(
-        build(tiny_config, V).eval(), L, torch.device("cpu"), torch.float32
-    )
-    choice = pose_of("passkey", L, material(tokenizer))(np.arange(L), 5)
-    last = np.arange(L)[None] == L - 1
+    gpt = build(tiny_config, V).eval()
+    model = TrainedGPT(gpt, L, torch.device("cpu"), torch.float32)
+    pose = pose_of("passkey", L, material(tokenizer))
+    window = np.arange(L)
+    choice = pose(window, 5)
+    ids = choice.ids[None]
+    candidates = choice.candidates[None]
+    is_last = window[None] == L - 1
 
-    ranked = predicted(model, choice.ids[None], last, 0, choice.candidates[None]).nll[0]
+    ranked = predicted(model, ids, is_last, 0, candidates).nll[0].numpy()
 
     for nll, candidate in zip(ranked, choice.candidates, strict=True):
-        ids = np.append(choice.ids[:-1], candidate)[None]
-        assert nll == pytest.approx(nll_of(model, ids, 1, 0)[0, 0], abs=1e-5)
+        ids[0, -1] = candidate
+        wanted = nll_of(model, ids, 1, 0)
+        assert nll == pytest.approx(wanted.item(), abs=1e-5)
     assert np.ptp(ranked) > 0.01
 
 
 def as_bytes(texts):
-    return [np.array([*text.encode()]) for text in texts]
+    encoded = [text.encode() for text in texts]
+    return [np.array([*content]) for content in encoded]
 
 
 def as_zeros(texts):
     return [np.zeros(30, np.int64)] * len(texts)
+
+
+@pytest.mark.parametrize(
+    ("task", "reason"),
+    [
+        ("passkey", "sentences are 75 tokens of this model"),
+        ("induction:pairs=40", "there is no room for 40 pairs"),
+    ],
+)
+def test_what_a_window_has_no_room_for_says_why(task, reason):
+    many = Material(np.arange(99), as_bytes)
+    window = np.arange(L)
+    with pytest.raises(Undefined, match=reason):
+        pose_of(task, L, many)(window, 0)
 
 
 @pytest.mark.parametrize(
@@ -301,13 +343,15 @@ def as_zeros(texts):
 )
 def test_what_a_model_has_no_tokens_for_says_why(task, reason):
     few = Material(np.arange(17), as_zeros)
+    window = np.arange(L)
     with pytest.raises(Undefined, match=reason):
-        pose_of(task, L, few)(np.arange(L), 0)
+        pose_of(task, L, few)(window, 0)
 
 
 def test_what_cannot_be_posed_is_a_row_without_a_number(tiny_config):
     rows = rows_of(looks_up, tiny_config, as_bytes, "passkey", "induction:pairs=40")
-    statuses = [(row.task, row.length, row.status) for row in rows if not row.window]
+    whole = [row for row in rows if not row.window]
+    statuses = [(row.task, row.length, row.status) for row in whole]
     assert statuses == [
         ("passkey", L, "undefined"),
         ("passkey", 8 * L, "ok"),

@@ -1,9 +1,8 @@
 """Claims of the literature, read from files, tested on runs, judged together."""
 
-import dataclasses
-import itertools
 import re
 import shlex
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,6 @@ from support import posbench, script
 from posbench.claims import claim, reproduce
 from posbench.claims.claim import Term
 from posbench.claims.judge import judge
-from posbench.config.schema import Config
 from posbench.errors import UserError
 from posbench.launch import plans, slots
 from posbench.launch.pool import Status
@@ -26,7 +24,7 @@ from posbench.listing import listing_rows
 from posbench.results.frame import read
 
 ROOT = Path(__file__).parents[1]
-CLAIM: dict[str, Any] = {
+CLAIM = {
     "sentence": "ALiBi holds.",
     "source": {"paper": "A paper", "where": "abstract", "says": "it holds"},
     "runs": [{"alibi": "encoding=alibi"}],
@@ -37,23 +35,32 @@ CLAIM: dict[str, Any] = {
 
 def write(folder: Path, name: str = "mine", **changed: Any) -> None:
     """Add a stranger's claim to a file in a folder for --config-dir."""
-    (folder / "claim").mkdir(exist_ok=True)
-    with (folder / "claim" / "several.yaml").open("a") as file:
+    path = folder / "claim" / "several.yaml"
+    path.parent.mkdir(exist_ok=True)
+    text = yaml.safe_dump({name: CLAIM | changed})
+    with path.open("a") as file:
         file.write("# A claim.\n")
-        file.write(yaml.safe_dump({name: CLAIM | changed}))
+        file.write(text)
 
 
 @pytest.mark.slow
 def test_every_claim_composes():
     entries = claim.read(["all"])
-
-    # by the comment above each
-    listed = {row["name"] for row in listing_rows(["claims"])["claims"]}
-    assert {entry.id for entry in entries} == listed
     assert len(entries) >= 34
-    runs = {text for entry in entries for text in entry.runs.values()}
+
+    runs = set()
+    for entry in entries:
+        runs.update(entry.runs.values())
     words = [[*shlex.split(text), "seed=5"] for text in runs]
-    assert len(plans.resolve(words)) == len(runs)
+    made = plans.resolve(words)
+    assert len(made) == len(runs)
+
+
+def test_every_claim_is_listed():
+    ids = {entry.id for entry in claim.read(["all"])}
+    rows = listing_rows(["claims"])["claims"]  # by the comment above each
+    listed = {row["name"] for row in rows}
+    assert listed == ids
 
 
 def test_the_claim_of_the_page_can_be_tested(tmp_path):
@@ -65,7 +72,8 @@ def test_the_claim_of_the_page_can_be_tested(tmp_path):
     (entry,) = claim.read(["steep_slopes_hold"], tmp_path)
 
     words = [shlex.split(text) for text in entry.runs.values()]
-    assert len(plans.resolve(words)) == len(entry.runs)
+    made = plans.resolve(words)
+    assert len(made) == len(entry.runs)
 
 
 def test_a_test_is_a_sum_of_losses_and_its_margin(tmp_path):
@@ -120,21 +128,30 @@ def runs(template, tmp_path_factory):
     study = tmp_path_factory.mktemp("study")
     runs = {}
     for name, truth in TRUTHS.items():
-        configs = [configured(template, name, seed) for seed in range(5, 10)]
-        rows = read([write_run(study, config, truth) for config in configs])
-        runs[name] = pd.concat([rows, rows.assign(protocol="nonoverlap")])
+        folders = []
+        for seed in range(5, 10):
+            config = configured(template, name, seed)
+            folders.append(write_run(study, config, truth))
+        rows = read(folders)
+        of_other_protocol = rows.assign(protocol="nonoverlap")
+        runs[name] = pd.concat([rows, of_other_protocol])
     return runs
 
 
 def entry(*tests: str) -> claim.Entry:
-    parsed = tuple(map(claim._inequality, tests))
-    names = {term.run: "" for test in parsed for term in test.terms}
-    return claim.Entry("mine", claim.validate(claim.Claim, CLAIM), parsed, names, ROOT)
+    parsed = tuple(claim._inequality(test) for test in tests)
+    names = {}
+    for test in parsed:
+        for term in test.terms:
+            names[term.run] = ""
+    asked = claim.validate(claim.Claim, CLAIM)
+    return claim.Entry("mine", asked, parsed, names, ROOT)
 
 
 def judge_one(entry: claim.Entry, runs: dict[str, pd.DataFrame]) -> dict[str, Any]:
     rows = {name: runs[name] for name in entry.runs}
-    (finding,) = judge([(entry, rows)], n_registered=1).to_dict("records")
+    findings = judge([(entry, rows)], n_registered=1)
+    (finding,) = findings.to_dict("records")
     return finding
 
 
@@ -172,24 +189,30 @@ def test_of_several_tests_all_must_hold(runs):
 def rises(runs):
     """Return what each seed of rope loses at four times the length, from the files."""
     rows = runs["rope"]
-    rows = rows[(rows["variant"] == "plain") & (rows["protocol"] == "fixed_target")]
+    is_plain = rows["variant"] == "plain"
+    is_fixed_target = rows["protocol"] == "fixed_target"
+    rows = rows[is_plain & is_fixed_target]
     losses = rows.pivot(index="seed", columns="length_ratio", values="nll")
-    return (losses[4.0] - losses[1.0]).to_numpy()
+    rises = losses[4.0] - losses[1.0]
+    return rises.to_numpy()
 
 
 def test_an_outcome_is_that_of_raw_rows_adjusted_for_registered_claims(runs, rises):
     """The expected outcome uses none of posbench's statistics: a t-test over seeds."""
-    margin = rises.mean() - 1.4 * stats.sem(rises) * 2.776
+    mean = rises.mean()
+    margin = mean - 1.4 * stats.sem(rises) * 2.776
     asked = entry(f"rope 4x - rope 1x > {margin:.4f}")
+    rows = {"rope": runs["rope"]}
+    p_without_margin = stats.ttest_1samp(rises, 0).pvalue
 
     alone = judge_one(asked, runs)
-    of_eight = judge([(asked, {"rope": runs["rope"]})], n_registered=8)
+    (of_eight,) = judge([(asked, rows)], n_registered=8).to_dict("records")
 
-    assert alone["ours"].startswith(f"{rises.mean():+.3f} (")
-    assert stats.ttest_1samp(rises, 0).pvalue < alone["p"] < 0.05
+    assert alone["ours"].startswith(f"{mean:+.3f} (")
+    assert p_without_margin < alone["p"] < 0.05
     assert alone["outcome"] == "supported"
-    assert set(of_eight["p"]) == {alone["p"]}
-    assert set(of_eight["outcome"]) == {"open"}
+    assert of_eight["p"] == alone["p"]
+    assert of_eight["outcome"] == "open"
 
 
 def test_a_contradiction_is_adjusted_for_the_tests_of_its_claim(runs):
@@ -207,23 +230,23 @@ def test_a_contradiction_is_adjusted_for_the_tests_of_its_claim(runs):
 @pytest.fixture(scope="module")
 def copying_run():
     frame = read([ROOT / "docs" / "rows" / "ledger.parquet"])
-    is_alibi = (frame["trained_task"] == "copy") & (frame["label"] == "alibi")
-    rows = frame[is_alibi & frame["newest"] & (frame["seed"] == 5)]
+    rows = frame[frame["newest"]]
+    rows = rows[rows["trained_task"] == "copy"]
+    rows = rows[rows["label"] == "alibi"]
+    rows = rows[rows["seed"] == 5]
     return rows.assign(cpu_seconds=60.0)
 
 
-def task_runs(
-    run: pd.DataFrame, learned: int, right: int, seeds: int = 10
-) -> pd.DataFrame:
+def task_runs(run, learned, right, seeds=10):
     """Return rows on a task: `learned` seeds learned the trained problems, `right` are
     right at twice the length.
     """
     runs = []
     is_longer = run["length_ratio"] > 1
     for seed in range(seeds):
-        accuracy = np.where(is_longer, seed < right, seed < learned)
-        changes = {"folder": str(seed), "seed": seed}
-        runs.append(run.assign(accuracy=accuracy.astype(float), **changes))
+        is_right = np.where(is_longer, seed < right, seed < learned)
+        accuracy = is_right.astype(float)
+        runs.append(run.assign(folder=str(seed), seed=seed, accuracy=accuracy))
     return pd.concat(runs)
 
 
@@ -251,7 +274,8 @@ def test_a_claim_about_longer_problems_needs_ten_seeds_that_learned(
         "copy_alibi": task_runs(copying_run, *of),
         "copy_rope": task_runs(copying_run, *than),
     }
-    assert judge_one(copies_longer, runs)["outcome"] == outcome
+    finding = judge_one(copies_longer, runs)
+    assert finding["outcome"] == outcome
 
 
 @pytest.fixture(scope="module")
@@ -263,7 +287,8 @@ def copying(copying_run):
 
 
 def test_a_claim_costs_what_its_runs_cost(copying, copies_longer):
-    assert judge_one(copies_longer, copying)["cpu_minutes"] == 20
+    finding = judge_one(copies_longer, copying)
+    assert finding["cpu_minutes"] == 20
 
 
 def test_a_seed_that_diverged_has_no_answer_right(copying, copies_longer):
@@ -278,8 +303,13 @@ def test_a_seed_that_diverged_has_no_answer_right(copying, copies_longer):
 
 
 def test_a_claim_about_longer_problems_needs_the_trained_ones(copying, copies_longer):
-    longer = {name: rows[rows["length_ratio"] > 1] for name, rows in copying.items()}
-    assert judge_one(copies_longer, longer)["outcome"] == "not run"
+    longer = {}
+    for name, rows in copying.items():
+        longer[name] = rows[rows["length_ratio"] > 1]
+
+    finding = judge_one(copies_longer, longer)
+
+    assert finding["outcome"] == "not run"
 
 
 @pytest.mark.parametrize(
@@ -295,27 +325,31 @@ def test_a_published_share_is_reproduced_by_its_interval_over_seeds(
     copying_run, test, outcome
 ):
     shares = [1.0] * 9 + [0.0]
-    bounds = stats.t.interval(0.95, 9, np.mean(shares), stats.sem(shares))
+    low, high = stats.t.interval(0.95, 9, np.mean(shares), stats.sem(shares))
+    rows = task_runs(copying_run, 10, 9)
 
-    finding = judge_one(entry(test), {"a": task_runs(copying_run, 10, 9)})
+    finding = judge_one(entry(test), {"a": rows})
 
     assert finding["outcome"] == outcome
     assert finding["published"] == f" (within {test[-3:]})"
-    assert finding["ours"] == f"0.900 ({bounds[0]:.3f} to {bounds[1]:.3f}, 10 seeds)"
+    assert finding["ours"] == f"0.900 ({low:.3f} to {high:.3f}, 10 seeds)"
 
 
 @pytest.fixture(scope="module")
 def one_seed(copying_run):
     """Return a claim of one seed, and its run with 45 of 100 problems right."""
     asked = entry("a/exact 2x = 0.36 ± 0.1")
-    asked = dataclasses.replace(asked, claim=dataclasses.replace(asked.claim, seeds=1))
+    of_one_seed = replace(asked.claim, seeds=1)
     rows = task_runs(copying_run, 1, 1, seeds=1)
-    return asked, rows.assign(exact_match=0.45, n_blocks=100)
+    rows = rows.assign(exact_match=0.45, n_blocks=100)
+    return replace(asked, claim=of_one_seed), rows
 
 
 def test_the_interval_of_one_seed_is_over_problems(one_seed):
     asked, rows = one_seed
+
     finding = judge_one(asked, {"a": rows})
+
     assert finding["outcome"] == "open"
     # by Wilson's formula
     assert finding["ours"] == "0.450 (0.356 to 0.548, 1 seed, 100 problems)"
@@ -323,16 +357,23 @@ def test_the_interval_of_one_seed_is_over_problems(one_seed):
 
 def test_a_loss_of_one_seed_is_open(one_seed, runs):
     asked, _ = one_seed
-    loss = dataclasses.replace(asked, tests=entry("a 1x = 3.66 ± 0.5").tests)
+    of_loss = entry("a 1x = 3.66 ± 0.5")
+    asked = replace(asked, tests=of_loss.tests)
     rows = runs["alibi"]
-    finding = judge_one(loss, {"a": rows[rows["seed"] == 5]})
+    rows = rows[rows["seed"] == 5]
+
+    finding = judge_one(asked, {"a": rows})
+
     assert finding["outcome"] == "open"
 
 
 def test_a_margin_that_was_narrowed_says_so(one_seed):
     asked, rows = one_seed
-    narrowed = dataclasses.replace(asked.claim, narrowed_from=0.2)
-    finding = judge_one(dataclasses.replace(asked, claim=narrowed), {"a": rows})
+    narrowed = replace(asked.claim, narrowed_from=0.2)
+    asked = replace(asked, claim=narrowed)
+
+    finding = judge_one(asked, {"a": rows})
+
     expected = " (within 0.1, narrowed after the run from 0.2)"
     assert finding["published"] == expected
 
@@ -340,20 +381,26 @@ def test_a_margin_that_was_narrowed_says_so(one_seed):
 def test_a_published_share_may_be_of_whole_problems(copying_run):
     rows = task_runs(copying_run, 10, 9)
     whole = rows.assign(exact_match=rows["accuracy"], accuracy=0.0)
-    finding = judge_one(entry("a/exact 2x = 0.75 ± 0.2"), {"a": whole})
+    asked = entry("a/exact 2x = 0.75 ± 0.2")
+
+    finding = judge_one(asked, {"a": whole})
+
     assert finding["ours"].startswith("0.900 (")
 
 
 def test_a_strangers_claim_is_trained_judged_and_written(tmp_path, monkeypatch, capsys):
     """Another claim shares its runs. Training is faked."""
-    made: list[Config] = []
+    made = []
 
-    def execute(todo: list[plans.Plan], _n_jobs: Any) -> dict[str, Status]:
+    def execute(todo, _n_jobs):
+        statuses = {}
         for plan in todo:
-            made.append(plan.config)
-            truth = TRUTHS[plan.config.encoding.name]
-            write_run(plan.folder.parent, plan.config, truth)
-        return {plan.id: Status("done") for plan in todo}
+            config = plan.config
+            name = config.encoding.name
+            write_run(plan.folder.parent, config, TRUTHS[name])
+            made.append((name, config.seed))
+            statuses[plan.id] = Status("done")
+        return statuses
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(slots, "execute", execute)
@@ -362,15 +409,16 @@ def test_a_strangers_claim_is_trained_judged_and_written(tmp_path, monkeypatch, 
 
     reproduce.reproduce(["mine", "other", "experiment=demo"], config_dir=tmp_path)
 
-    trained = {(config.encoding.name, config.seed) for config in made}
-    assert trained == set(itertools.product(("alibi", "rope"), range(5, 10)))
-    assert len(made) == len(trained)
+    runs_of_alibi = [("alibi", seed) for seed in range(5, 10)]
+    runs_of_rope = [("rope", seed) for seed in range(5, 10)]
+    assert sorted(made) == runs_of_alibi + runs_of_rope
     shown = capsys.readouterr().out
     assert "2 claims: " in shown
     assert shown.index("contradicted") < shown.index("supported")
-    content = pd.read_csv(tmp_path / "outputs/ledger/claims.csv").set_index("claim")
-    assert list(content["outcome"]) == ["supported", "contradicted"]
-    assert content.loc["mine", "where"] == "abstract"
+    written = pd.read_csv(tmp_path / "outputs/ledger/claims.csv")
+    assert list(written["outcome"]) == ["supported", "contradicted"]
+    mine = written.set_index("claim").loc["mine"]
+    assert mine["where"] == "abstract"
 
 
 @pytest.mark.slow
@@ -385,8 +433,9 @@ def test_a_claim_that_is_asked_for_alone_is_adjusted_for_all_registered():
     rows = read([ROOT / "docs" / "rows" / "ledger.parquet"])
     plans_of = reproduce.plans_of_claims(asked, [])
 
-    (finding,) = reproduce.judge_claims(asked, plans_of, rows).to_dict("records")
+    findings = reproduce.judge_claims(asked, plans_of, rows)
 
+    (finding,) = findings.to_dict("records")
     assert finding["p"] < 0.05
     assert finding["outcome"] == "open"
 
@@ -396,8 +445,10 @@ def test_kept_rows_take_the_place_of_runs(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     kept = ROOT / "docs" / "rows" / "ledger.parquet"
 
-    assert posbench("reproduce", "alibi_holds", str(kept)) == 0
+    code = posbench("reproduce", "alibi_holds", str(kept))
 
+    assert code == 0
     assert "1 claim: 1 supported" in capsys.readouterr().out
-    # nothing was trained
-    assert [path.name for path in (tmp_path / "outputs").glob("*/*")] == ["claims.csv"]
+    written = Path("outputs").glob("*/*")
+    names = [path.name for path in written]
+    assert names == ["claims.csv"]  # nothing was trained

@@ -41,24 +41,29 @@ def train(*words: str) -> int:
 
 def error_line(capsys: pytest.CaptureFixture[str]) -> str:
     """The one line on stderr that a failed command leaves."""
-    (line,) = filter(None, capsys.readouterr().err.splitlines())
+    printed = capsys.readouterr().err.splitlines()
+    (line,) = filter(None, printed)
     assert line.startswith("error: ")
     return line
 
 
 def runs() -> list[str]:
-    return sorted(path.name for path in Path("outputs/demo").iterdir() if path.is_dir())
+    paths = Path("outputs/text").iterdir()
+    return sorted(path.name for path in paths if path.is_dir())
 
 
 def the_run() -> Path:
     """The folder of the only run."""
     (name,) = runs()
-    return Path("outputs/demo") / name
+    return Path("outputs/text") / name
 
 
 def test_the_defaults_that_help_of_train_shows_are_those_of_a_run(capsys):
-    assert posbench("train", "--help") == 0
-    shown = re.findall(r"^ +([a-z][\w.]*=\S+)", capsys.readouterr().out, re.MULTILINE)
+    code = posbench("train", "--help")
+
+    assert code == 0
+    printed = capsys.readouterr().out
+    shown = re.findall(r"^ +([a-z][\w.]*=\S+)", printed, re.MULTILINE)
     defaults = [setting for setting in shown if "..." not in setting]
     assert len(defaults) > 10
     assert compose.single(defaults) == compose.single([])
@@ -67,164 +72,348 @@ def test_the_defaults_that_help_of_train_shows_are_those_of_a_run(capsys):
 def test_cfg_prints_every_key_with_its_meaning(capsys):
     extensions = "extension=interpolate:factor=4,interpolate"
     words = ["encoding=t5", "length=128", extensions, "threads=2"]
-    assert posbench("train", "--cfg", *words) == 0
-    out = capsys.readouterr().out
+    code = posbench("train", "--cfg", *words)
 
+    assert code == 0
+    out = capsys.readouterr().out
     shown = yaml.safe_load(out)
     assert shown["encoding"]["max_distance"] == 64
     assert shown["evaluation"]["ratios"] == [2.0]
     assert shown["evaluation"]["extensions"] == ["interpolate:factor=4", "interpolate"]
     assert shown["runtime"]["threads"] == 2
     lines = [line for line in out.splitlines() if not line.endswith(":")]
-    assert [line for line in lines if " # " not in line] == ["  name: t5"]
+    without_meaning = [line for line in lines if " # " not in line]
+    assert without_meaning == ["  name: t5"]
     assert not Path("outputs").exists()
 
 
 def test_a_text_that_is_too_short_is_refused_before_anything_is_written():
-    assert train("training.train_length=99999", "training.tokens=9e6") == 2
+    code = train("training.train_length=99999", "training.tokens=9e6")
+    assert code == 2
     assert not Path("outputs").exists()
 
 
-# A command | what its line says. Nothing is written.
-MISTAKES = r"""
-trian | No such command 'trian'. Did you mean 'train'?
-evaluate | Missing argument
-train --seed 3 | Settings are key=value, without dashes: seed=...
-evaluate nix | nix does not exist: expected run folders or study folders
-report text.tx | text.tx does not exist: did you mean 'text.txt'?
-sample outputs/x/rope-s0 word | outputs/x/rope-s0 does not exist: expected run folders
-evaluate gpt2 | a model is a folder, or OWNER/NAME on the hub, such as openai-community/gpt2
-train encoding=rop | unknown encoding 'rop': did you mean 'rope'? ('posbench list' shows all)
-train encoding=nix.py:X | there is no file nix.py
-train encoding=rotary | did you mean 'rope'?
-train tracking=offline | did you mean 'tracking.mode=offline'?
-train data=_base | unknown data '_base' (a text of your own is data.path=
-train rope | cannot read 'rope': did you mean 'encoding=rope'?
-sweep six | cannot read 'six': did you mean 'sweep=six'?
-train training.learning_rat=3 | did you mean 'training.learning_rate'?
-train precision=bf16 | unknown key 'precision': did you mean 'training.precision'?
-bench rope encoding=alibi | encoding is not for bench: expected encodings, model, training.* or runtime.*
-reproduce alibi_holds seed=3 | seed=3 has no effect: each of these claims sets its own value
-export rope-s0 code=true | after RUN come 'code=true' and 'code=false': expected a folder
-train protocl=fixed_target | unknown key 'protocl': did you mean 'protocol'?
-train lr=3 | unknown key 'lr' (it is training.learning_rate)
-train epochs=3 | (it is training.tokens: a step has 
-sweep encoding=rope seeds=5 | (it is a list: posbench sweep seed=0,1,2,3,4)
-train seed=0,1 | seed=0,1 gives several values: 'posbench sweep' runs each of them
-train encoding=[rope,alibi] | encoding=[rope,alibi] gives several values: 'posbench sweep' runs each of them
-train tracking.backend=wand | unknown tracker 'wand': did you mean 'wandb'?
-runs --delete --yes | which runs?
-train encoding=nix.py:X | there is no file nix.py
-train encoding=abili | unknown encoding 'abili': did you mean 'alibi'?
-train modle=llama | unknown key 'modle': did you mean 'model'?
-train tracking.mode=disabled | tracking.mode is 'disabled': expected tracking=none instead
-train --config-name demo | (experiment=NAME chooses a file, --config-dir=DIR has further ones)
-train +seed=3 | cannot read '+seed=3': a key needs no '+', type seed=3
-train hydra/launcher=x | (it is posbench sweep: --n-jobs=N runs at a time, --slurm=OPTIONS on a cluster)
-train seed=abc | seed is 'abc': expected a whole number
-train training.tokens=1M | training.tokens is '1M': expected a whole number, such as 1e6
-train study=../x | study is '../x': expected letters, digits,
-train model.d_model=99 | model.d_model is 99: it does not divide among 4 heads, nearest: 96 or 100
-train training.tokens=10 | training.tokens is 10: expected at least 2048, one update
-train training.betas=[0.9] | training.betas is [0.9]: expected two numbers, such as [0.9,0.95]
-train device=gpu | runtime.device is 'gpu', which this machine does not have (here: auto, 
-train processes=3 | does not divide among 3 processes, nearest: 30 or 33
-train encoding.base=-1 | encoding.base is -1 for 'rope'
-train encoding.bse=2 | 'rope' has no option 'bse'
-train encoding=randomized encoding.inner_options.bse=2 | 'rope' has no option 'bse'
-train encoding=alibi encoding.base=2 | no option 'base': it accepts slopes
-train encoding=alibi encoding.slopes=[1.0] | encoding.slopes is [1.0] for 'alibi': expected 4 numbers, one per head
-train encoding=t5 encoding.max_distance=16 | encoding.max_distance is 16 for 't5': expected more than half of num_buckets
-train encoding=dape encoding.inner=rope | encoding.inner is 'rope': expected one that only adds a bias
-train encoding=dape encoding.inner=layered encoding.inner_options={layers:[{name:t5}]} | encoding.inner is 'layered'
-train encoding=layered encoding.layers=[{name:sine,window:4},{name:sine}] | encoding.layers: sine and sine 
-train encoding=llama3 encoding.low_freq_factor=5.0 | encoding.low_freq_factor is 5.0: expected at most 4
-train encoding=liere encoding.block=5 | encoding.block is 5 for 'liere': expected a divisor of the 32 channels
-train encoding=randomized encoding.inner_options.base=-1 | encoding.inner_options.base is -1 for 'rope': 
-train encoding=cape encoding.inner=learned | encoding.inner is 'learned', which cannot take these positions
-train encoding=layered encoding.layers=[{name:rope,window:0}] | encoding.layers[0].window is 0 for 'layered': 
-train encoding=heads encoding.heads=[{name:tupe}] | encoding.heads[0]: 'tupe' acts on all heads
-train encoding=alibi extension=pi | 'alibi' has no extension 'pi': it supports alibi_pi
-train encoding=none extension=yarn | 'none' has no extension 'yarn': it supports none
-train extension=yran | unknown extension 'yran': did you mean 'yarn'
-train extension=yarn:bta=4 | 'yarn' has no option 'bta': it accepts
-train extension=pi:factor=0.5 | factor is 0.5 for 'pi': 
-train extension=self_extend:window=64 | window is 64: expected less than 64, or group given
-train extension=dual_chunk:chunk=65 | chunk is 65: expected from 1 to the training length 64
-train experiment=tasks data=task/copy data.task.vocabluary=3 | 'copy' has no option 'vocabluary': it accepts shortest, longest, vocabulary
-train experiment=tasks data=task/addition data.task.answer=revrsed | data.task.answer is 'revrsed' for 'addition': input should be 'plain' or
-train experiment=tasks data=task/recall data.task.keys=7 | data.task.longest is 8 for 'recall': expected at most 7
-train experiment=tasks data=task/passkey data.task.depth=nan | data.task.depth is nan
-train data=task/passkeys | did you mean 'task/passkey'
-train probe=passkey:depth=2 | less than or equal to 1
-train probe=passkey:keys=11 | less than or equal to 10
-train probe=induction:pairs=1 | greater than or equal to 2
-train offsets=64 | evaluation.offsets is [64]: expected [] for data=builtin
-train experiment=tasks data=task/copy at_tokens=5376 | evaluation.at_tokens is [5376]: expected [] for data=task
-rope yarn factor=4 yarn factor=8 | or two to compare; a key= once
-sweep | nothing to compare: give a list, such as encoding=rope,alibi, or sweep=NAME
-sweep sweep=compar | unknown sweep 'compar': did you mean 'compare'? (choices: catalogue, compare, 
-sweep encoding=rope,alib | unknown encoding 'alib': did you mean 'alibi'?
-sweep encoding=rope,alibi encoding.base=64 | 'alibi' has no option 'base': it accepts slopes
-sweep encoding=rope tune=maybe | expected tune=true, with or without tune_grid
-sweep encoding=rope tune_grid=1,2 | expected tune=true, with or without tune_grid
-sweep encoding=rope tune=true tune_grid=0,1 | tune_grid is [0, 1]: expected multiples
-sweep encoding=rope,alibi evaluation.extensions=['yarn:fctor=2'] | 'yarn' has no option 'fctor'
-train training.optimizer=adam | unknown optimizer 'adam': did you mean 'adamw'?
-train tracking.backend=wand | unknown tracker 'wand': did you mean 'wandb'?
-train data.tokenizer=worng.json | data.tokenizer: 'worng.json' cannot be read: No such file
-reproduce alibi_hold --dry-run | unknown claim 'alibi_hold': did you mean 'alibi_holds'?
-train data=wikitext-2 data.path=a.txt | data.path is 'a.txt': expected data=text: data=hub does not read it
-"""
+# A command, and what its line says.
+MISTAKES = [
+    ("trian", "No such command 'trian'. Did you mean 'train'?"),
+    ("evaluate", "Missing argument"),
+    ("train --seed 3", "Settings are key=value, without dashes: seed=..."),
+    ("evaluate nix", "nix does not exist: expected run folders or study folders"),
+    ("report text.tx", "text.tx does not exist: did you mean 'text.txt'?"),
+    (
+        "sample outputs/x/rope-s0 word",
+        "outputs/x/rope-s0 does not exist: expected run folders",
+    ),
+    (
+        "evaluate gpt2",
+        "a model is a folder, or OWNER/NAME on the hub, such as openai-community/gpt2",
+    ),
+    (
+        "train encoding=rop",
+        "unknown encoding 'rop': did you mean 'rope'? ('posbench list' shows all)",
+    ),
+    ("train encoding=nix.py:X", "there is no file nix.py"),
+    ("train encoding=rotary", "did you mean 'rope'?"),
+    ("train tracking=offline", "did you mean 'tracking.mode=offline'?"),
+    ("train data=_base", "unknown data '_base' (a text of your own is data.path="),
+    ("train rope", "cannot read 'rope': did you mean 'encoding=rope'?"),
+    ("sweep six", "cannot read 'six': did you mean 'sweep=six'?"),
+    ("train training.learning_rat=3", "did you mean 'training.learning_rate'?"),
+    (
+        "train precision=bf16",
+        "unknown key 'precision': did you mean 'training.precision'?",
+    ),
+    (
+        "bench rope encoding=alibi",
+        "encoding is not for bench: expected encodings, model, training.* or runtime.*",
+    ),
+    (
+        "reproduce alibi_holds seed=3",
+        "seed=3 has no effect: each of these claims sets its own value",
+    ),
+    (
+        "export rope-s0 code=true",
+        "after RUN come 'code=true' and 'code=false': expected a folder",
+    ),
+    ("train protocl=fixed_target", "unknown key 'protocl': did you mean 'protocol'?"),
+    ("train lr=3", "unknown key 'lr' (it is training.learning_rate)"),
+    ("train epochs=3", "(it is training.tokens: a step has "),
+    ("sweep encoding=rope seeds=5", "(it is a list: posbench sweep seed=0,1,2,3,4)"),
+    (
+        "train seed=0,1",
+        "seed=0,1 gives several values: 'posbench sweep' runs each of them",
+    ),
+    (
+        "train encoding=[rope,alibi]",
+        "encoding=[rope,alibi] gives several values: 'posbench sweep' runs each of them",
+    ),
+    ("train tracking.backend=wand", "unknown tracker 'wand': did you mean 'wandb'?"),
+    ("runs --delete --yes", "which runs?"),
+    ("train encoding=abili", "unknown encoding 'abili': did you mean 'alibi'?"),
+    ("train modle=llama", "unknown key 'modle': did you mean 'model'?"),
+    (
+        "train tracking.mode=disabled",
+        "tracking.mode is 'disabled': expected tracking=none instead",
+    ),
+    (
+        "train --config-name demo",
+        "(experiment=NAME chooses a file, --config-dir=DIR has further ones)",
+    ),
+    ("train +seed=3", "cannot read '+seed=3': a key needs no '+', type seed=3"),
+    (
+        "train hydra/launcher=x",
+        "(it is posbench sweep: --n-jobs=N runs at a time, --slurm=OPTIONS on a cluster)",
+    ),
+    ("train seed=abc", "seed is 'abc': expected a whole number"),
+    (
+        "train training.tokens=1M",
+        "training.tokens is '1M': expected a whole number, such as 1e6",
+    ),
+    ("train study=../x", "study is '../x': expected letters, digits,"),
+    (
+        "train model.d_model=99",
+        "model.d_model is 99: it does not divide among 4 heads, nearest: 96 or 100",
+    ),
+    (
+        "train training.tokens=10",
+        "training.tokens is 10: expected at least 2048, one update",
+    ),
+    (
+        "train training.betas=[0.9]",
+        "training.betas is [0.9]: expected two numbers, such as [0.9,0.95]",
+    ),
+    (
+        "train device=gpu",
+        "runtime.device is 'gpu', which this machine does not have (here: auto, ",
+    ),
+    ("train processes=3", "does not divide among 3 processes, nearest: 30 or 33"),
+    ("train encoding.base=-1", "encoding.base is -1 for 'rope'"),
+    ("train encoding.bse=2", "'rope' has no option 'bse'"),
+    (
+        "train encoding=randomized encoding.inner_options.bse=2",
+        "'rope' has no option 'bse'",
+    ),
+    ("train encoding=alibi encoding.base=2", "no option 'base': it accepts slopes"),
+    (
+        "train encoding=alibi encoding.slopes=[1.0]",
+        "encoding.slopes is [1.0] for 'alibi': expected 4 numbers, one per head",
+    ),
+    (
+        "train encoding=t5 encoding.max_distance=16",
+        "encoding.max_distance is 16 for 't5': expected more than half of num_buckets",
+    ),
+    (
+        "train encoding=dape encoding.inner=rope",
+        "encoding.inner is 'rope': expected one that only adds a bias",
+    ),
+    (
+        "train encoding=dape encoding.inner=layered encoding.inner_options={layers:[{name:t5}]}",
+        "encoding.inner is 'layered'",
+    ),
+    (
+        "train encoding=layered encoding.layers=[{name:sine,window:4},{name:sine}]",
+        "encoding.layers: sine and sine ",
+    ),
+    (
+        "train encoding=llama3 encoding.low_freq_factor=5.0",
+        "encoding.low_freq_factor is 5.0: expected at most 4",
+    ),
+    (
+        "train encoding=liere encoding.block=5",
+        "encoding.block is 5 for 'liere': expected a divisor of the 32 channels",
+    ),
+    (
+        "train encoding=randomized encoding.inner_options.base=-1",
+        "encoding.inner_options.base is -1 for 'rope': ",
+    ),
+    (
+        "train encoding=cape encoding.inner=learned",
+        "encoding.inner is 'learned', which cannot take these positions",
+    ),
+    (
+        "train encoding=layered encoding.layers=[{name:rope,window:0}]",
+        "encoding.layers[0].window is 0 for 'layered': ",
+    ),
+    (
+        "train encoding=heads encoding.heads=[{name:tupe}]",
+        "encoding.heads[0]: 'tupe' acts on all heads",
+    ),
+    (
+        "train encoding=alibi extension=pi",
+        "'alibi' has no extension 'pi': it supports alibi_pi",
+    ),
+    (
+        "train encoding=none extension=yarn",
+        "'none' has no extension 'yarn': it supports none",
+    ),
+    ("train extension=yran", "unknown extension 'yran': did you mean 'yarn'"),
+    ("train extension=yarn:bta=4", "'yarn' has no option 'bta': it accepts"),
+    ("train extension=pi:factor=0.5", "factor is 0.5 for 'pi': "),
+    (
+        "train extension=self_extend:window=64",
+        "window is 64: expected less than 64, or group given",
+    ),
+    (
+        "train extension=dual_chunk:chunk=65",
+        "chunk is 65: expected from 1 to the training length 64",
+    ),
+    (
+        "train experiment=tasks data=task/copy data.task.vocabluary=3",
+        "'copy' has no option 'vocabluary': it accepts shortest, longest, vocabulary",
+    ),
+    (
+        "train experiment=tasks data=task/addition data.task.answer=revrsed",
+        "data.task.answer is 'revrsed' for 'addition': input should be 'plain' or",
+    ),
+    (
+        "train experiment=tasks data=task/recall data.task.keys=7",
+        "data.task.longest is 8 for 'recall': expected at most 7",
+    ),
+    (
+        "train experiment=tasks data=task/passkey data.task.depth=nan",
+        "data.task.depth is nan",
+    ),
+    ("train data=task/passkeys", "did you mean 'task/passkey'"),
+    ("train probe=passkey:depth=2", "less than or equal to 1"),
+    ("train probe=passkey:keys=11", "less than or equal to 10"),
+    ("train probe=induction:pairs=1", "greater than or equal to 2"),
+    ("train offsets=64", "evaluation.offsets is [64]: expected [] for data=builtin"),
+    (
+        "train experiment=tasks data=task/copy at_tokens=5376",
+        "evaluation.at_tokens is [5376]: expected [] for data=task",
+    ),
+    ("rope yarn factor=4 yarn factor=8", "or two to compare; a key= once"),
+    (
+        "sweep",
+        "nothing to compare: give a list, such as encoding=rope,alibi, or sweep=NAME",
+    ),
+    (
+        "sweep sweep=compar",
+        "unknown sweep 'compar': did you mean 'compare'? (choices: catalogue, compare, ",
+    ),
+    ("sweep encoding=rope,alib", "unknown encoding 'alib': did you mean 'alibi'?"),
+    (
+        "sweep encoding=rope,alibi encoding.base=64",
+        "'alibi' has no option 'base': it accepts slopes",
+    ),
+    ("sweep encoding=rope tune=maybe", "expected tune=true, with or without tune_grid"),
+    (
+        "sweep encoding=rope tune_grid=1,2",
+        "expected tune=true, with or without tune_grid",
+    ),
+    (
+        "sweep encoding=rope tune=true tune_grid=0,1",
+        "tune_grid is [0, 1]: expected multiples",
+    ),
+    (
+        "sweep encoding=rope,alibi evaluation.extensions=['yarn:fctor=2']",
+        "'yarn' has no option 'fctor'",
+    ),
+    (
+        "train training.optimizer=adam",
+        "unknown optimizer 'adam': did you mean 'adamw'?",
+    ),
+    (
+        "train data.tokenizer=worng.json",
+        "data.tokenizer: 'worng.json' cannot be read: No such file",
+    ),
+    (
+        "reproduce alibi_hold --dry-run",
+        "unknown claim 'alibi_hold': did you mean 'alibi_holds'?",
+    ),
+    (
+        "train data=wikitext-2 data.path=a.txt",
+        "data.path is 'a.txt': expected data=text: data=hub does not read it",
+    ),
+]
 
 
-@pytest.mark.parametrize("line", [line for line in MISTAKES.splitlines() if line])
-def test_a_mistake_is_one_line_exit_code_2_and_nothing_written(capsys, line):
-    command, says = line.split(" | ")
-    assert posbench(*command.split()) == 2
+@pytest.mark.parametrize(("command", "says"), MISTAKES)
+def test_a_mistake_is_one_line_exit_code_2_and_nothing_written(capsys, command, says):
+    code = posbench(*command.split())
+
+    assert code == 2
     assert says in error_line(capsys)
     assert os.listdir() == ["text.txt"]
 
 
-def test_debug_alone_shows_a_traceback_and_control_characters_are_escaped(capsys):
-    assert posbench("train", "encoding=rop", "--debug") == 2
+def test_debug_shows_a_traceback(capsys):
+    code = posbench("train", "encoding=rop", "--debug")
+    assert code == 2
     assert "Traceback" in capsys.readouterr().err
-    assert posbench("train", "study='\x1b[2J\u202ex'") == 2
+
+
+def test_control_characters_are_escaped(capsys):
+    code = posbench("train", "study='\x1b[2J\u202ex'")
+    assert code == 2
     line = error_line(capsys)
     assert "\x1b" not in line
     assert "\u202e" not in line
-    for error, code in (
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
         (ValueError("two\nlines"), 1),
         (KeyboardInterrupt(), 130),
         (PermissionError(13, "", "/x"), 2),
-    ):
-        assert exits.report(error) == code
-        assert error_line(capsys)
+    ],
+)
+def test_an_exception_is_one_line_and_an_exit_code(capsys, error, code):
+    assert exits.report(error) == code
+    assert error_line(capsys)
 
 
 def test_list_describes_every_choice(capsys):
-    assert posbench("list", "--json") == 0
+    code = posbench("list", "--json")
+
+    assert code == 0
     shown = json.loads(capsys.readouterr().out)
     rows = {row["name"]: row for row in shown["encodings"]}
-    assert [*rows] == encodings.names()
+    assert list(rows) == encodings.names()
     for row in rows.values():
-        assert all(row[fact] for fact in ("title", "beyond", "source"))
-    assert rows["learned"]["parameters"] == 8192
-    assert rows["learned"]["max_length"] == 64
-    assert rows["rope"]["paper"] == "arXiv:2104.09864"
-    assert rows["rope"]["acts"] == "queries and keys"
-    assert "yarn" in rows["rope"]["extensions"]
-    assert [row["name"] for row in shown["probes"]] == probes.names()
+        assert row["title"]
+        assert row["beyond"]
+        assert row["source"]
+    learned = rows["learned"]
+    rope = rows["rope"]
+    assert learned["parameters"] == 8192
+    assert learned["max_length"] == 64
+    assert rope["paper"] == "arXiv:2104.09864"
+    assert rope["acts"] == "queries and keys"
+    assert "yarn" in rope["extensions"]
+    of_probes = [row["name"] for row in shown["probes"]]
+    assert of_probes == probes.names()
     of_tasks = [row["name"] for row in shown["tasks"]]
     assert of_tasks == [f"task/{name}" for name in tasks.names()]
 
 
+@pytest.mark.parametrize(
+    ("name", "fact", "expected"),
+    [
+        ("p_rope", "acts", "queries and keys"),
+        ("p_rope", "kernels", "any"),
+        ("p_rope", "cache", "yes"),
+        ("p_rope", "architectures", "Llama"),
+        ("p_rope", "models", "gemma4"),
+        ("stick_breaking", "acts", "weights or values"),
+        ("stick_breaking", "kernels", "own"),
+        ("stick_breaking", "cache", "yes"),
+        ("stick_breaking", "architectures", "posbench's class"),
+        ("stick_breaking", "models", ""),
+    ],
+)
+def test_list_says_what_works_with_a_scheme(name, fact, expected):
+    (rows,) = listing.listing_rows(["encodings"]).values()
+    (row,) = [row for row in rows if row["name"] == name]
+    assert row[fact] == expected
+
+
 def test_the_shape_that_list_describes_is_the_demos():
     demo = compose.single([])
-    sizes = {
-        name: getattr(demo.model, name) for name in ("d_model", "n_heads", "n_layers")
-    }
-    assert Shape(**sizes, train_length=demo.training.train_length) == listing.DEMO
+    model = demo.model
+    sizes = (model.d_model, model.n_heads, model.n_layers)
+    assert Shape(*sizes, demo.training.train_length) == listing.DEMO
 
 
 def test_train_composes_once(monkeypatch):
@@ -252,6 +441,15 @@ def test_the_same_command_is_the_same_run_in_the_folder_of_its_configuration():
     assert load_record(folder)["status"] == "done"
 
 
+def test_a_run_that_diverges_is_exit_code_1_and_an_error_in_the_last_line(capsys):
+    assert train("training.learning_rate=1e35") == 1
+
+    lines = capsys.readouterr().err.splitlines()
+    errors = [line for line in lines if line.startswith("error: ")]
+    assert errors == lines[-1:]
+    assert "step 2" in lines[-1]
+
+
 def test_a_restarted_run_is_beside_the_old_one(capsys):
     assert train() == 0
     folder = the_run()
@@ -262,30 +460,51 @@ def test_a_restarted_run_is_beside_the_old_one(capsys):
     assert "--restart" not in load_record(folder)["command"]
 
 
-def test_evaluate_takes_studies_and_a_run_that_fails_does_not_stop_others(capsys):
-    assert train("seed=0") == train("seed=1") == 0
-    broken, whole = (Path("outputs/demo") / name for name in runs())
+def lengths_of(folder: Path) -> set[int]:
+    return {row.length for row in evaluation_rows(folder)}
+
+
+@pytest.fixture
+def two_runs():
+    assert train("seed=0") == 0
+    assert train("seed=1") == 0
+    return [Path("outputs/text") / name for name in runs()]
+
+
+def test_a_mistake_in_what_to_evaluate_leaves_the_run_as_it_was(capsys):
+    assert train() == 0
+    folder = the_run()
+    before = support.snapshot(folder)
     capsys.readouterr()
-    before = support.snapshot(whole)
-    for word, message in {
+    messages = {
         "lenght=32": "unknown key 'lenght': did you mean 'length'?",
         "training.tokens=5": "unknown key 'training.tokens'",
         "extension=yarn:fctor=2": "'yarn' has no option 'fctor'",
         "task=repeet": "unknown probe 'repeet': did you mean 'repeat'?",
-    }.items():
-        assert posbench("evaluate", str(whole), word) == 2
+    }
+    for word, message in messages.items():
+        code = posbench("evaluate", str(folder), word)
+        assert code == 2
         assert message in error_line(capsys)
-        assert support.snapshot(whole) == before
+        assert support.snapshot(folder) == before
+
+
+def test_evaluate_takes_studies_and_a_run_that_fails_does_not_stop_others(
+    two_runs, capsys
+):
+    broken, whole = two_runs
     shutil.rmtree(broken / "checkpoint")
-    assert posbench("evaluate", "outputs/demo", "length=24,96", "windowed=false") == 1
-    assert {24, 96} <= {row.length for row in evaluation_rows(whole)}
+    capsys.readouterr()
+
+    code = posbench("evaluate", "outputs/text", "length=24,96", "windowed=false")
+
+    assert code == 1
+    assert {24, 96} <= lengths_of(whole)
     # what was asked at training stays
-    assert load_saved(whole / "config.yaml").evaluation.ratios == (1, 2)
-    why, last = [
-        line
-        for line in capsys.readouterr().err.splitlines()
-        if line.startswith("error: ")
-    ]
+    config = load_saved(whole / "config.yaml")
+    assert config.evaluation.ratios == (1, 2)
+    printed = capsys.readouterr().err.splitlines()
+    why, last = [line for line in printed if line.startswith("error: ")]
     assert "has no checkpoint" in why
     assert last == f"error: 1 of 2 runs not evaluated: {broken}"
 
@@ -295,36 +514,39 @@ def test_a_finished_run_is_completed_without_its_optimizer():
     assert train() == 0
     for state in the_run().glob("checkpoint/*/optimizer.pt"):
         state.unlink()
+
     assert train("ratio=1,2,4") == 0
-    assert 64 in {row.length for row in evaluation_rows(the_run())}
+
+    assert 64 in lengths_of(the_run())
 
 
 def test_runs_are_listed_with_what_differs_their_loss_and_their_size(capsys):
-    assert train("seed=0") == train("seed=1", "training.tokens=256") == 0
-    first, second = (Path("outputs/demo") / name for name in runs())
+    assert train("seed=0") == 0
+    assert train("seed=1", "training.tokens=256") == 0
+    first, second = (Path("outputs/text") / name for name in runs())
     record = load_record(first) | {"status": "stopped"}
     (first / "run.json").write_text(json.dumps(record), encoding="utf-8")
     capsys.readouterr()
 
     assert posbench("runs") == 0
 
-    lines = capsys.readouterr().out.splitlines()
-    for folder, *apart in (
-        (first, "tokens=128", "stopped"),
-        (second, "tokens=256", "done"),
-    ):
+    head, _, *lines = capsys.readouterr().out.splitlines()
+    assert " ".join(head.split()) == "run study settings status loss at 1x MB"
+    expected = [(first, "tokens=128", "stopped"), (second, "tokens=256", "done")]
+    for folder, tokens, status in expected:
         (line,) = [line for line in lines if folder.name in line]
         loss = fake_study.headline_of(folder)["nll_1x"]
-        size = sum(map(len, support.snapshot(folder).values())) / 1e6
-        numbers = [f"{loss:.3f}", f"{size:.1f}"]
-        assert line.split() == [folder.name, "demo", *apart, *numbers]
+        n_bytes = sum(map(len, support.snapshot(folder).values()))
+        words = [folder.name, "text", tokens, status]
+        words += [f"{loss:.3f}", f"{n_bytes / 1e6:.1f}"]
+        assert line.split() == words
 
 
 def test_a_run_is_found_by_its_id_if_only_one_study_has_it(capsys):
     assert train() == 0
     folder = the_run()
     assert posbench("sample", folder.name, "word", "--tokens", "1") == 0
-    shutil.copytree(folder, Path("outputs/other") / folder.name)
+    shutil.copytree(folder, Path("outputs/two") / folder.name)
     capsys.readouterr()
 
     assert posbench("sample", folder.name, "word") == 2
@@ -348,11 +570,27 @@ def test_a_study_is_found_by_its_name(capsys):
     assert train("study=five", "seed=0") == 0
     (folder,) = Path("outputs/five").glob("rope-*")
     capsys.readouterr()
+
     assert posbench("runs", "five") == 0
     assert folder.name in capsys.readouterr().out
-    assert posbench("sample", f"five/{folder.name}", "word", "--tokens", "1") == 0
-    assert posbench("evaluate", f"five/{folder.name}", "length=24") == 0
-    assert 24 in {row.length for row in evaluation_rows(folder)}
+
+
+def test_a_run_is_found_by_its_study_and_its_id():
+    assert train("study=five", "seed=0") == 0
+    (folder,) = Path("outputs/five").glob("rope-*")
+    name = f"five/{folder.name}"
+
+    assert posbench("sample", name, "word", "--tokens", "1") == 0
+    assert posbench("evaluate", name, "length=24") == 0
+    assert 24 in lengths_of(folder)
+
+
+def test_a_study_is_found_beside_the_text_of_its_name():
+    text = Path("novels/text.txt")
+    text.parent.mkdir()
+    Path("text.txt").rename(text)
+    assert posbench("train", *TINY, "data.path=novels/") == 0
+    assert posbench("runs", "novels") == 0
 
 
 def test_a_start_is_found_below_outputs():
@@ -361,34 +599,51 @@ def test_a_start_is_found_below_outputs():
     assert start.run_folders(f"five/{folder.name}") == [str(folder)]
 
 
-@pytest.fixture
-def two_runs():
-    assert train("seed=0") == train("seed=1") == 0
-    return [Path("outputs/demo") / name for name in runs()]
-
-
-@pytest.mark.parametrize(("answer", "kept"), [("y", 1), ("n", 2)])
-def test_runs_are_deleted_after_a_question(two_runs, monkeypatch, answer, kept):
+@pytest.mark.parametrize(("answer", "code", "kept"), [("y", 0, 1), ("n", 130, 2)])
+def test_runs_are_deleted_after_a_question(two_runs, monkeypatch, answer, code, kept):
+    first, second = two_runs
     monkeypatch.setattr("sys.stdin", io.StringIO(f"{answer}\n"))
-    code = posbench("runs", two_runs[0].name, "--delete")
-    assert code == (0 if answer == "y" else 130)
+
+    assert posbench("runs", first.name, "--delete") == code
+
     assert len(runs()) == kept
-    assert two_runs[1].is_dir()
+    assert second.is_dir()
 
 
 def test_a_study_is_deleted_without_a_question(two_runs, capsys):
-    Path("outputs/demo/notes.txt").touch()
-    assert posbench("runs", "demo", "--delete", "--yes") == 0
+    notes = Path("outputs/text/notes.txt")
+    notes.touch()
+
+    assert posbench("runs", "text", "--delete", "--yes") == 0
+
     assert capsys.readouterr().out.endswith("Deleted 2 runs.\n")
     assert runs() == []
-    assert Path("outputs/demo/notes.txt").exists()
+    assert notes.exists()
 
 
 def test_a_run_in_use_is_not_deleted_nor_any_beside_it(two_runs, capsys):
     with owned(two_runs[1]):
-        assert posbench("runs", "demo", "--delete", "--yes") == 75
+        assert posbench("runs", "text", "--delete", "--yes") == 75
     assert "in use by another process: nothing was deleted" in error_line(capsys)
-    assert all(folder.is_dir() for folder in two_runs)
+    for folder in two_runs:
+        assert folder.is_dir()
+
+
+def test_tokens_that_no_run_has_are_deleted(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    Path("other.txt").write_text(Path("text.txt").read_text().upper())
+    assert train("runtime.cache=null") == 0
+    assert posbench("prepare", "data.path=other.txt", "data.tokenizer=bytes") == 0
+    assert len([*Path("posbench/tokens").glob("*/meta.json")]) == 2
+    capsys.readouterr()
+
+    assert posbench("runs", "--delete-tokens", "--yes") == 0
+
+    line = capsys.readouterr().out
+    assert re.fullmatch(r"Deleted 1 prepared text, [\d,]{5,} bytes\.\n", line)
+    (kept,) = Path("posbench/tokens").glob("*/meta.json")
+    text_of_run = load_record(the_run())["data"]["sha256"]
+    assert json.loads(kept.read_text())["sha256"] == text_of_run
 
 
 def test_a_launcher_without_an_address_is_one_line(monkeypatch, capsys):

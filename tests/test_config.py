@@ -2,33 +2,24 @@
 nothing in a file is executed.
 """
 
-import ast
-import functools
+import math
+import operator
 import os
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
 
 from posbench.config import compose, overrides, schema
 from posbench.config.overrides import apply
-from posbench.config.schema import (
-    Config,
-    load_saved,
-    to_container,
-    validate,
-)
+from posbench.config.schema import Config, load_saved, to_container, validate
 from posbench.config.shipped import choice_file, configs_dir
 from posbench.errors import UserError
 
-NO_GROUPS = ("tuned", "sweep", "claim")
-GROUPS = sorted(
-    path.name
-    for path in configs_dir().iterdir()
-    if path.is_dir() and path.name not in NO_GROUPS
-)
+NO_GROUPS = {"tuned", "sweep", "claim"}
+FOLDERS = {path.name for path in configs_dir().iterdir() if path.is_dir()}
+GROUPS = FOLDERS - NO_GROUPS
 
 
 def refused(*words: str, config_dir: Path | None = None) -> str:
@@ -44,15 +35,24 @@ def composed(*words: str) -> Config:
     return compose.single(list(words))
 
 
-def test_a_file_with_the_name_of_ours_is_refused_since_hydra_would_read_ours(tmp_path):
-    for group, name in (("encoding", "rope"), ("sweep", "six")):
-        (tmp_path / group).mkdir()
-        (tmp_path / group / f"{name}.yaml").write_text("name: rope\nbase: 555\n")
-        with pytest.raises(
-            UserError, match=f"{group}/{name}.yaml: posbench has a file of this name"
-        ):
-            choice_file(group, name, [tmp_path])
-    assert "has a file of this name" in refused("encoding=rope", config_dir=tmp_path)
+def write(path: Path, text: str) -> None:
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(text, encoding="utf-8")
+
+
+@pytest.mark.parametrize(("group", "name"), [("encoding", "rope"), ("sweep", "six")])
+def test_a_file_with_the_name_of_ours_is_refused(tmp_path, group, name):
+    """Hydra would read ours."""
+    write(tmp_path / group / f"{name}.yaml", "name: rope\nbase: 555\n")
+    message = f"{group}/{name}.yaml: posbench has a file of this name"
+    with pytest.raises(UserError, match=message):
+        choice_file(group, name, [tmp_path])
+
+
+def test_a_choice_with_the_name_of_ours_is_refused(tmp_path):
+    write(tmp_path / "encoding" / "rope.yaml", "name: rope\nbase: 555\n")
+    message = refused("encoding=rope", config_dir=tmp_path)
+    assert "has a file of this name" in message
 
 
 @pytest.mark.parametrize(
@@ -73,24 +73,29 @@ def test_a_file_with_the_name_of_ours_is_refused_since_hydra_would_read_ours(tmp
 def test_what_yaml_guesses_in_a_file_never_becomes_a_setting(
     tmp_path, section, line, message
 ):
-    heads = {
-        "data": "defaults: [hub]",
-        "experiment": "# @package _global_",
-    }
-    (tmp_path / section).mkdir()
-    path = tmp_path / section / "mine.yaml"
-    path.write_text(f"{heads[section]}\n{line}\n", encoding="utf-8")
+    heads = {"data": "defaults: [hub]", "experiment": "# @package _global_"}
+    text = f"{heads[section]}\n{line}\n"
+    write(tmp_path / section / "mine.yaml", text)
 
     said = refused(f"{section}=mine", config_dir=tmp_path)
 
     assert message in said
 
 
+def test_a_file_of_data_without_the_defaults_is_told_so(tmp_path):
+    path = tmp_path / "data" / "mine.yaml"
+    path.parent.mkdir()
+    path.write_text("name: mine\nsource: text\npath: novels/\n", encoding="utf-8")
+
+    said = refused("data=mine", config_dir=tmp_path)
+
+    expected = "missing key 'data.dataset': begin your file with 'defaults: [_base]'"
+    assert expected in said
+
+
 def test_text_in_quotation_marks_is_text_as_written(tmp_path):
-    (tmp_path / "experiment").mkdir()
-    path = tmp_path / "experiment" / "mine.yaml"
-    lines = ["# @package _global_", "study: '2024_05_01'", "seed: 10", ""]
-    path.write_text("\n".join(lines), encoding="utf-8")
+    text = "# @package _global_\nstudy: '2024_05_01'\nseed: 10\n"
+    write(tmp_path / "experiment" / "mine.yaml", text)
 
     config = compose.single(["experiment=mine"], tmp_path)
 
@@ -98,232 +103,367 @@ def test_text_in_quotation_marks_is_text_as_written(tmp_path):
     assert config.seed == 10
 
 
-def test_what_is_typed_wins_over_the_experiment_and_the_model_over_its_block():
-    # beside a start, which the later word decides, an extension is the encoding
-    begun = overrides.by_key(["start=null", "extension=yarn", "start=RUN"])
-    from_zero = overrides.by_key(["start=RUN", "extension=yarn", "start=null"])
-    assert begun["encoding"] == "yarn"
-    assert from_zero["evaluation.extensions"] == "yarn"
+def test_an_extension_beside_a_start_is_the_encoding():
+    by_key = overrides.by_key(["start=null", "extension=yarn", "start=RUN"])
+    assert by_key["encoding"] == "yarn"
+
+
+def test_an_extension_is_evaluated_where_the_later_word_takes_the_start_away():
+    by_key = overrides.by_key(["start=RUN", "extension=yarn", "start=null"])
+    assert by_key["evaluation.extensions"] == "yarn"
+
+
+def test_by_default_the_experiment_is_the_demo_with_rope():
     assert composed() == composed("experiment=demo", "encoding=rope")
+
+
+def test_a_model_keeps_the_size_that_the_experiment_sets():
     small = composed("experiment=small")
-    assert (
-        composed("experiment=small", "model=llama").model.d_model == small.model.d_model
-    )
+    llama = composed("experiment=small", "model=llama")
+    assert llama.model.d_model == small.model.d_model
 
 
-def test_an_experiment_sets_values_beside_a_choice_in_its_own_name_only(tmp_path):
-    texts = {
-        "experiment": "# @package _global_\ndefaults: [tasks]\n",
-        "tuned": "data=task/copy:\n  training: {tokens: 9e4}\n",
-    }
-    for group, text in texts.items():
-        (tmp_path / group).mkdir()
-        (tmp_path / group / "mine.yaml").write_text(text)
-    for name, data, tokens in (
+@pytest.mark.parametrize(
+    ("experiment", "data", "tokens"),
+    [
         ("mine", "copy", 90_000),
         ("mine", "sort", 1_000_000),
         ("tasks", "copy", 5_376_000),
-    ):
-        assert (
-            compose.single(
-                [f"experiment={name}", f"data=task/{data}"], tmp_path
-            ).training.tokens
-            == tokens
-        )
+    ],
+)
+def test_an_experiment_sets_values_beside_a_choice_in_its_own_name_only(
+    tmp_path, experiment, data, tokens
+):
+    mine = "# @package _global_\ndefaults: [tasks]\n"
+    tuned = "data=task/copy:\n  training: {tokens: 9e4}\n"
+    write(tmp_path / "experiment" / "mine.yaml", mine)
+    write(tmp_path / "tuned" / "mine.yaml", tuned)
+
+    words = [f"experiment={experiment}", f"data=task/{data}"]
+    config = compose.single(words, tmp_path)
+
+    assert config.training.tokens == tokens
 
 
-# Words | key | its value; "refused" is one line, and a list is what a sweep makes of
-# it.
-TYPED = r"""
-seed=012 | seed | 12
-seed=1_000 | seed | 1000
-seed=1e3 | seed | 1000
-seed=12:30 | seed | refused
-seed=true | seed | refused
-seed=null | seed | refused
-training.learning_rate=1e-4 | training.learning_rate | 0.0001
-training.learning_rate=inf | training.learning_rate | refused
-training.tokens=2e6 | training.tokens | 2000000
-training.tokens=2M | training.tokens | refused
-training.tokens=${evaluation.blocks}000000 | training.tokens | 128000000
-seed=1 device=cpu seed=2 | seed | 2
-experiment=small model=llama | model.mlp | 'swiglu'
-experiment=small model=llama | study | 'small'
-experiment=small training.train_length=96 | training.train_length | 96
-experiment=small data=wikitext-2 | data.name | 'wikitext-2'
-encoding=t5 | encoding.options | {'num_buckets': 32, 'max_distance': 64, 'rate': 10.0}
-encoding=t5 experiment=small | encoding.options | {'num_buckets': 32, 'max_distance': 128, 'rate': 10.0}
-encoding=t5 encoding.max_distance=40 | encoding.options | {'num_buckets': 32, 'max_distance': 40, 'rate': 10.0}
-model=qwen3 | model.norm | 'rmsnorm'
-model.d_ff=null | model.d_ff | None
-model.d_ff=${model.d_model} | model.d_ff | 128
-model.tie_embeddings=off | model.tie_embeddings | False
-compile=true | runtime.compile | True
-study=1e3 | study | '1e3'
-study=2024-01-01 | study | '2024-01-01'
-study='a,b' | study | refused
-tracking.project=a b | tracking.project | 'a b'
-tracking.tags=[1e3,012] | tracking.tags | ('1e3', '012')
-tracking.entity=null | tracking.entity | None
-data.path=notes (1).txt | data.path | 'notes (1).txt'
-data.path=[draft] one=two.txt | data.path | '[draft] one=two.txt'
-data.path=~/text#1 | data.path | 'HOME/text#1'
-data.path='a,b.txt' | data.path | 'a,b.txt'
-data.path=*.txt | data.path | '*.txt'
-data.path=it's.txt | data.path | "it's.txt"
-data.dataset='a/Tiny Stories' | data.name | 'Tiny-Stories'
-data.dataset='a/Tiny Stories' | data.dataset | 'a/Tiny Stories'
-runtime.outputs=~/runs | runtime.outputs | 'HOME/runs'
-protocol=nonoverlap,fixed_target | evaluation.protocols | ('nonoverlap', 'fixed_target')
-ratio=4,1,2 | evaluation.ratios | (4, 1, 2)
-length=64,128 | evaluation.ratios | (1, 2)
-length=128 ratio=1,4 | evaluation.ratios | (1, 4)
-ratio=1,4 length=128 | evaluation.ratios | (2,)
-training.train_length=64,128 length=256,64 | evaluation.ratios | [(1, 4), (0.5, 2)]
-extension=yarn:factor=4,ntk | evaluation.extensions | ('yarn:factor=4', 'ntk')
-extension=longrope:long_factor=[1,2] | evaluation.extensions | ('longrope:long_factor=[1,2]',)
-extension=[longrope:long_factor=[1,2],pi] | evaluation.extensions | ('longrope:long_factor=[1,2]', 'pi')
-encoding.base=1e5 | encoding.options | {'base': 100000.0, 'layout': 'interleaved', 'frequencies': 'geometric'}
-encoding={name: rope, base: 5, layout: half} | encoding.options | refused
-data=hub data.dataset=x/y data.splits={train:t} | data.splits | {'train': 't'}
-data=hub data.dataset=x/y data.splits.train=t | data.splits | {'train': 't'}
-data=hub data.dataset=x/y data.revision=1234567 | data.revision | '1234567'
-seed=0,1,2 | seed | [0, 1, 2]
-seed=range(0,5) | seed | refused
-encoding=rope,alibi | encoding.name | ['rope', 'alibi']
-encoding=glob(t*) | encoding.name | refused
-training.schedule=wsd | training.schedule | 'constant'
-training.betas=[0.9,0.95],[0.9,0.99] | training.betas | [(0.9, 0.95), (0.9, 0.99)]
-data.path='a,b.txt',c.txt | data.path | ['a,b.txt', 'c.txt']
-device=cuda:1 | runtime.device | 'cuda:1'
-"""
+# Words, a key, and its value.
+TYPED = [
+    (["seed=012"], "seed", 12),
+    (["seed=1_000"], "seed", 1000),
+    (["seed=1e3"], "seed", 1000),
+    (["training.learning_rate=1e-4"], "training.learning_rate", 0.0001),
+    (["training.tokens=2e6"], "training.tokens", 2000000),
+    (["training.tokens=${evaluation.blocks}000000"], "training.tokens", 128000000),
+    (["seed=1", "device=cpu", "seed=2"], "seed", 2),
+    (["experiment=small", "model=llama"], "model.mlp", "swiglu"),
+    (["experiment=small", "model=llama"], "model.norm", "rmsnorm"),
+    (["experiment=small", "model=llama"], "study", "small"),
+    (["experiment=small", "training.train_length=96"], "training.train_length", 96),
+    (["experiment=small", "data=wikitext-2"], "data.name", "wikitext-2"),
+    (
+        ["encoding=t5"],
+        "encoding.options",
+        {"num_buckets": 32, "max_distance": 64, "rate": 10.0},
+    ),
+    (
+        ["encoding=t5", "experiment=small"],
+        "encoding.options",
+        {"num_buckets": 32, "max_distance": 128, "rate": 10.0},
+    ),
+    (
+        ["encoding=t5", "encoding.max_distance=40"],
+        "encoding.options",
+        {"num_buckets": 32, "max_distance": 40, "rate": 10.0},
+    ),
+    (["model=qwen3"], "model.norm", "rmsnorm"),
+    (["model.d_ff=null"], "model.d_ff", None),
+    (["model.d_ff=${model.d_model}"], "model.d_ff", 128),
+    (["model.tie_embeddings=off"], "model.tie_embeddings", False),
+    (["compile=true"], "runtime.compile", True),
+    (["study=1e3"], "study", "1e3"),
+    (["study=2024-01-01"], "study", "2024-01-01"),
+    (["tracking.project=a b"], "tracking.project", "a b"),
+    (["tracking.tags=[1e3,012]"], "tracking.tags", ("1e3", "012")),
+    (["tracking.entity=null"], "tracking.entity", None),
+    (["data.path=notes (1).txt"], "data.path", "notes (1).txt"),
+    (["data.path=[draft] one=two.txt"], "data.path", "[draft] one=two.txt"),
+    (["data.path='a,b.txt'"], "data.path", "a,b.txt"),
+    (["data.path=*.txt"], "data.path", "*.txt"),
+    (["data.path=it's.txt"], "data.path", "it's.txt"),
+    (["data.dataset='a/Tiny Stories'"], "data.name", "Tiny-Stories"),
+    (["data.dataset='a/Tiny Stories'"], "study", "Tiny-Stories"),
+    (["data=wikitext-2", "experiment=reader"], "study", "wikitext-2"),
+    (["data.path=books/novels/"], "study", "novels"),
+    (["data.path=books/novels/*/*.txt"], "study", "novels"),
+    (["data.path=books/war and peace.jsonl.gz"], "study", "war-and-peace"),
+    (["data=text", "study=mine"], "study", "mine"),
+    (["data=text", "data.name=prose"], "study", "prose"),
+    (["data.dataset='a/Tiny Stories'"], "data.dataset", "a/Tiny Stories"),
+    (
+        ["protocol=nonoverlap,fixed_target"],
+        "evaluation.protocols",
+        ("nonoverlap", "fixed_target"),
+    ),
+    (["ratio=4,1,2"], "evaluation.ratios", (4, 1, 2)),
+    (["length=64,128"], "evaluation.ratios", (1, 2)),
+    (["length=128", "ratio=1,4"], "evaluation.ratios", (1, 4)),
+    (["ratio=1,4", "length=128"], "evaluation.ratios", (2,)),
+    (
+        ["extension=yarn:factor=4,ntk"],
+        "evaluation.extensions",
+        ("yarn:factor=4", "ntk"),
+    ),
+    (
+        ["extension=longrope:long_factor=[1,2]"],
+        "evaluation.extensions",
+        ("longrope:long_factor=[1,2]",),
+    ),
+    (
+        ["extension=[longrope:long_factor=[1,2],pi]"],
+        "evaluation.extensions",
+        ("longrope:long_factor=[1,2]", "pi"),
+    ),
+    (
+        ["encoding.base=1e5"],
+        "encoding.options",
+        {"base": 100000.0, "layout": "interleaved", "frequencies": "geometric"},
+    ),
+    (
+        ["data=hub", "data.dataset=x/y", "data.splits={train:t}"],
+        "data.splits",
+        {"train": "t"},
+    ),
+    (
+        ["data=hub", "data.dataset=x/y", "data.splits.train=t"],
+        "data.splits",
+        {"train": "t"},
+    ),
+    (
+        ["data=hub", "data.dataset=x/y", "data.revision=1234567"],
+        "data.revision",
+        "1234567",
+    ),
+    (["training.schedule=wsd"], "training.schedule", "constant"),
+    (["device=cuda:1"], "runtime.device", "cuda:1"),
+]
+# Words, a key, and its value in each configuration that a sweep makes of them.
+SEVERAL = [
+    (["data.path=a.txt,b.txt"], "study", ["a", "b"]),
+    (
+        ["training.train_length=64,128", "length=256,64"],
+        "evaluation.ratios",
+        [(1, 4), (0.5, 2)],
+    ),
+    (["seed=0,1,2"], "seed", [0, 1, 2]),
+    (["encoding=rope,alibi"], "encoding.name", ["rope", "alibi"]),
+    (
+        ["training.betas=[0.9,0.95],[0.9,0.99]"],
+        "training.betas",
+        [(0.9, 0.95), (0.9, 0.99)],
+    ),
+    (["data.path='a,b.txt',c.txt"], "data.path", ["a,b.txt", "c.txt"]),
+]
 
 
 @pytest.mark.sample(2)
-@pytest.mark.parametrize("line", [line for line in TYPED.splitlines() if line])
-def test_a_typed_value_is_what_it_says(line, tmp_path, monkeypatch):
+@pytest.mark.parametrize(("words", "key", "expected"), TYPED)
+def test_a_typed_value_is_what_it_says(words, key, expected):
+    ((_, config),) = compose.configs(words)
+
+    value = operator.attrgetter(key)(config)
+    assert value == expected
+    assert isinstance(value, bool) is isinstance(expected, bool)
+
+
+@pytest.mark.parametrize(("words", "key", "expected"), SEVERAL)
+def test_a_list_is_a_configuration_for_each_value(words, key, expected):
+    made = compose.configs(words)
+
+    value_of = operator.attrgetter(key)
+    assert [value_of(config) for _, config in made] == expected
+    # the command that a sweep records is the run
+    for command, config in made:
+        assert composed(*command) == config
+
+
+@pytest.mark.parametrize(
+    "word",
+    [
+        "seed=12:30",
+        "seed=true",
+        "seed=null",
+        "training.learning_rate=inf",
+        "training.tokens=2M",
+        "study='a,b'",
+        "encoding={name: rope, base: 5, layout: half}",
+        "seed=range(0,5)",
+        "encoding=glob(t*)",
+    ],
+)
+def test_a_value_that_a_key_does_not_have_is_refused_in_one_line(word):
+    refused(word)
+
+
+@pytest.mark.parametrize(
+    ("word", "key", "below_home"),
+    [
+        ("data.path=~/text#1", "data.path", "text#1"),
+        ("runtime.outputs=~/runs", "runtime.outputs", "runs"),
+    ],
+)
+def test_a_tilde_is_the_home(tmp_path, monkeypatch, word, key, below_home):
+    home = tmp_path.parent
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("HOME", str(tmp_path.parent))
-    typed, key, expected = line.split(" | ")
-    words = (
-        [typed] if typed.startswith("data.path") else re.split(r" (?=[a-z_.]+=)", typed)
-    )
-    if expected == "refused":
-        refused(*words)
-        return
-    wanted = ast.literal_eval(expected.replace("HOME", str(tmp_path.parent)))
-    configs = [config for _, config in compose.configs(words)]
-    values = [functools.reduce(getattr, key.split("."), config) for config in configs]
-    assert values == (wanted if isinstance(wanted, list) else [wanted])
-    assert all(type(value) is not bool or isinstance(wanted, bool) for value in values)
-    if len(configs) > 1:  # the command that a sweep records is the run
-        assert [composed(*again) for again, _ in compose.configs(words)] == configs
+    monkeypatch.setenv("HOME", str(home))
+
+    config = composed(word)
+
+    value = operator.attrgetter(key)(config)
+    assert value == f"{home}/{below_home}"
 
 
-def test_words_are_applied_to_a_configuration_and_none_is_a_key():
+def test_words_are_applied_to_a_configuration():
     config = composed("ratio=16,1")
-    asked = apply(
-        config, ["length=128", "extension=ntk", "device=cuda:1", "runtime.threads=3"]
-    )
+    words = ["length=128", "extension=ntk", "device=cuda:1", "runtime.threads=3"]
+
+    asked = apply(config, words)
+
     assert asked.evaluation.ratios == (2,)
     assert asked.evaluation.extensions == ("ntk",)
     assert asked.runtime.device == "cuda:1"
     assert asked.runtime.threads == 3
-    assert not overrides.WORDS.keys() & {*to_container(config), *GROUPS}
 
 
-def test_one_file_is_one_run_however_its_path_is_spelt(tmp_path, monkeypatch):
-    (tmp_path / "desk/texts").mkdir(parents=True)
-    (tmp_path / "linked").symlink_to(tmp_path / "desk")
-    monkeypatch.chdir(tmp_path / "desk")
+def test_no_short_word_is_a_key_or_a_group():
+    taken = GROUPS | to_container(composed()).keys()
+    assert not taken & overrides.WORDS.keys()
+
+
+@pytest.fixture
+def desk(tmp_path, monkeypatch) -> Path:
+    """The working folder, which is the home, too, and has a link."""
+    folder = tmp_path / "desk"
+    (folder / "texts").mkdir(parents=True)
+    (tmp_path / "linked").symlink_to(folder)
+    monkeypatch.chdir(folder)
     monkeypatch.setenv("PWD", str(tmp_path / "linked"))  # as a shell has it
-    monkeypatch.setenv("HOME", str(tmp_path / "desk"))
-    spellings = [
-        "texts/a.txt",
-        "./texts//a.txt",
-        f"{tmp_path}/desk/texts/a.txt",
-        f"{tmp_path}/linked/texts/a.txt",
-    ]
-    assert {
-        composed(f"data.path={path}").data.path
-        for path in [*spellings, "~/texts/a.txt"]
-    } == {"texts/a.txt"}
-    assert {
-        composed(f"data.path={path}").data.path for path in ("../a", f"{tmp_path}/a")
-    } == {f"{tmp_path}/a"}
-    assert composed("data.tokenizer=~/texts").data.tokenizer == "texts"
-
-
-def test_text_of_ones_own_needs_no_word_more_and_a_choice_that_reads_the_key_stays(
-    tmp_path,
-):
-    asked = ["experiment=gpt124m", "data.path=a.txt"]
-    assert composed(*asked) == composed(*asked, "data=text")
-    assert composed("data.dataset=x/y") == composed("data=hub", "data.dataset=x/y")
-    assert composed("data.path=null") == composed()
-    (tmp_path / "experiment").mkdir()
-    (tmp_path / "data").mkdir()
-    (tmp_path / "data/mine.yaml").write_text(
-        "defaults: [_base]\nname: mine\nsource: text\ncolumn: body\n"
-    )
-    (tmp_path / "experiment/own.yaml").write_text(
-        "# @package _global_\ndefaults: [demo, {override /data: mine}]\n"
-    )
-    data = compose.single(["experiment=own", "data.path=a.jsonl"], tmp_path).data
-    assert data.name == "mine"
-    assert data.column == "body"
-
-
-NUMBERS = [
-    key
-    for key, hint in schema.keys().items()
-    if schema.value_type(hint).startswith(("int", "float"))
-]
+    monkeypatch.setenv("HOME", str(folder))
+    return folder
 
 
 @pytest.mark.parametrize(
-    "key", [key for key in NUMBERS if not key.startswith("start.")]
+    "spelling",
+    [
+        "texts/a.txt",
+        "./texts//a.txt",
+        "TMP/desk/texts/a.txt",
+        "TMP/linked/texts/a.txt",
+        "~/texts/a.txt",
+    ],
 )
+def test_one_file_is_one_run_however_its_path_is_spelt(desk, tmp_path, spelling):
+    spelling = spelling.replace("TMP", str(tmp_path))
+    config = composed(f"data.path={spelling}")
+    assert config.data.path == "texts/a.txt"
+
+
+@pytest.mark.parametrize("spelling", ["../a", "TMP/a"])
+def test_a_file_elsewhere_has_its_whole_path(desk, tmp_path, spelling):
+    spelling = spelling.replace("TMP", str(tmp_path))
+    config = composed(f"data.path={spelling}")
+    assert config.data.path == f"{tmp_path}/a"
+
+
+def test_a_tokenizer_at_home_has_the_path_from_here(desk):
+    config = composed("data.tokenizer=~/texts")
+    assert config.data.tokenizer == "texts"
+
+
+def test_text_of_ones_own_needs_no_word_more():
+    asked = ["experiment=gpt124m", "data.path=a.txt"]
+    assert composed(*asked) == composed(*asked, "data=text")
+
+
+def test_a_dataset_of_the_hub_needs_no_word_more():
+    assert composed("data.dataset=x/y") == composed("data=hub", "data.dataset=x/y")
+
+
+def test_no_path_is_no_text_of_ones_own():
+    assert composed("data.path=null") == composed()
+
+
+def test_a_choice_that_reads_a_path_stays(tmp_path):
+    mine = "defaults: [_base]\nname: mine\nsource: text\ncolumn: body\n"
+    own = "# @package _global_\ndefaults: [demo, {override /data: mine}]\n"
+    write(tmp_path / "data" / "mine.yaml", mine)
+    write(tmp_path / "experiment" / "own.yaml", own)
+
+    config = compose.single(["experiment=own", "data.path=a.jsonl"], tmp_path)
+
+    assert config.data.name == "mine"
+    assert config.data.column == "body"
+
+
+def numbers() -> list[str]:
+    """Return the keys of numbers, but for those of a start, which few runs have."""
+    found = []
+    for key, hint in schema.keys().items():
+        is_number = schema.value_type(hint).is_number
+        if is_number and not key.startswith("start."):
+            found.append(key)
+    return found
+
+
+@pytest.mark.parametrize("key", numbers())
 def test_every_number_has_bounds_that_its_message_names(tiny_config, key):
     *sections, name = key.split(".")
-    for value in (-1, True, float("nan"), float("inf"), -float("inf")):
-        plain: Any = to_container(tiny_config)
+    for value in (-1, True, math.nan, math.inf, -math.inf):
+        plain = to_container(tiny_config)
         section = plain
         for part in sections:
             section = section[part]
-        section[name] = (
-            [value, 0.9][: 2 if name == "betas" else 1]
-            if isinstance(section[name], list)
-            else value
-        )
+        if name == "betas":
+            section[name] = [value, 0.9]
+        elif isinstance(section[name], list):
+            section[name] = [value]
+        else:
+            section[name] = value
+
         with pytest.raises(UserError) as caught:
             validate(Config, plain)
             pytest.fail(f"{key}={value} is taken")
-        assert re.search(rf"{name} .*(\d|number)", str(caught.value))
-        assert "\n" not in str(caught.value)
+        message = str(caught.value)
+        assert re.search(rf"{name} .*(\d|number)", message)
+        assert "\n" not in message
 
 
-def test_a_run_is_what_shapes_its_weights(tiny_config):
+def test_an_id_is_the_encoding_the_seed_and_a_digest(tiny_config):
     assert re.fullmatch(r"rope-s0-[0-9a-f]{8}", tiny_config.id)
-    assert (
-        composed("tracking=none", "evaluation.blocks=9", "study=other", "threads=7").id
-        == composed().id
-    )
+
+
+def test_what_does_not_shape_the_weights_leaves_the_id():
+    config = composed("tracking=none", "evaluation.blocks=9", "study=other")
+    of_threads = composed("threads=7")
+    assert config.id == composed().id
+    assert of_threads.id == composed().id
+
+
+def test_what_shapes_the_weights_changes_the_id():
     changes = ["encoding.base=9999", "seed=1", "training.clip=2", "data.vocab_size=999"]
-    assert len({composed(change).id for change in changes} | {composed().id}) == 5
-    spellings = ["encoding.base=10000", "encoding.base=1e4", "encoding.base=10000.0"]
-    assert {composed(spelling, "training.tokens=1e6").id for spelling in spellings} == {
-        composed().id
-    }
+    ids = {composed(change).id for change in changes}
+    assert len(ids) == 4
+    assert composed().id not in ids
+
+
+@pytest.mark.parametrize("spelling", ["10000", "1e4", "10000.0"])
+def test_a_number_in_another_spelling_leaves_the_id(spelling):
+    config = composed(f"encoding.base={spelling}", "training.tokens=1e6")
+    assert config.id == composed().id
 
 
 PAYLOAD = "{_target_: os.system, command: touch canary, _args_: [touch canary]}"
 PAYLOADS = [
     f"training: {PAYLOAD}",
-    (
-        f"hydra: {{callbacks: {{x: {PAYLOAD}}}, job_logging: {PAYLOAD}, launcher:"
-        f" {PAYLOAD}, sweeper: {PAYLOAD}}}"
-    ),
+    f"hydra: {{callbacks: {{x: {PAYLOAD}}}, job_logging: {PAYLOAD}, launcher: {PAYLOAD}, sweeper: {PAYLOAD}}}",
     "hydra: {job: {env_set: {CANARY: x}}, run: {dir: canary}, output_subdir: canary}",
     "study: !!python/object/apply:os.system ['touch canary']",
     "study: ${oc.env:HOME}",
@@ -336,32 +476,35 @@ PAYLOADS = [
 def test_what_a_file_says_is_never_run(text, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     environment = dict(os.environ)
-    (tmp_path / "experiment").mkdir()
-    (tmp_path / "experiment/own.yaml").write_text(f"# @package _global_\n{text}\n")
-    (tmp_path / "config.yaml").write_text(text)
-    errors = []
-    for read in (
-        lambda: compose.single(["experiment=own"], tmp_path),
-        lambda: load_saved(tmp_path / "config.yaml"),
-    ):
-        try:
-            config = read()
-        except UserError as error:
-            errors.append(str(error))
-        else:
-            assert str(Path.home()) not in str(config)
-    assert not any("\n" in error for error in errors)
-    assert "${" not in text or "only other keys may be interpolated" in errors[0]
+    write(tmp_path / "experiment" / "own.yaml", f"# @package _global_\n{text}\n")
+    write(tmp_path / "config.yaml", text)
+
+    composing = ""
+    try:
+        config = compose.single(["experiment=own"], tmp_path)
+    except UserError as error:
+        composing = str(error)
+    else:
+        assert str(Path.home()) not in str(config)
+    reading = ""
+    try:
+        config = load_saved(tmp_path / "config.yaml")
+    except UserError as error:
+        reading = str(error)
+    else:
+        assert str(Path.home()) not in str(config)
+
+    assert "\n" not in composing
+    assert "\n" not in reading
+    if "${" in text:
+        assert "only other keys may be interpolated" in composing
     assert dict(os.environ) == environment
-    assert sorted(os.listdir()) == [
-        "config.yaml",
-        "experiment",
-    ]
+    assert sorted(os.listdir()) == ["config.yaml", "experiment"]
 
 
 # What a saved file holds in place of a whole one, or what is changed in it | what the
 # line says.
-SAVED: list[tuple[str | dict[str, Any], str]] = [
+SAVED = [
     ({"study": "${oc.env:HOME}"}, "study is '${oc.env:HOME}': expected letters"),
     ({"encoding": {"name": "../../x"}}, "encoding.name is '../../x': expected letters"),
     ({"encoding": None}, "encoding is null: expected a dictionary"),
@@ -381,13 +524,15 @@ def test_a_saved_file_that_is_no_configuration_is_one_line(
     tmp_path, tiny_config, content, message
 ):
     path = tmp_path / "config.yaml"
-    path.write_text(
-        content
-        if isinstance(content, str)
-        else yaml.safe_dump({**to_container(tiny_config), **content})
-    )
+    if isinstance(content, dict):
+        changed = to_container(tiny_config) | content
+        content = yaml.safe_dump(changed)
+    path.write_text(content)
+
     with pytest.raises(UserError) as caught:
         load_saved(path)
-    assert str(path) in str(caught.value)
-    assert message in str(caught.value)
-    assert "\n" not in str(caught.value)
+
+    said = str(caught.value)
+    assert str(path) in said
+    assert message in said
+    assert "\n" not in said

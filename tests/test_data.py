@@ -2,6 +2,7 @@
 network: the hub is a fake.
 """
 
+import dataclasses
 import itertools
 import json
 import os
@@ -29,7 +30,7 @@ FOX = "the quick brown fox jumps over"
 
 
 def config(name: str = "text", **changes: Any) -> DataConfig:
-    values: dict[str, Any] = {}
+    values = {}
     for file in ("_base", name):
         content = (CONFIGS / f"{file}.yaml").read_text(encoding="utf-8")
         values.update(yaml.safe_load(content))
@@ -38,12 +39,19 @@ def config(name: str = "text", **changes: Any) -> DataConfig:
     return DataConfig(**values)
 
 
+def text_in(folder: Path, **changes: Any) -> DataConfig:
+    """Return the settings of text of one's own."""
+    return config("text", path=str(folder), **changes)
+
+
 def load(folder: Path, **changes: Any) -> tuple[dict[str, list[str]], dict[str, Any]]:
     """Read a folder of text; return its documents by split, and their record."""
-    settings = config(path=str(folder), **changes)
+    settings = text_in(folder, **changes)
+    source = sources.locate(settings)
     cache = Path(tempfile.mkdtemp(dir=folder.parent))
-    splits, record = text.load(settings, sources.locate(settings), cache)
-    return {split: list(documents) for split, documents in splits.items()}, record
+    splits, record = text.load(settings, source, cache)
+    read = {split: list(documents) for split, documents in splits.items()}
+    return read, record
 
 
 def write(folder: Path, documents: dict[str, str]) -> Path:
@@ -67,12 +75,16 @@ def prose(n: int, n_words: int = 200) -> dict[str, str]:
     return {f"{i:03}.md": words_of(i, n_words) for i in range(n)}
 
 
+def short_lines(n: int) -> dict[str, str]:
+    """Return documents of 90 characters."""
+    return {f"{i:03}.md": f"{i:04}" + "x" * 86 for i in range(n)}
+
+
 @pytest.mark.parametrize(
     ("texts", "counts"),
     [
-        (prose(151, 80), (113, 8, 30)),
-        # 70 % of the text are left
-        ({f"{i:03}.md": f"{i:04}" + "x" * 86 for i in range(60)}, (42, 3, 15)),
+        (prose(151, 80), [113, 8, 30]),
+        (short_lines(60), [42, 3, 15]),  # 70 % of the text are left
     ],
 )
 def test_documents_are_held_out_whole(tmp_path, texts, counts):
@@ -81,11 +93,12 @@ def test_documents_are_held_out_whole(tmp_path, texts, counts):
     splits, record = load(folder, test_pieces=30)
 
     assert record["split"] == "document"
-    assert tuple(record["documents"].values()) == counts
+    assert list(record["documents"].values()) == counts
     documents = splits["train"] + splits["validation"] + splits["test"]
     assert sorted(documents) == sorted(texts.values())
     n_characters = sum(map(len, documents))
-    assert sum(map(len, splits["train"])) >= 0.7 * n_characters
+    n_trained = sum(map(len, splits["train"]))
+    assert n_trained >= 0.7 * n_characters
 
 
 def test_equal_documents_are_in_one_split(tmp_path):
@@ -95,14 +108,16 @@ def test_equal_documents_are_in_one_split(tmp_path):
     splits, record = load(folder, test_pieces=None)
 
     assert record["copies"]["shared"] == 0
-    assert not {*splits["validation"]} & {*splits["test"]}
-    assert tuple(record["documents"].values()) == (108, 6, 6)
+    validation = set(splits["validation"])
+    assert validation.isdisjoint(splits["test"])
+    assert list(record["documents"].values()) == [108, 6, 6]
 
 
 def text_of_stretches(folder: Path, sizes: list[int]) -> Path:
     texts = {}
     for i, size in enumerate(sizes):
-        texts[f"{i}.txt"] = "".join(chr(33 + (i + 7 * k) % 900) for k in range(size))
+        characters = [chr(33 + (i + 7 * k) % 900) for k in range(size)]
+        texts[f"{i}.txt"] = "".join(characters)
     return write(folder / "text", texts)
 
 
@@ -113,10 +128,12 @@ def test_stretches_are_apart_and_join_with_the_rest_to_the_text(tmp_path, sizes)
     splits, record = load(folder)
 
     assert record["split"] == "stretches"
-    assert sum(map(len, splits["train"])) >= 0.7 * sum(sizes)
+    n_trained = sum(map(len, splits["train"]))
+    assert n_trained >= 0.7 * sum(sizes)
     counts = record["stretches"]["test"]
     assert len(counts) == len(sizes)
-    assert sum(counts) == len(splits["test"]) >= 8
+    assert sum(counts) == len(splits["test"])
+    assert sum(counts) >= 8
     train, validation, test = map(iter, splits.values())
     for i, count in enumerate(counts):
         joined = ""
@@ -129,17 +146,22 @@ def test_stretches_are_apart_and_join_with_the_rest_to_the_text(tmp_path, sizes)
 
 def test_a_long_text_has_twelve_stretches(tmp_path):
     folder = text_of_stretches(tmp_path, [400_000])
+
     splits, _ = load(folder)
-    assert [len(stretch) for stretch in splits["test"]] == [8333] * 12
+
+    lengths = [len(stretch) for stretch in splits["test"]]
+    assert lengths == 12 * [8333]
 
 
 def test_a_stretch_of_the_test_text_knows_its_document(tmp_path):
     folder = text_of_stretches(tmp_path, [90_000, 30_000, 6_000])
     _, record = load(folder)
+    settings = text_in(folder, tokenizer="bytes")
 
-    made = tokens.prepare(config(path=str(folder), tokenizer="bytes"), tmp_path)
+    made = tokens.prepare(settings, tmp_path)
 
-    assert np.bincount(made.test.sources).tolist() == record["stretches"]["test"]
+    counts = np.bincount(made.test.sources)
+    assert counts.tolist() == record["stretches"]["test"]
     assert len(made.test.starts) == len(made.test.sources) + 1
     assert made.train.sources is None
 
@@ -158,13 +180,18 @@ def test_a_missing_held_out_split_is_half_of_the_other(tmp_path):
 def passages(words: list[str], every: int = 1) -> set[tuple[str, ...]]:
     """Return every n-th passage of 64 words, or all the words if they are fewer."""
     last = max(0, len(words) - 64)
-    return {tuple(words[i : i + 64]) for i in range(0, last + 1, every)}
+    found = set()
+    for start in range(0, last + 1, every):
+        passage = words[start : start + 64]
+        found.add(tuple(passage))
+    return found
 
 
 @pytest.mark.parametrize("every", [1, 16])
 def test_copied_passages_are_found_wherever_they_stand(every):
     rng = random.Random(0)
-    vocabulary = ["a", "naïve", "мир", "🙂", "<end>", *map(str, range(200))]
+    numbers = [str(number) for number in range(200)]
+    vocabulary = ["a", "naïve", "мир", "🙂", "<end>", *numbers]
     held_out = [rng.choices(vocabulary, k=n) for n in (300, 20, 64, 700, 5, 1500)]
     train = [rng.choices(vocabulary, k=n) for n in range(10, 800, 20)]
     for i in range(0, len(train), 5):
@@ -183,22 +210,31 @@ def test_copied_passages_are_found_wherever_they_stand(every):
     spaces = [" ", "\n", "\r\n", "\t", "  "]
     joined = [spaces[i % 5].join(words) for i, words in enumerate(train)]
     sought_in = [" ".join(words) for words in held_out]
-    numbers, shared = text.copies([*joined, " \n"], [*sought_in, " "], every)
+    found, shared = text.copies([*joined, " \n"], [*sought_in, " "], every)
 
-    sought = set.union(*(passages(words, every) for words in held_out))
-    in_train = set.union(*(passages(words) for words in train))
-    assert numbers == [i for i, words in enumerate(train) if sought & passages(words)]
-    assert numbers[-3:] == [43, 44, 45]
-    assert numbers[-4] < 40
-    assert shared == len(sought & in_train) / len(sought)
+    sought = set()
+    for words in held_out:
+        sought |= passages(words, every)
+    wanted = []
+    in_both = set()
+    for i, words in enumerate(train):
+        copied = sought & passages(words)
+        in_both |= copied
+        if copied:
+            wanted.append(i)
+    assert found == wanted
+    assert found[-3:] == [43, 44, 45]
+    assert found[-4] < 40
+    assert shared == len(in_both) / len(sought)
 
 
 def test_training_documents_with_a_held_out_passage_are_left_out(tmp_path):
     folder = write(tmp_path / "many", prose(60))
     texts, record = load(folder, test_pieces=None)
-    for i, split in enumerate(("validation", "test")):
-        quote = " \n".join(texts[split][0].split()[80:180])
-        write(folder, {f"quoting{i}.md": f"{i} says: {quote}"})
+    for split in ("validation", "test"):
+        words = texts[split][0].split()
+        quote = " \n".join(words[80:180])
+        write(folder, {f"quoting_{split}.md": f"{split} says: {quote}"})
 
     with_copies, other = load(folder, test_pieces=None)
 
@@ -208,7 +244,8 @@ def test_training_documents_with_a_held_out_passage_are_left_out(tmp_path):
     assert record["copies"]["shared"] == 0
     assert record["copies"]["in_training"] == 0
     assert other["copies"]["dropped_documents"] == 2
-    assert other["copies"]["shared"] == round(2 * 37 / (6 * 137), 6)
+    share = 2 * 37 / (6 * 137)
+    assert other["copies"]["shared"] == round(share, 6)
 
 
 @pytest.mark.parametrize(("large", "every"), [(10**6, 1), (1000, 16)])
@@ -216,7 +253,10 @@ def test_in_a_large_text_every_16th_passage_is_sought(
     tmp_path, monkeypatch, large, every
 ):
     monkeypatch.setattr(text, "LARGE", large)
-    _, record = load(write(tmp_path / "many", prose(60)))
+    folder = write(tmp_path / "many", prose(60))
+
+    _, record = load(folder)
+
     assert record["copies"]["every"] == every
 
 
@@ -227,8 +267,9 @@ def test_given_training_documents_stay(tmp_path):
         "valid.txt": "of its own",
         "test.txt": f"{copied} end",
     }
+    folder = write(tmp_path / "given", texts)
 
-    splits, record = load(write(tmp_path / "given", texts))
+    splits, record = load(folder)
 
     assert splits["train"] == [copied]
     assert record["copies"]["dropped_documents"] == 0
@@ -237,8 +278,8 @@ def test_given_training_documents_stay(tmp_path):
 
 def write_rows(folder: Path, split: str, n: int) -> None:
     """Write a split as a data set of the hub has it."""
-    lines = "".join(f'{{"text": "text {i} {i * i} of {n}"}}\n' for i in range(n))
-    write(folder, {f"{split}-00000-of-00001.jsonl": lines})
+    lines = [f'{{"text": "text {i} {i * i} of {n}"}}\n' for i in range(n)]
+    write(folder, {f"{split}-00000-of-00001.jsonl": "".join(lines)})
 
 
 @pytest.fixture
@@ -249,13 +290,16 @@ def set_of_the_hub(tmp_path, monkeypatch):
     folder = tmp_path / "set"
     real = datasets.load_dataset_builder
 
-    def build(dataset: str, subset: str | None, **options: Any) -> Any:
+    def build(dataset, subset, **options):
         options["revision"] = None
         options["cache_dir"] = str(tmp_path / "huggingface")
         return real(str(folder), subset, **options)
 
+    def commit_of(name, revision):
+        return revision or "c0ffee"
+
     monkeypatch.setattr(datasets, "load_dataset_builder", build)
-    monkeypatch.setattr(hub, "commit_of", lambda name, revision: revision or "c0ffee")
+    monkeypatch.setattr(hub, "commit_of", commit_of)
     return folder
 
 
@@ -278,7 +322,7 @@ def test_a_data_set_of_the_hub_has_the_splits_that_it_has(
 
     assert record["revision"] == "c0ffee"
     assert record["split"] == kind
-    assert [*record["documents"].values()] == counts
+    assert list(record["documents"].values()) == counts
 
 
 @pytest.fixture(scope="module")
@@ -287,7 +331,8 @@ def bpe():
     return tokenizer.train_bpe([sentence * 20], 400)
 
 
-TEXTS = [STRANGE, "", "\r\n", "a" * 10, "".join(map(chr, range(1, 0x2FF)))]
+CHARACTERS = [chr(number) for number in range(1, 0x2FF)]
+TEXTS = [STRANGE, "", "\r\n", "a" * 10, "".join(CHARACTERS)]
 
 
 @pytest.mark.parametrize("given", TEXTS)
@@ -296,7 +341,8 @@ def test_decoding_gives_the_text_back_and_bytes_are_counted(given, bpe):
 
     assert bpe.decode(ids) == given
     assert bpe.separator not in ids
-    assert bpe.token_bytes[ids].sum() == len(given.encode())
+    n_bytes = bpe.token_bytes[ids].sum()
+    assert n_bytes == len(given.encode())
 
 
 @pytest.mark.parametrize("given", TEXTS)
@@ -311,6 +357,22 @@ def test_the_tokens_of_bytes_are_the_bytes(given):
     assert made.token_bytes[ids].sum() == len(ids)
 
 
+@pytest.mark.parametrize(
+    ("given", "longest"),
+    [((STRANGE + " the lazy dog isn't  quick . ") * 40, 140), ("x" * 1000, 70)],
+)
+def test_a_text_is_cut_into_pieces_of_a_size_also_where_it_has_no_words(
+    monkeypatch, given, longest
+):
+    monkeypatch.setattr(tokenizer, "PIECE", 70)
+
+    pieces = list(tokenizer.pieces(given))
+
+    assert "".join(pieces) == given
+    assert len(pieces) > 14
+    assert max(map(len, pieces)) <= longest
+
+
 def test_a_long_text_is_learnt_and_encoded_in_pieces_as_if_whole(monkeypatch):
     given = (STRANGE + " the lazy dog isn't  quick . ") * 40
     bpe = tokenizer.train_bpe([given], 400)
@@ -320,7 +382,8 @@ def test_a_long_text_is_learnt_and_encoded_in_pieces_as_if_whole(monkeypatch):
 
     _, in_pieces, _ = bpe.encode(["a", given, ""])
     assert np.array_equal(in_pieces, whole)
-    assert tokenizer.train_bpe([given], 400).sha256 == bpe.sha256
+    learnt_in_pieces = tokenizer.train_bpe([given], 400)
+    assert learnt_in_pieces.sha256 == bpe.sha256
 
 
 def saved(inner: tokenizers.Tokenizer, folder: Path) -> Path:
@@ -340,8 +403,9 @@ def test_a_tokenizer_file_never_pads_cuts_or_draws(bpe, tmp_path):
     ids, empty = made.encode([FOX, ""])
     assert made.decode(ids) == FOX
     assert len(empty) == 0
-    again = [made.encode([FOX])[0].tolist() for _ in range(20)]
-    assert again == [ids.tolist()] * 20
+    for _ in range(20):
+        (again,) = made.encode([FOX])
+        assert np.array_equal(again, ids)
 
 
 def test_a_tokenizer_file_gets_a_separator_that_no_text_has(bpe, tmp_path):
@@ -376,69 +440,76 @@ def test_a_tokenizer_that_changes_text_counts_no_bytes_and_encodes_documents_who
     made = tokenizer.Tokenizer(inner)
     pieces = list(made.encode_pieces(["the quick fox  and a dog " * 600]))
 
-    assert (made.token_bytes is not None) == is_exact
-    assert (len(pieces) > 10) == is_exact
+    counts_bytes = made.token_bytes is not None
+    assert counts_bytes is is_exact
+    is_in_pieces = len(pieces) > 10
+    assert is_in_pieces is is_exact
 
 
 def test_every_document_begins_with_one_separator_and_decodes_to_itself(tmp_path):
     texts = {f"{i:02}.txt": f"{i} {STRANGE}" for i in range(40)}
     folder = write(tmp_path / "many", texts)
+    settings = text_in(folder, vocab_size=300)
 
-    made = tokens.prepare(config(path=str(folder), vocab_size=300), tmp_path)
+    made = tokens.prepare(settings, tmp_path)
 
     decoded = []
     for split in (made.train, made.validation, made.test):
-        separators = np.flatnonzero(split.ids == made.tokenizer.separator)
-        assert separators.tolist() == split.starts[:-1].tolist()
+        (separators,) = np.nonzero(split.ids == made.tokenizer.separator)
+        assert np.array_equal(separators, split.starts[:-1])
         assert split.starts[0] == 0
         assert split.starts[-1] == len(split.ids)
         for start, end in itertools.pairwise(split.starts):
-            decoded.append(made.tokenizer.decode(split.ids[start + 1 : end]))
+            ids = split.ids[start + 1 : end]
+            decoded.append(made.tokenizer.decode(ids))
     assert sorted(decoded) == sorted(texts.values())
 
 
 def test_the_record_counts_the_tokens(tmp_path):
     folder = write(tmp_path / "many", numbered(40))
+    settings = text_in(folder, tokenizer="bytes")
 
-    made = tokens.prepare(config(path=str(folder), tokenizer="bytes"), tmp_path)
+    made = tokens.prepare(settings, tmp_path)
 
-    assert made.record["tokens"] == {
-        "train": len(made.train.ids),
-        "validation": len(made.validation.ids),
-        "test": len(made.test.ids),
-    }
+    counts = made.record["tokens"]
+    assert counts["train"] == len(made.train.ids)
+    assert counts["validation"] == len(made.validation.ids)
+    assert counts["test"] == len(made.test.ids)
+    assert len(counts) == 3
 
 
-CHANGES: tuple[dict[str, Any], ...] = (
+CHANGES = [
     {},
     {"vocab_size": 301},
     {"tokenizer": "bytes"},
     {"max_documents": 30},
     {"test_pieces": 5},
     {"articles": True},
-)
+]
 
 
 def test_changed_text_or_tokenizer_is_another_cache_entry(tmp_path):
     folder = write(tmp_path / "many", numbered(30))
-    original = config(path=str(folder), vocab_size=300)
+    original = text_in(folder, vocab_size=300)
 
     entries = set()
     for changes in CHANGES:
-        settings = config(path=str(folder), **{"vocab_size": 300, **changes})
-        entries.add(tokens.prepare(settings, tmp_path).folder)
+        settings = dataclasses.replace(original, **changes)
+        made = tokens.prepare(settings, tmp_path)
+        entries.add(made.folder)
     write(folder, {"000.md": "other text"})
-    entries.add(tokens.prepare(original, tmp_path).folder)
+    made = tokens.prepare(original, tmp_path)
+    entries.add(made.folder)
 
     assert len(entries) == len(CHANGES) + 1
 
 
 def test_two_processes_make_one_cache(tmp_path, monkeypatch):
     folder = write(tmp_path / "many", numbered(30))
-    settings = config(path=str(folder), tokenizer="bytes")
+    settings = text_in(folder, tokenizer="bytes")
     write_tokens = tokens._write
 
-    def written(*given: Any) -> None:
+    def written(*given):
         with open(tmp_path / "written", "a") as file:
             file.write("once ")
         write_tokens(*given)
@@ -447,8 +518,10 @@ def test_two_processes_make_one_cache(tmp_path, monkeypatch):
     first = start_child(lambda: tokens.prepare(settings, tmp_path))
     second = start_child(lambda: tokens.prepare(settings, tmp_path))
 
-    assert os.waitpid(first, 0)[1] == 0
-    assert os.waitpid(second, 0)[1] == 0
+    _, status_of_first = os.waitpid(first, 0)
+    _, status_of_second = os.waitpid(second, 0)
+    assert status_of_first == 0
+    assert status_of_second == 0
     assert (tmp_path / "written").read_text() == "once "
 
 
@@ -457,11 +530,12 @@ def test_what_is_in_the_cache_is_read_without_datasets(
 ):
     write_rows(set_of_the_hub, "train", 40)
     settings = config("hub", dataset="a/b", revision="c" * 40)
-    record = tokens.prepare(settings, tmp_path).record
+    before = tokens.prepare(settings, tmp_path)
 
     monkeypatch.setitem(sys.modules, "datasets", None)
+    after = tokens.prepare(settings, tmp_path)
 
-    assert tokens.prepare(settings, tmp_path).record == record
+    assert after.record == before.record
 
 
 def test_ids_beyond_16_bits_are_kept_whole(tmp_path):
@@ -472,11 +546,13 @@ def test_ids_beyond_16_bits_are_kept_whole(tmp_path):
     inner.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     file = saved(inner, tmp_path)
     folder = write(tmp_path / "one", {"a.txt": "w69999 w65536 w1 " * 100})
+    settings = text_in(folder, tokenizer=str(file))
 
-    made = tokens.prepare(config(path=str(folder), tokenizer=str(file)), tmp_path)
+    made = tokens.prepare(settings, tmp_path)
 
-    assert made.train.ids.dtype == np.uint32
-    assert made.train.ids[:4].tolist() == [70_001, 69_999, 65_536, 1]
+    ids = made.train.ids
+    assert ids.dtype == np.uint32
+    assert ids[:4].tolist() == [70_001, 69_999, 65_536, 1]
     assert made.tokenizer.token_bytes is None
 
 
@@ -484,12 +560,14 @@ def save_to_disk(folder: Path) -> list[str]:
     """Save forty texts, and let `map` leave a changed copy of them in the folder."""
     import datasets
 
-    texts = [*prose(40).values()]
-    rows = datasets.Dataset.from_dict({"text": texts, "title": ["x"] * 40})
+    texts = list(prose(40).values())
+    columns = {"text": texts, "title": 40 * ["x"]}
+    rows = datasets.Dataset.from_dict(columns)
     rows.save_to_disk(folder)
     saved_rows = datasets.load_from_disk(str(folder))
     saved_rows.map(lambda row: {"text": row["text"].upper()})
-    assert [*folder.glob("cache-*.arrow")]
+    left_there = list(folder.glob("cache-*.arrow"))
+    assert left_there
     return texts
 
 
@@ -504,24 +582,28 @@ def test_of_a_data_set_on_disk_only_its_own_files_are_read(tmp_path):
 
 
 def test_what_map_leaves_beside_a_data_set_changes_nothing(tmp_path):
-    save_to_disk(tmp_path / "saved")
-    settings = config(path=str(tmp_path / "saved"))
-    before = sources.locate(settings).sha256
+    folder = tmp_path / "saved"
+    save_to_disk(folder)
+    settings = text_in(folder)
+    before = sources.locate(settings)
 
-    for path in (tmp_path / "saved").glob("cache-*.arrow"):
+    for path in folder.glob("cache-*.arrow"):
         path.unlink()
 
-    assert sources.locate(settings).sha256 == before
+    after = sources.locate(settings)
+    assert after.sha256 == before.sha256
 
 
 def test_splits_of_a_data_set_on_disk_are_kept(tmp_path):
     import datasets
 
-    texts = [*prose(40).values()]
+    texts = list(prose(40).values())
     rows = datasets.Dataset.from_dict({"text": texts})
-    parts = {"train": range(30), "validation": range(30, 35), "test": range(35, 40)}
-    by_split = {name: rows.select(part) for name, part in parts.items()}
-    datasets.DatasetDict(by_split).save_to_disk(tmp_path / "saved")
+    by_split = datasets.DatasetDict()
+    by_split["train"] = rows.select(range(30))
+    by_split["validation"] = rows.select(range(30, 35))
+    by_split["test"] = rows.select(range(35, 40))
+    by_split.save_to_disk(tmp_path / "saved")
 
     splits, record = load(tmp_path / "saved")
 
@@ -535,43 +617,57 @@ def test_copies_within_training_are_said_and_counted(tmp_path, caplog):
     texts = prose(60)
     for name, document in prose(20).items():
         texts[f"copy_of_{name}"] = document
-    path = write(tmp_path / "texts", texts)
+    folder = write(tmp_path / "texts", texts)
+    settings = text_in(folder, tokenizer="bytes")
 
-    made = tokens.prepare(config(path=str(path), tokenizer="bytes"), tmp_path / "cache")
+    made = tokens.prepare(settings, tmp_path / "cache")
 
     n_copies = made.record["copies"]["in_training"]
+    n_documents = len(made.train.starts) - 1
     assert n_copies > 0
-    line = f"{n_copies} of {len(made.train.starts) - 1} training documents are copies"
+    line = f"{n_copies} of {n_documents} training documents are copies"
     assert line in caplog.text
 
 
+@pytest.mark.parametrize(
+    "normalizer", [normalizers.Lowercase(), normalizers.Replace("e", "")]
+)
+def test_a_tokenizer_that_changes_text_is_refused(bpe, tmp_path, normalizer):
+    inner = tokenizers.Tokenizer.from_str(bpe._inner.to_str())
+    inner.normalizer = normalizer
+    file = saved(inner, tmp_path)
+    folder = write(tmp_path / "texts", {"a.txt": "The Hen SAT there. " * 500})
+    settings = text_in(folder, tokenizer=str(file))
+
+    with pytest.raises(UserError, match="% of the characters do not come back"):
+        tokens.prepare(settings, tmp_path / "cache")
+
+
 def test_a_tokenizer_of_bytes_without_some_bytes_is_refused(tmp_path):
-    inner = tokenizers.Tokenizer(
-        tokenizers.models.BPE(vocab={"a": 0, "b": 1}, merges=[])
-    )
-    inner.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    model = tokenizers.models.BPE(vocab={"a": 0, "b": 1}, merges=[])
+    inner = tokenizers.Tokenizer(model)
+    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     inner.decoder = tokenizers.decoders.ByteLevel()
-    path = write(tmp_path / "texts", {"a.txt": "ab abc ab " * 500})
-    lossy = config(path=str(path), tokenizer=str(saved(inner, tmp_path)))
+    file = saved(inner, tmp_path)
+    folder = write(tmp_path / "texts", {"a.txt": "ab abc ab " * 500})
+    settings = text_in(folder, tokenizer=str(file))
 
     with pytest.raises(UserError, match="do not come back, such as 'c'"):
-        tokens.prepare(lossy, tmp_path / "cache")
+        tokens.prepare(settings, tmp_path / "cache")
 
 
 def test_what_a_tokenizer_loses_of_a_text_is_said_and_recorded(tmp_path, caplog):
-    words = ["one", "two", "three", "four"]
-    vocabulary = {word: number for number, word in enumerate([*words, "?"])}
-    model = tokenizers.models.WordLevel(vocabulary, unk_token="?")
+    ids = {"one": 0, "two": 1, "three": 2, "four": 3, "?": 4}
+    model = tokenizers.models.WordLevel(ids, unk_token="?")
     inner = tokenizers.Tokenizer(model)
-    inner.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
+    inner.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    file = saved(inner, tmp_path)
     texts = {f"{number}.txt": "one two three four " * 200 for number in range(4)}
     texts["0.txt"] += "z " + texts["0.txt"]
-    path = write(tmp_path / "texts", texts)
+    folder = write(tmp_path / "texts", texts)
+    settings = text_in(folder, tokenizer=str(file))
 
-    made = tokens.prepare(
-        config(path=str(path), tokenizer=str(saved(inner, tmp_path))),
-        tmp_path / "cache",
-    )
+    made = tokens.prepare(settings, tmp_path / "cache")
 
     assert 0 < made.record["lost_characters"] < 1e-3
     assert "% of the characters do not come back, such as 'z'" in caplog.text
@@ -581,7 +677,9 @@ IDS = np.arange(1000, dtype=np.uint16)
 
 
 def test_the_labels_of_a_batch_are_the_next_tokens():
-    batch = batches.TrainingBatches(IDS, 16, 8, seed=3).batch(0)
+    data = batches.TrainingBatches(IDS, 16, 8, seed=3)
+
+    batch = data.batch(0)
 
     assert torch.equal(batch.labels, batch.ids + 1)
     assert batch.ids.shape == (8, 16)
@@ -597,27 +695,47 @@ def test_a_batch_is_a_function_of_seed_and_step_alone(step):
         data.batch(step_before)
 
     batch = data.batch(step)
-    alone = batches.TrainingBatches(IDS, 16, 8, seed=3).batch(step)
-    of_other_seed = batches.TrainingBatches(IDS, 16, 8, seed=4).batch(step)
 
+    fresh = batches.TrainingBatches(IDS, 16, 8, seed=3)
+    alone = fresh.batch(step)
     assert torch.equal(batch.ids, alone.ids)
     assert torch.equal(batch.labels, alone.labels)
-    assert not torch.equal(batch.ids, of_other_seed.ids)
+
+
+def test_another_seed_gives_another_batch():
+    data = batches.TrainingBatches(IDS, 16, 8, seed=3)
+    other = batches.TrainingBatches(IDS, 16, 8, seed=4)
+    for step in (2, 17, 40):
+        ids = data.batch(step).ids
+        other_ids = other.batch(step).ids
+        assert not torch.equal(ids, other_ids)
+
+
+@pytest.mark.parametrize(("rank", "rows"), [(0, [0, 1, 4, 5]), (1, [2, 3, 6, 7])])
+def test_a_process_has_a_share_of_each_part_of_a_batch(rank, rows):
+    batch = batches.TrainingBatches(IDS, 16, 8, seed=3).batch(2)
+
+    share = batch.share(2, rank, 2)
+
+    assert torch.equal(share.ids, batch.ids[rows])
+    assert share.n_scored == 8 * 16
 
 
 def test_an_epoch_visits_nearly_every_token_once_in_another_order_and_offset():
     data = batches.TrainingBatches(IDS, 16, 1, seed=0)
     epochs = []
     for epoch in range(3):
-        first = epoch * data.blocks_per_epoch
-        steps = range(first, first + data.blocks_per_epoch)
-        epochs.append(torch.cat([data.batch(step).ids.flatten() for step in steps]))
+        seen = []
+        for block in range(data.blocks_per_epoch):
+            batch = data.batch(epoch * data.blocks_per_epoch + block)
+            seen += batch.ids.flatten().tolist()
+        epochs.append(seen)
 
     for seen in epochs:
         assert len(seen) > 1000 - 2 * 16
-        assert len(seen) == len(seen.unique())
-    assert not torch.equal(epochs[0], epochs[1])
-    offsets = {int(seen.min()) for seen in epochs}
+        assert len(seen) == len(set(seen))
+    assert epochs[0] != epochs[1]
+    offsets = {min(seen) for seen in epochs}
     assert len(offsets) > 1
 
 
@@ -637,7 +755,8 @@ def test_the_spans_of_some_batches_are_the_tokens_that_they_hold(steps):
         spanned += range(first, end)
     assert spanned == sorted(held)
     # what is one stretch of text is one span
-    assert (spans[1:, 0] > spans[:-1, 1]).all()
+    is_apart = spans[1:, 0] > spans[:-1, 1]
+    assert is_apart.all()
 
 
 def validation_rows(limit: int) -> list[list[int]]:
@@ -651,16 +770,19 @@ def test_validation_blocks_are_disjoint_and_spread():
     rows = validation_rows(12)
 
     assert len(rows) == 12
-    assert len(set().union(*rows)) == 12 * 16
+    read = set().union(*rows)
+    assert len(read) == 12 * 16
     assert rows[0][0] == 0
     assert rows[-1][-1] > 900
 
 
 def test_a_short_validation_text_is_read_whole():
-    assert len(validation_rows(10_000)) == 999 // 16
+    rows = validation_rows(10_000)
+    assert len(rows) == 999 // 16
 
 
 def test_a_validation_text_shorter_than_a_block_is_refused():
+    short = np.zeros(16)
     message = "the text has 16 tokens: a block of 16 needs 17"
     with pytest.raises(UserError, match=message):
-        batches.validation_batches(np.zeros(16), 16, 4, 8)
+        batches.validation_batches(short, 16, 4, 8)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from support import changed, encoded
+from torch.testing import assert_close
 
 from posbench.data.batches import Batch, TrainingBatches
 from posbench.model.gpt import build
@@ -31,10 +32,12 @@ def documents(batch: Batch) -> list[tuple[torch.Tensor, torch.Tensor]]:
     """Return ids and labels (1, T) of each document in each row of a batch."""
     found = []
     for ids, labels in zip(batch.ids, batch.labels, strict=True):
-        firsts = (ids == SEPARATOR).nonzero().flatten().tolist()
-        borders = sorted({0, *firsts, LENGTH})
+        is_first = ids == SEPARATOR
+        firsts = is_first.nonzero().flatten()
+        borders = sorted({0, *firsts.tolist(), LENGTH})
         for first, end in itertools.pairwise(borders):
-            found.append((ids[None, first:end], labels[None, first:end]))
+            document = (ids[None, first:end], labels[None, first:end])
+            found.append(document)
     return found
 
 
@@ -49,10 +52,12 @@ def test_an_update_is_that_of_each_document_alone(tiny_config, batch, name, size
     loss = 0.0
     gradients = []
     for rank in range(size):
-        trainer = Trainer(build(config, VOCABULARY), config, CPU, torch.float32)
-        outcome = begin_update(trainer, batch.share(2, rank, size), 0, 0.0)
+        model = build(config, VOCABULARY)
+        trainer = Trainer(model, config, CPU, torch.float32)
+        own_rows = batch.share(2, rank, size)
+        outcome = begin_update(trainer, own_rows, 0, 0.0)
         loss += outcome.read()[0]
-        gradients.append([weight.grad for weight in trainer.model.parameters()])
+        gradients.append([weight.grad for weight in model.parameters()])
 
     alone = build(config, VOCABULARY)
     losses = []
@@ -65,4 +70,5 @@ def test_an_update_is_that_of_each_document_alone(tiny_config, batch, name, size
     assert len(losses) > len(batch.ids)
     assert loss == pytest.approx(sum(losses), rel=1e-5)
     for weight, *parts in zip(alone.parameters(), *gradients, strict=True):
-        torch.testing.assert_close(sum(parts), weight.grad, atol=2e-6, rtol=1e-4)
+        gradient = sum(parts)
+        assert_close(gradient, weight.grad, atol=2e-6, rtol=1e-4)

@@ -2,11 +2,9 @@
 tables would hide errors).
 """
 
-import functools
 import inspect
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 import schemes
@@ -14,10 +12,11 @@ import support
 import torch
 import yaml
 from torch import Tensor
+from torch.testing import assert_close
 
 from posbench import encodings
 from posbench.encodings import rope
-from posbench.encodings.base import Encoding, Layer, Shape
+from posbench.encodings.base import Encoding, Shape
 from posbench.errors import UserError
 from posbench.model import attention
 from posbench.model.standalone import attention_output
@@ -53,28 +52,30 @@ def assert_same(actual: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
         if key != "output":
             largest = float(value.abs().max())
             tolerance = {"atol": 1e-4 * max(1.0, largest), "rtol": 1e-4}
-        torch.testing.assert_close(actual[key], value, **tolerance, msg=key)
+        assert_close(actual[key], value, **tolerance, msg=key)
 
 
 @CASES
 @torch.no_grad()
 def test_the_future_does_not_change_the_past(case):
     encoding = schemes.build(*case, SHAPE)
-    x = tokens(encoding, 20)
-    changed = torch.cat((x[:, :12], tokens(encoding, 8, seed=6)), dim=1)
+    past = tokens(encoding, 12)
+    future = tokens(encoding, 8, seed=6)
+    other_future = tokens(encoding, 8, seed=7)
 
-    before = schemes.one_layer(encoding, x)
-    after = schemes.one_layer(encoding, changed)
+    one = schemes.one_layer(encoding, torch.cat([past, future], dim=1))
+    other = schemes.one_layer(encoding, torch.cat([past, other_future], dim=1))
 
-    torch.testing.assert_close(after[:, :, :12], before[:, :, :12], **CLOSE)
-    assert not torch.allclose(after[:, :, 12:], before[:, :, 12:])
+    assert_close(other[:, :, :12], one[:, :, :12], **CLOSE)
+    assert not torch.allclose(other[:, :, 12:], one[:, :, 12:])
 
 
 @CASES
 @torch.no_grad()
 def test_a_longer_input_changes_its_beginning_only_where_that_is_declared(case):
     encoding = schemes.build(*case, SHAPE)
-    x = tokens(encoding, min(40, encoding.max_length or 40))
+    length = min(40, encoding.max_length or 40)
+    x = tokens(encoding, length)
 
     short = schemes.one_layer(encoding, x[:, :20], consecutive=True)
     whole = schemes.one_layer(encoding, x, consecutive=True)
@@ -90,7 +91,9 @@ def test_a_longer_input_changes_its_beginning_only_where_that_is_declared(case):
 def test_attention_is_finite_as_far_as_a_scheme_is_defined(case, counted):
     encoding = schemes.build(*case, SHAPE)
     x = tokens(encoding, encoding.max_length or LONG)
+
     out = schemes.one_layer(encoding, x, consecutive=counted)
+
     assert out.isfinite().all()
 
 
@@ -110,7 +113,7 @@ def test_beyond_its_end_a_scheme_refuses(case, counted):
 
 
 # length, positions, whether they are counted, limits
-SETTINGS: list[tuple[int, str, bool, dict[str, Any]]] = [
+SETTINGS = [
     (19, "gaps", False, {}),
     (19, "gaps", False, {"window": 6}),
     (19, "consecutive", False, {"window": 1}),
@@ -122,22 +125,20 @@ SETTINGS: list[tuple[int, str, bool, dict[str, Any]]] = [
 ]
 
 
-def assert_is_the_definition(
-    case: schemes.Case, length: int, kind: str, counted: bool, limits: dict[str, Any]
-) -> None:
+def assert_is_the_definition(case, length, kind, counted, limits):
     """Compare the attention that posbench chooses with the definition by rows."""
     encoding = schemes.build(*case, SHAPE)
     length = min(length, encoding.max_length or length)
     below = min(1024, encoding.max_length or 1024)
-    given = {"positions": schemes.positions_of(kind, 2, length, below), "layer": 1}
-    given |= limits
+    positions = schemes.positions_of(kind, 2, length, below)
     inputs = schemes.layer_inputs(SHAPE, length)
 
-    def chosen(*inputs: Tensor) -> Tensor:
-        return schemes.layer_attention(encoding, *inputs, consecutive=counted, **given)
+    def chosen(*inputs):
+        given = (*inputs, positions, 1, counted)
+        return schemes.layer_attention(encoding, *given, **limits)
 
-    def defined(*inputs: Tensor) -> Tensor:
-        return schemes.by_definition(encoding, inputs, **given)
+    def defined(*inputs):
+        return schemes.by_definition(encoding, inputs, positions, 1, **limits)
 
     actual = schemes.with_gradients(encoding, inputs, chosen)
     expected = schemes.with_gradients(encoding, inputs, defined)
@@ -159,41 +160,48 @@ def test_attention_computed_again_equals_the_definition(case, monkeypatch):
     assert_is_the_definition(case, 70, "gaps", False, {})
 
 
-OF_EACH_FILE = {
-    encodings.load(name).__module__: name for name in schemes.NAMES
-}.values()
+def compiled_names():
+    """Return every scheme, or one of each file."""
+    if support.EVERY:
+        return schemes.NAMES
+    of_file = {}
+    for name in schemes.NAMES:
+        of_file[encodings.load(name).__module__] = name
+    return of_file.values()
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", schemes.NAMES if support.EVERY else OF_EACH_FILE)
+@pytest.mark.parametrize("name", compiled_names())
 def test_torch_compile_traces_it_as_one_graph(name):
     encoding = schemes.build(name, {}, SHAPE)
     q, k, v, x = schemes.layer_inputs(SHAPE, 16)
     embeddings = tokens(encoding, 16)
     positions = torch.arange(16)[None]
-    attend = functools.partial(schemes.layer_attention, consecutive=True)
 
-    def step(embeddings: Tensor, q: Tensor) -> Tensor:
+    def step(embeddings, q):
         embedded = encoding.embed(embeddings, positions)
-        return attend(encoding, q, k, v, x, positions, 1) + embedded.sum()
+        qkvx = (q, k, v, x)
+        out = schemes.layer_attention(encoding, *qkvx, positions, 1, consecutive=True)
+        return out + embedded.sum()
 
     torch._dynamo.reset()
     one_graph = not schemes.declared(name, "GRAPH_BREAKS", "")
     compiled = torch.compile(step, backend="aot_eager", fullgraph=one_graph)
-    torch.testing.assert_close(compiled(embeddings, q), step(embeddings, q), **CLOSE)
+    out = compiled(embeddings, q)
+    assert_close(out, step(embeddings, q), **CLOSE)
 
 
 @pytest.mark.parametrize("layout", ["half", "interleaved"])
 def test_compiled_turns_are_the_uncompiled_ones_to_the_last_bit(layout, monkeypatch):
     angles = schemes.random(1, 20, 8, seed=0).double()
-    turns = rope.turns(angles, torch.device("cpu"))
+    tables = rope.cos_sin(angles, torch.device("cpu"))
     x = schemes.random(2, 3, 20, 16, seed=1).requires_grad_()
     weights = schemes.random(2, 3, 20, 16, seed=2)
 
-    plain = rope.turn(x, turns, layout)
+    plain = rope.rotate_pairs(x, tables, layout)
     (gradient,) = torch.autograd.grad(plain, x, weights)
     monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
-    compiled = rope.turn(x, turns, layout)
+    compiled = rope.rotate_pairs(x, tables, layout)
     (gradient_of_compiled,) = torch.autograd.grad(compiled, x, weights)
 
     assert compiled.equal(plain)
@@ -209,9 +217,11 @@ def test_fractional_positions_are_used_refused_or_never_read(case):
     # so that distances are fractions too
     between = whole + torch.tensor([0.0, 0.3, 0.6]).repeat(3)
 
-    def every_layer(positions: Tensor) -> Tensor:
-        layers = range(SHAPE.n_layers)
-        outs = [schemes.one_layer(encoding, x, positions, layer) for layer in layers]
+    def every_layer(positions):
+        outs = []
+        for layer in range(SHAPE.n_layers):
+            out = schemes.one_layer(encoding, x, positions, layer)
+            outs.append(out)
         return torch.stack(outs)
 
     reads_positions = schemes.declared(case[0], "reads_positions", lambda options: True)
@@ -222,9 +232,11 @@ def test_fractional_positions_are_used_refused_or_never_read(case):
             every_layer(between)
     else:
         out = every_layer(between)
+        rounded_down = every_layer(between.floor())
+        rounded = every_layer(between.round())
         assert out.isfinite().all()
-        assert not torch.allclose(out, every_layer(between.floor()), **CLOSE)
-        assert not torch.allclose(out, every_layer(between.round()), **CLOSE)
+        assert not torch.allclose(out, rounded_down, **CLOSE)
+        assert not torch.allclose(out, rounded, **CLOSE)
 
 
 def far_positions(encoding: Encoding) -> Tensor:
@@ -239,17 +251,18 @@ def far_positions(encoding: Encoding) -> Tensor:
 def test_angles_biases_and_codes_are_fp32_under_autocast(case):
     encoding = schemes.build(*case, SHAPE)
     q, k, v, x = schemes.layer_inputs(SHAPE, 19)
+    embeddings = tokens(encoding, 19)
     positions = far_positions(encoding)
 
-    def embedded_and_output() -> list[Tensor]:
-        embedded = encoding.embed(tokens(encoding, 19), positions)
-        return [embedded, attention_output(encoding, q, k, v, x, 1, positions)]
-
-    plain = embedded_and_output()
+    embedded = encoding.embed(embeddings, positions)
+    output = attention_output(encoding, q, k, v, x, 1, positions)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        cast = embedded_and_output()
+        cast_embedded = encoding.embed(embeddings, positions)
+        cast_output = attention_output(encoding, q, k, v, x, 1, positions)
+
     # bf16 would differ by 4e-3
-    torch.testing.assert_close(cast, plain, atol=1e-5, rtol=1e-5)
+    assert_close(cast_embedded, embedded, atol=1e-5, rtol=1e-5)
+    assert_close(cast_output, output, atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.sample(2)
@@ -278,10 +291,12 @@ def test_a_seed_makes_an_encoding_anew_and_use_leaves_nothing_behind(case):
     torch.manual_seed(7)
     again = schemes.untrained(*case, SHAPE)
     x = tokens(encoding, 19)
+    longer = tokens(encoding, 32)
 
-    schemes.one_layer(again, tokens(again, 32))
+    schemes.one_layer(again, longer)
 
-    assert torch.equal(schemes.one_layer(again, x), schemes.one_layer(encoding, x))
+    out = schemes.one_layer(again, x)
+    assert torch.equal(out, schemes.one_layer(encoding, x))
 
 
 @CASES
@@ -294,8 +309,10 @@ def test_a_checkpoint_holds_the_learned_parameters_and_nothing_else(case):
     saved = encoding.state_dict()
     other.load_state_dict(saved)
 
-    assert saved.keys() == dict(encoding.named_parameters()).keys()
-    assert torch.equal(schemes.one_layer(other, x), schemes.one_layer(encoding, x))
+    learned = dict(encoding.named_parameters())
+    assert saved.keys() == learned.keys()
+    out = schemes.one_layer(other, x)
+    assert torch.equal(out, schemes.one_layer(encoding, x))
 
 
 @CASES
@@ -315,7 +332,8 @@ def gradients_of(encoding: Encoding, counted: bool) -> dict[str, Tensor | None]:
     for layer in range(SHAPE.n_layers):
         out = schemes.one_layer(encoding, x, layer=layer, consecutive=counted)
         assert out.isfinite().all()
-        total = total + (out * schemes.random(*out.shape, seed=4)).sum()
+        weights = schemes.random(*out.shape, seed=4)
+        total = total + (out * weights).sum()
     total.backward()
     return {name: each.grad for name, each in encoding.named_parameters()}
 
@@ -343,13 +361,16 @@ def test_a_finite_gradient_reaches_every_parameter_at_the_start(case):
 
 
 def test_every_scheme_has_a_yaml():
-    assert sorted(path.stem for path in CONFIGS.glob("*.yaml")) == schemes.NAMES
+    names = [path.stem for path in CONFIGS.glob("*.yaml")]
+    assert sorted(names) == schemes.NAMES
 
 
 @pytest.mark.parametrize("name", schemes.NAMES)
 def test_a_yaml_repeats_the_defaults_of_its_scheme(name):
     text = (CONFIGS / f"{name}.yaml").read_text(encoding="utf-8")
-    assert yaml.safe_load(text) == {"name": name, **encodings.options_of(name)}
+    options = yaml.safe_load(text)
+    assert options.pop("name") == name
+    assert options == encodings.options_of(name)
 
 
 @pytest.mark.parametrize(
@@ -357,29 +378,31 @@ def test_a_yaml_repeats_the_defaults_of_its_scheme(name):
 )
 @pytest.mark.parametrize("name", schemes.NAMES)
 def test_a_docstring_says_source_behaviour_and_check(name, start):
-    document = inspect.cleandoc(encodings.documentation(encodings.load(name)))
+    scheme = encodings.load(name)
+    document = inspect.cleandoc(encodings.documentation(scheme))
     assert re.search(rf"^{start}: \S", document, re.MULTILINE)
 
 
 class Slopes(Encoding):
     """An encoding of one's own with a mistake in one place."""
 
-    def __init__(self, shape: Shape, mistake: str = "") -> None:
+    def __init__(self, shape: Shape, mistake: str = ""):
         if mistake != "super":
             super().__init__(shape)
         self.mistake = mistake
-        self.slopes: Any = 1.0
+        self.slopes = 1.0
         if mistake == "list":
-            self.slopes = [torch.nn.Parameter(torch.ones(1))]
+            slope = torch.ones(1)
+            self.slopes = [torch.nn.Parameter(slope)]
         if mistake == "constructor":
             self.slopes.no_such_method()
 
-    def rotate(self, q: Tensor, k: Tensor, layer: Layer) -> tuple[Tensor, Tensor]:
+    def rotate(self, q, k, layer):
         if self.mistake == "rotate":
             return q, k[:, :, 2:]
         return q, k
 
-    def bias(self, q: Tensor, k: Tensor, layer: Layer) -> Tensor | None:
+    def bias(self, q, k, layer):
         if self.mistake == "broadcast":
             return torch.ones(4) * layer.distance
         if self.mistake == "bias":
@@ -387,21 +410,12 @@ class Slopes(Encoding):
         return None
 
 
+HERE = r"test_encodings.py, line \d+"
 MISTAKES = {
-    "super": (
-        r"'slopes', __init__: test_encodings.py, line \d+: expected"
-        r" super\(\).__init__\(shape\) first"
-    ),
-    "list": (
-        r"'slopes', __init__: .*, line \d+: slopes is neither trained nor moved .*:"
-        r" expected nn.Parameter"
-    ),
-    "constructor": (
-        r"__init__: test_encodings.py, line \d+: AttributeError: .*no_such_method"
-    ),
-    "broadcast": (
-        r"'slopes', bias: test_encodings.py, line \d+: RuntimeError: The size of tensor"
-    ),
+    "super": rf"'slopes', __init__: {HERE}: expected super\(\).__init__\(shape\) first",
+    "list": r"'slopes', __init__: .*, line \d+: slopes is neither trained nor moved .*: expected nn.Parameter",
+    "constructor": rf"__init__: {HERE}: AttributeError: .*no_such_method",
+    "broadcast": rf"'slopes', bias: {HERE}: RuntimeError: The size of tensor",
     "bias": r"bias: .*: gave \[\(1, 20, 19\)\], expected \(2, 4, 20, 20\)",
     "rotate": r"rotate: .*: gave .*\(2, 4, 18, 8\)\], expected two of \(2, 4, 20, 8\)",
 }
@@ -415,7 +429,8 @@ def slopes(monkeypatch):
 
 def output_of_slopes(mistake: str) -> Tensor:
     encoding = encodings.build("slopes", SHAPE, {"mistake": mistake})
-    return attention_output(encoding, *schemes.layer_inputs(SHAPE, 20))
+    inputs = schemes.layer_inputs(SHAPE, 20)
+    return attention_output(encoding, *inputs)
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)
@@ -425,12 +440,13 @@ def test_a_mistake_in_an_encoding_of_ones_own_is_one_line(slopes, mistake):
 
 
 def test_an_encoding_of_ones_own_without_a_mistake_works(slopes):
-    assert output_of_slopes("").shape == (2, 4, 20, 8)
+    output = output_of_slopes("")
+    assert output.shape == (2, 4, 20, 8)
 
 
 def test_an_encoding_without_a_hook_is_refused(monkeypatch):
     class Misspelt(Encoding):
-        def rotates(self, q: Tensor, k: Tensor, layer: Layer) -> tuple[Tensor, Tensor]:
+        def rotates(self, q, k, layer):
             return q, k
 
     monkeypatch.setattr(encodings, "_registered", {})

@@ -7,7 +7,7 @@ import math
 import shutil
 import signal
 import types
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ from posbench.errors import RowsFailed, Stopped, Undefined, UserError
 from posbench.evaluation import probes, protocols
 from posbench.evaluation.evaluate import Evaluation, evaluate
 from posbench.evaluation.job import evaluate_run
-from posbench.evaluation.models import Subject, TrainedGPT, Variant, Varied
+from posbench.evaluation.models import Subject, TrainedGPT, Variant, VariedSubject
 from posbench.evaluation.protocols import Windows
 from posbench.launch.run import config_with_measured_lengths, evaluate_runs
 from posbench.model.gpt import build
@@ -61,24 +61,23 @@ class Planted:
         # length and variant, of the changed copies too
         self.passes: list[tuple[int, Variant]] = []
 
-    def logits(
-        self, ids: np.ndarray, scored: np.ndarray, first: int
-    ) -> Iterator[Tensor]:
+    def logits(self, ids, scored, first):
         length = ids.shape[1] - 1
         self.passes.append((length, self.variant))
         read = torch.from_numpy(ids[:, :-1])
-        yield self.expects(read)[torch.from_numpy(scored)]
+        logits = self.expects(read)
+        yield logits[torch.from_numpy(scored)]
 
     def shifted(self, offset: int) -> Subject:
         return self
 
-    def varied(self, variant: Variant, length: int) -> Varied:
+    def in_variant(self, variant: Variant, length: int) -> VariedSubject:
         if self.max_length is not None and length > self.max_length:
             raise Undefined(f"beyond the end of 'planted' ({self.max_length})")
         changed = copy.copy(self)
         changed.variant = variant
         facts = {"sinks": variant.sinks} if variant.sinks else None
-        return Varied(changed, facts)
+        return VariedSubject(changed, facts)
 
     def expects(self, ids: Tensor) -> Tensor:
         """Logits (B, T, V) of token ids (B, T)."""
@@ -111,7 +110,8 @@ def random_ids(count: int) -> np.ndarray:
 
 def periodic(period: int, repeats: int = 80) -> TokenSplit:
     ids = np.tile(random_ids(period), repeats)
-    return TokenSplit(ids, starts=np.array([0, len(ids)]))
+    starts = np.array([0, len(ids)])
+    return TokenSplit(ids, starts)
 
 
 TEXT = periodic(48)
@@ -126,7 +126,8 @@ def gpt(config: Config, encoding: str) -> TrainedGPT:
 def rows_of(
     subject: Subject, split: TokenSplit, config: Config, known: Rows = ()
 ) -> list[EvaluationRow]:
-    return list(evaluate(evaluation_of(subject, split, config), known))
+    evaluation = evaluation_of(subject, split, config)
+    return list(evaluate(evaluation, known))
 
 
 def uniform(config: Config, known: Rows = ()) -> list[EvaluationRow]:
@@ -144,7 +145,7 @@ def lengths_in(rows: Rows) -> list[int]:
 
 
 def of_kind(rows: Rows, kind: str) -> list[EvaluationRow]:
-    return [row for row in rows if row.kind == kind]
+    return [row for row in rows if row.variant == kind]
 
 
 def in_tokens(*ratios: int) -> list[int]:
@@ -186,11 +187,12 @@ def test_a_uniform_models_perplexity_is_the_vocabulary_size(config):
     assert len(rows) == 5 + 4 + 5
     for row in rows:
         bits = row.n_tokens * math.log2(V)
+        bytes_per_token = row.n_bytes / row.n_tokens
         assert row.status == "ok"
         assert row.perplexity == pytest.approx(V, rel=1e-6)
         assert row.nll == pytest.approx(math.log(V), rel=1e-6)
         assert row.bits_per_byte == pytest.approx(bits / row.n_bytes, rel=1e-6)
-        assert 1 < row.n_bytes / row.n_tokens < 3
+        assert 1 < bytes_per_token < 3
         # without a training text there is no n-gram model
         assert row.ngram_nll is None
 
@@ -219,9 +221,8 @@ def test_a_row_has_its_sums_by_document(config, documents):
     """
     split = text_of(STARTS[documents])
     wanted = fixed_target(config, documents=documents, targets=4, windowed=True)
-    windows = protocols.plan(
-        "fixed_target", split, [L], 4, 32, documents, longest=16 * L
-    )
+    sizes = ([L], 4, 32, documents)
+    windows = protocols.place_windows("fixed_target", split, *sizes, longest=16 * L)
     expected = first_documents(split, windows[L])
     over = "documents" if len(set(expected)) >= 8 else "segments"
 
@@ -232,14 +233,15 @@ def test_a_row_has_its_sums_by_document(config, documents):
         assert row.documents == documents
         assert row.ci_over == over
         assert units["document"] == sorted(units["document"])
-        assert {*units["document"]} == {*expected}
-        assert sum(units["tokens"]) == row.n_tokens == 4 * row.n_blocks
+        assert set(units["document"]) == set(expected)
+        assert sum(units["tokens"]) == row.n_tokens
+        assert row.n_tokens == 4 * row.n_blocks
         mean = sum(units["nll"]) / row.n_tokens
         assert mean == pytest.approx(row.nll, abs=1e-4)
         assert row.ci_low <= row.nll <= row.ci_high
         if over == "documents":
-            counts = [4 * expected.count(document) for document in units["document"]]
-            assert units["tokens"] == counts
+            blocks = [expected.count(document) for document in units["document"]]
+            assert units["tokens"] == [4 * count for count in blocks]
 
 
 def test_equal_documents_are_one_unit_of_an_interval(config):
@@ -252,7 +254,8 @@ def test_equal_documents_are_one_unit_of_an_interval(config):
     row = rows_of(Planted(3), once, wanted)[0]
     copied = rows_of(Planted(3), twice, wanted)[0]
 
-    assert row.n_documents == copied.n_documents == 10
+    assert row.n_documents == 10
+    assert copied.n_documents == 10
     assert copied.units["document"] == list(range(10))
     assert copied.nll == pytest.approx(row.nll)
     assert copied.ci_high == pytest.approx(row.ci_high)
@@ -265,12 +268,16 @@ def test_beyond_the_end_of_a_model_rows_are_undefined_and_say_why(config):
     assert len(beyond) == 3 + 3 + 3
     for row in beyond:
         assert row.status == "undefined"
-        assert row.units is row.nll is row.bits_per_byte is None
+        assert row.units is None
+        assert row.nll is None
+        assert row.bits_per_byte is None
         assert str(2 * L) in row.reason
 
 
 def test_where_the_text_has_too_few_windows_rows_are_too_short(config):
-    rows = rows_of(Planted(None), periodic(48, repeats=4), fixed_target(config))
+    short = periodic(48, repeats=4)
+
+    rows = rows_of(Planted(None), short, fixed_target(config))
 
     too_short = [row.length for row in rows if row.status == "too_short"]
     assert lengths_in(rows) == in_tokens(*RATIOS)
@@ -279,7 +286,8 @@ def test_where_the_text_has_too_few_windows_rows_are_too_short(config):
 
 def test_a_length_that_has_no_room_costs_no_other_row_and_is_tried_again(config):
     wanted = fixed_target(config)
-    evaluation = evaluation_of(Exhausting({4 * L, 8 * L}), TEXT, wanted)
+    subject = Exhausting({4 * L, 8 * L})
+    evaluation = evaluation_of(subject, TEXT, wanted)
     rows = []
 
     with pytest.raises(RowsFailed, match="at 64 tokens: out of memory: no room"):
@@ -309,7 +317,8 @@ def test_repeat_copies_the_targets_to_the_front_and_its_control_does_not():
 
     copied, control = probes.of("repeat", 64, 3, 32)
 
-    assert copied.targets == control.targets == 3
+    assert copied.targets == 3
+    assert control.targets == 3
     expected = [*range(61, 65), *range(4, 65)]
     assert copied.rewrite(ids).tolist() == expected
     assert control.rewrite is None
@@ -329,8 +338,9 @@ def test_options_of_a_probe_stand_in_the_rows_task(config):
     shuffled = [row for row in rows if row.task == "shuffle:keep=32"]
     assert lengths_in(shuffled) == in_tokens(4, 8, 16)
     for row in shuffled:
-        assert row.targets_sha256 == plain[row.length].targets_sha256
-        assert row.nll > plain[row.length].nll + 1
+        unshuffled = plain[row.length]
+        assert row.targets_sha256 == unshuffled.targets_sha256
+        assert row.nll > unshuffled.nll + 1
 
 
 def offset_rows(config: Config, name: str) -> list[EvaluationRow]:
@@ -356,17 +366,20 @@ def test_a_passage_is_moved_with_its_targets(config, name):
 
 @pytest.mark.parametrize("name", ["rope", "alibi", "none"])
 def test_a_passage_that_is_moved_costs_a_relative_scheme_nothing(config, name):
-    nll = [row.nll for row in offset_rows(config, name)]
+    rows = offset_rows(config, name)
 
-    assert nll == pytest.approx([nll[0]] * 5, abs=1e-5)
+    assert len(rows) == 5
+    for row in rows:
+        assert row.nll == pytest.approx(rows[0].nll, abs=1e-5)
 
 
 def test_a_passage_that_is_moved_costs_absolute_positions_what_they_do(config):
     sinusoidal = [row.nll for row in offset_rows(config, "sinusoidal")]
     learned = [row.nll for row in offset_rows(config, "learned")]
 
-    assert max(sinusoidal) - min(sinusoidal) > 1e-4
-    assert learned[1:] == [None] * 4
+    cost = max(sinusoidal) - min(sinusoidal)
+    assert cost > 1e-4
+    assert learned[1:] == [None, None, None, None]
 
 
 def test_a_passage_is_read_from_0_on_though_1x_was_not_asked_for(config):
@@ -412,14 +425,17 @@ def test_a_run_trained_at_four_times_the_length_pairs_with_the_others_at_equal_l
     longer = Planted(None)
     longer.train_length = 4 * L
 
-    others = rows_of(longer, TEXT, evaluation_with(config, ratios=(1, 2, 4)))
+    wanted = evaluation_with(config, ratios=(1, 2, 4))
+
+    others = rows_of(longer, TEXT, wanted)
 
     # of plain and windowed rows
     fixed = digests_of([*rows, *others], "fixed_target")
     nonoverlap = digests_of([*rows, *others], "nonoverlap")
-    assert len(fixed) == len(nonoverlap) == 1
+    assert len(fixed) == 1
+    assert len(nonoverlap) == 1
     assert fixed != nonoverlap
-    assert {*lengths_in(others)} == {*in_tokens(4, 8, 16)}
+    assert lengths_of(others) == set(in_tokens(4, 8, 16))
 
 
 def test_where_a_scheme_has_no_such_extension_rows_are_undefined(config):
@@ -428,13 +444,25 @@ def test_where_a_scheme_has_no_such_extension_rows_are_undefined(config):
     rows = rows_of(gpt(config, "none"), TEXT, wanted)
 
     for row in rows:
-        assert row.status == ("undefined" if row.extension else "ok")
+        expected = "undefined" if row.extension else "ok"
+        assert row.status == expected
+
+
+def test_an_extended_row_that_was_read_from_a_file_is_known(config):
+    wanted = fixed_target(config, extensions=("pi", "pi:factor=4"))
+    rows = gpt_rows("rope", wanted)
+    known = []
+    for row in rows:
+        line = json.dumps(row.to_json())
+        known.append(EvaluationRow.from_json(json.loads(line)))
+
+    again = gpt_rows("rope", wanted, known)
+
+    assert again == []
 
 
 @pytest.fixture
-def trained(
-    tiny_config: Config, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Trained:
+def trained(tiny_config, tmp_path, tmp_path_factory) -> Trained:
     base = tmp_path_factory.getbasetemp() / "evaluated"
     text = {"path": str(base / "text.txt")}
     cache = {"cache": str(base / "cache")}
@@ -528,9 +556,11 @@ def test_a_longer_length_gives_a_curve_on_one_set_of_targets(trained):
     assert points_of(before) < points_of(curve)
     assert lengths_of(curve) == {16, 32, 64, 128}
     for protocol in ("fixed_target", "nonoverlap"):
-        assert len(digests_of(curve, protocol)) == 1
-        assert digests_of(curve, protocol) != digests_of(before, protocol)
-    assert digests_of(curve, "task").isdisjoint(digests_of(before, "task"))
+        digests = digests_of(curve, protocol)
+        assert len(digests) == 1
+        assert digests != digests_of(before, protocol)
+    of_task = digests_of(curve, "task")
+    assert of_task.isdisjoint(digests_of(before, "task"))
 
 
 def test_a_grown_curve_is_that_of_a_run_that_asked_for_all_lengths_at_once(trained):
@@ -602,7 +632,8 @@ def test_an_extension_after_a_longer_length_has_all_lengths_of_the_curve(trained
 
     extended = of_kind(curve_of(folder), "pi")
     assert lengths_in(extended) == [16, 32, 64, 128]
-    assert all(row.extension_options for row in extended)
+    for row in extended:
+        assert row.extension_options
     curves = compare.curves(read([folder]))
     by_point = curves.set_index(["variant", "length"])
     assert by_point.loc[("pi", 128), "rise"] != 0
@@ -623,23 +654,24 @@ def test_a_study_grows_with_its_runs(two, capsys):
     frame = read(two)
     losses = frame[frame["protocol"] == "fixed_target"]
     assert losses["main"].all()
-    assert {*losses["length"]} == {16, 32, 64, 128}
+    assert set(losses["length"]) == {16, 32, 64, 128}
     assert losses["targets_sha256"].nunique() == 1
     assert "not shown" not in capsys.readouterr().out
 
 
 def test_a_run_that_is_not_done_does_not_hold_its_study_back(two):
-    evaluate_runs(two[:1], ["ratio=8"])
-    grown = digests_of(curve_of(two[0]), "fixed_target")
-    record = load_record(two[1]) | {"status": "failed"}
-    path = two[1] / "run.json"
-    path.write_text(json.dumps(record), encoding="utf-8")
+    grown, other = two
+    evaluate_runs([grown], ["ratio=8"])
+    digests = digests_of(curve_of(grown), "fixed_target")
+    record = load_record(other) | {"status": "failed"}
+    (other / "run.json").write_text(json.dumps(record), encoding="utf-8")
 
     frame = read(two)
 
-    of_grown = frame[(frame["run"] == "run") & (frame["protocol"] == "fixed_target")]
+    of_grown = frame[frame["run"] == "run"]
+    of_grown = of_grown[of_grown["protocol"] == "fixed_target"]
     assert of_grown["main"].all()
-    assert {*of_grown["targets_sha256"]} == grown
+    assert set(of_grown["targets_sha256"]) == digests
 
 
 def stop_after(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -647,7 +679,7 @@ def stop_after(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
     log = Run.log
     written = []
 
-    def logged(run: Run, row: Any) -> None:
+    def logged(run, row):
         log(run, row)
         written.append(row)
         if len(written) == count:
@@ -671,11 +703,12 @@ def test_a_curve_is_whole_wherever_its_growth_is_stopped_and_is_finished_later(
 
     evaluate_run(folder, asked)
 
+    finished = curve_of(folder)
     assert before <= points_of(stopped)
     assert len(digests_of(stopped, "fixed_target")) == 1
-    assert lengths_of(curve_of(folder)) == {16, 32, 64, 128}
-    for protocol in ("fixed_target", "nonoverlap"):
-        assert len(digests_of(curve_of(folder), protocol)) == 1
+    assert lengths_of(finished) == {16, 32, 64, 128}
+    assert len(digests_of(finished, "fixed_target")) == 1
+    assert len(digests_of(finished, "nonoverlap")) == 1
 
 
 def test_a_precision_that_is_named_replaces_rows_of_another(trained):
@@ -687,9 +720,9 @@ def test_a_precision_that_is_named_replaces_rows_of_another(trained):
     half = evaluation_rows(folder)
     changes = []
     for row, other in zip(half, first, strict=True):
+        assert row.dtype == "bf16"
+        assert row.key == other.key
         changes.append(abs(row.nll - other.nll))
-    assert {row.dtype for row in half} == {"bf16"}
-    assert [row.key for row in half] == [row.key for row in first]
     assert 0 < max(changes) < 0.02
 
 
@@ -713,7 +746,7 @@ def test_an_evaluation_that_ends_early_keeps_its_rows(trained, monkeypatch):
         evaluate_run(folder, apply(config, words))
 
     added = evaluation_rows(folder)[len(first) :]
-    assert [row.length for row in added] == [24, 40]
+    assert lengths_in(added) == [24, 40]
     # since that is what became of its training
     assert load_record(folder)["status"] == "done"
 

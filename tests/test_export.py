@@ -4,7 +4,6 @@ be so is refused.
 
 import json
 import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +11,13 @@ import pytest
 import support
 import torch
 import yaml
+from torch import Tensor
 
 from posbench import encodings
 from posbench.config.schema import Config, to_container, validate
-from posbench.data import tokenizer as tokenizers
+from posbench.data.tokenizer import Tokenizer, raw_bytes, train_bpe
 from posbench.errors import UserError
 from posbench.huggingface import export
-from posbench.huggingface.card import Exported
 from posbench.model.gpt import GPT, build
 from posbench.run import TOKENIZER, checkpoint
 from posbench.run.model import model_of
@@ -26,14 +25,17 @@ from posbench.run.rows import evaluation_rows
 from posbench.run.run import load_config
 
 transformers = pytest.importorskip("transformers")
-BYTES = tokenizers.raw_bytes()
+BYTES = raw_bytes()
+Options = dict[str, Any]
 
-LLAMA: dict[str, Any] = {"norm": "rmsnorm", "mlp": "swiglu", "tie_embeddings": False}
+ROPE = {"name": "rope"}
+LLAMA = {"norm": "rmsnorm", "mlp": "swiglu", "tie_embeddings": False}
 MIXED = {"name": "layered", "layers": [{"name": "rope", "window": 5}, {"name": "none"}]}
 
 # An encoding with its options, and a block.
-EXACT: list[tuple[dict[str, Any], dict[str, Any]]] = [
-    *[({"name": name}, LLAMA) for name in encodings._STOCK.split()],
+STOCK = [({"name": name}, LLAMA) for name in encodings._STOCK.split()]
+EXACT = [
+    *STOCK,
     ({"name": "rope", "layout": "half", "base": 500.0}, LLAMA),
     ({"name": "rope", "layout": "half"}, LLAMA | {"tie_embeddings": True, "d_ff": 48}),
     ({"name": "yarn", "ramp": "rotations", "beta": 2.0}, LLAMA),
@@ -42,17 +44,16 @@ EXACT: list[tuple[dict[str, Any], dict[str, Any]]] = [
 ]
 
 
-def configured(
-    template: Config, encoding: dict[str, Any], block: dict[str, Any]
-) -> Config:
+def configured(template: Config, encoding: Options, block: Options) -> Config:
     """Return the configuration of a run with a training length of 24 tokens."""
-    plain = to_container(template) | {"encoding": encoding}
-    plain["model"] |= block
-    plain["training"] |= {"train_length": 24, "tokens": 8 * 24 * 4}
+    plain = to_container(template)
+    plain["encoding"] = encoding
+    plain["model"].update(block)
+    plain["training"].update(train_length=24, tokens=8 * 24 * 4)
     return validate(Config, plain)
 
 
-def random_weights(config: Config, tokenizer: tokenizers.Tokenizer) -> dict[str, Any]:
+def random_weights(config: Config, tokenizer: Tokenizer) -> dict[str, Tensor]:
     """Return weights that hide no missing norm or factor, as initial ones would."""
     model = build(config, tokenizer.vocab_size, tokenizer.texts)
     stream = torch.Generator().manual_seed(1)
@@ -64,9 +65,7 @@ def random_weights(config: Config, tokenizer: tokenizers.Tokenizer) -> dict[str,
     return weights
 
 
-def written(
-    folder: Path, config: Config, tokenizer: tokenizers.Tokenizer = BYTES
-) -> Path:
+def written(folder: Path, config: Config, tokenizer: Tokenizer = BYTES) -> Path:
     """Write a run's folder."""
     run = folder / config.id
     run.mkdir(parents=True)
@@ -94,8 +93,10 @@ def assert_generates_as(ours: GPT, theirs: Any) -> None:
     """Compare the logits of every step of a generated text, with and without a
     cache.
     """
-    start = min(20, (ours.encoding.max_length or 28) - 8)
-    ids = torch.randint(256, (2, start), generator=torch.Generator().manual_seed(2))
+    longest = ours.encoding.max_length or 28
+    start = min(20, longest - 8)
+    stream = torch.Generator().manual_seed(2)
+    ids = torch.randint(256, (2, start), generator=stream)
     for cache in ({}, {"use_cache": False}):
         made = theirs.generate(
             ids,
@@ -107,32 +108,53 @@ def assert_generates_as(ours: GPT, theirs: Any) -> None:
             **cache,
         )
         for step, logits in enumerate(made.logits):
-            wanted = ours(made.sequences[:, : start + step])[:, -1]
+            read = made.sequences[:, : start + step]
+            wanted = ours(read)[:, -1]
             difference = (logits - wanted).abs().max()
-            assert difference <= 1e-5 * wanted.abs().max(), (cache, step)
+            largest = wanted.abs().max()
+            assert difference <= 1e-5 * largest, (cache, step)
 
 
 @pytest.mark.sample(12)
 @pytest.mark.parametrize(("encoding", "block"), EXACT)
 def test_logits_are_those_of_the_run(encoding, block, tiny_config, tmp_path):
-    run = written(tmp_path, configured(tiny_config, encoding, block))
+    config = configured(tiny_config, encoding, block)
+    run = written(tmp_path, config)
+
     export.export(run, tmp_path / "out")
+
     theirs = loaded(tmp_path / "out")
     assert_generates_as(trained(run), theirs)
     follows_length = encoding["name"] in ("longrope", "dynamic_ntk")
     assert theirs.config.use_cache is not follows_length
 
 
+@pytest.fixture
+def rope_run(tiny_config, tmp_path) -> Path:
+    """The folder of a run that has a stock architecture."""
+    config = configured(tiny_config, ROPE, LLAMA)
+    return written(tmp_path, config)
+
+
 def test_logits_are_compared_at_one_token_and_up_to_four_trained_lengths(
-    tiny_config, tmp_path
+    rope_run, tmp_path
 ):
-    run = written(tmp_path, configured(tiny_config, {"name": "rope"}, LLAMA))
-    line = export.export(run, tmp_path / "out")
+    line = export.export(rope_run, tmp_path / "out")
+
+    card = (tmp_path / "out" / "README.md").read_text()
+    _, _, compared = line.partition(": ")
     assert line.endswith("at 1, 16, 24, 48, 96 tokens")
-    assert line.partition(": ")[2] in (tmp_path / "out" / "README.md").read_text()
-    shares = export.compare(tmp_path / "out", trained(run), [1, 96, 300])
+    assert compared in card
+
+
+def test_logits_are_those_of_the_run_up_to_many_trained_lengths(rope_run, tmp_path):
+    export.export(rope_run, tmp_path / "out")
+
+    shares = export.compare(tmp_path / "out", trained(rope_run), [1, 96, 300])
+
     for length, share in shares.items():
-        assert share <= max(1e-5, length / 2**24)
+        bound = max(1e-5, length / 2**24)
+        assert share <= bound
 
 
 @pytest.mark.sample(30)
@@ -144,15 +166,19 @@ def test_every_encoding_goes_out_as_code(name, tiny_config, tmp_path):
     encoding = MIXED if name == "layered" else {"name": name}
     # their parameters depend on it
     block = {"n_kv_heads": 1} if name in ("canon", "cca", "fox_pro") else {}
-    run = written(tmp_path, configured(tiny_config, encoding, block))
+    config = configured(tiny_config, encoding, block)
+    run = written(tmp_path, config)
+
     export.export(run, tmp_path / "out", code=True)
+
     ours = trained(run)
     theirs = loaded(tmp_path / "out")
     assert_generates_as(ours, theirs)
     buffers = dict(theirs.model.named_buffers())
-    assert buffers.keys() == dict(ours.named_buffers()).keys()
-    for name, buffer in ours.named_buffers():
-        assert torch.equal(buffer, buffers[name])
+    wanted = dict(ours.named_buffers())
+    assert buffers.keys() == wanted.keys()
+    for name, buffer in buffers.items():
+        assert torch.equal(buffer, wanted[name])
 
 
 @pytest.mark.sample(30)
@@ -169,37 +195,37 @@ def test_an_encoding_has_a_stock_architecture_if_the_list_says_so(name, tiny_con
             export.stock(model, config)
 
 
-Q = "model.layers.0.self_attn.q_proj.weight"
-# What makes another model of an export, and how that is said.
-SPOILT: dict[str, tuple[Callable[[Exported], object], str]] = {
-    "a tensor left out": (
-        lambda exported: exported.tensors.pop("model.layers.1.mlp.up_proj.weight"),
-        "do not match its configuration",
-    ),
-    "the wrong layout": (
-        lambda exported: exported.tensors.update({Q: exported.tensors[Q].flip(0)}),
-        "is not the trained one.*nothing is kept",
-    ),
-}
+def leave_a_tensor_out(tensors):
+    tensors.pop("model.layers.1.mlp.up_proj.weight")
 
 
-@pytest.mark.parametrize("what", SPOILT)
+def write_the_wrong_layout(tensors):
+    name = "model.layers.0.self_attn.q_proj.weight"
+    tensors[name] = tensors[name].flip(0)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (leave_a_tensor_out, "do not match its configuration"),
+        (write_the_wrong_layout, "is not the trained one.*nothing is kept"),
+    ],
+)
 def test_another_model_is_refused_and_leaves_nothing(
-    what, tiny_config, tmp_path, monkeypatch
+    spoil, message, rope_run, tmp_path, monkeypatch
 ):
-    spoil, message = SPOILT[what]
     stock = export.stock
 
-    def spoilt(*given: Any) -> Exported:
+    def spoilt(*given):
         exported = stock(*given)
-        spoil(exported)
+        spoil(exported.tensors)
         return exported
 
     monkeypatch.setattr(export, "stock", spoilt)
-    run = written(tmp_path, configured(tiny_config, {"name": "rope"}, LLAMA))
+
     with pytest.raises(UserError, match=message):
-        export.export(run, tmp_path / "out")
-    assert os.listdir(tmp_path) == [run.name]
+        export.export(rope_run, tmp_path / "out")
+    assert os.listdir(tmp_path) == [rope_run.name]
 
 
 GELU = "has model.norm=layernorm with model.mlp=gelu: expected model=llama; code=t"
@@ -217,19 +243,27 @@ GELU = "has model.norm=layernorm with model.mlp=gelu: expected model=llama; code
 def test_a_block_that_no_architecture_has_is_refused_in_one_line(
     block, message, tiny_config, tmp_path, capsys
 ):
-    run = written(tmp_path, configured(tiny_config, {"name": "rope"}, block))
-    assert support.posbench("export", str(run), str(tmp_path / "out")) == 2
+    config = configured(tiny_config, ROPE, block)
+    run = written(tmp_path, config)
+    out = tmp_path / "out"
+
+    code = support.posbench("export", str(run), str(out))
+
+    assert code == 2
     assert message in capsys.readouterr().err
-    assert not (tmp_path / "out").exists()
+    assert not out.exists()
 
 
-def test_a_folder_that_is_not_empty_is_refused(tiny_config, tmp_path, capsys):
-    run = written(tmp_path, configured(tiny_config, {"name": "rope"}, LLAMA))
-    mine = tmp_path / "full" / "mine"
-    mine.mkdir(parents=True)
-    assert support.posbench("export", str(run), str(mine.parent)) == 2
-    assert "exists: expected a new folder or an empty one" in capsys.readouterr().err
-    assert os.listdir(mine.parent) == ["mine"]
+def test_a_folder_that_is_not_empty_is_refused(rope_run, tmp_path, capsys):
+    full = tmp_path / "full"
+    (full / "mine").mkdir(parents=True)
+
+    code = support.posbench("export", str(rope_run), str(full))
+
+    assert code == 2
+    printed = capsys.readouterr().err
+    assert "exists: expected a new folder or an empty one" in printed
+    assert os.listdir(full) == ["mine"]
 
 
 TEXTS = [
@@ -248,16 +282,21 @@ def test_the_library_makes_the_same_tokens(kind, tiny_config, tmp_path):
     tokenizer = BYTES
     if kind == "trained":
         support.write_text(tmp_path)
-        tokenizer = tokenizers.train_bpe([(tmp_path / "text.txt").read_text()], 400)
-    config = configured(tiny_config, {"name": "rope"}, LLAMA)
-    export.export(written(tmp_path, config, tokenizer), tmp_path / "out")
-    theirs = transformers.AutoTokenizer.from_pretrained(
-        tmp_path / "out", local_files_only=True
-    )
+        text = (tmp_path / "text.txt").read_text()
+        tokenizer = train_bpe([text], 400)
+    config = configured(tiny_config, ROPE, LLAMA)
+    run = written(tmp_path, config, tokenizer)
+    out = tmp_path / "out"
+
+    export.export(run, out)
+
+    auto = transformers.AutoTokenizer
+    theirs = auto.from_pretrained(out, local_files_only=True)
     for text in TEXTS:
         (ids,) = tokenizer.encode([text])
         assert theirs(text)["input_ids"] == ids.tolist()
-    assert theirs.decode(theirs(TEXTS[4])["input_ids"]) == TEXTS[4]
+    of_words = theirs(TEXTS[4])["input_ids"]
+    assert theirs.decode(of_words) == TEXTS[4]
     assert theirs.bos_token_id == tokenizer.separator
     assert theirs.eos_token_id == tokenizer.separator
     assert theirs.model_max_length == 24
@@ -285,16 +324,18 @@ def test_the_curve_is_that_of_the_run(tmp_path, monkeypatch):
     ]
     tiny = [word for word in support.TINY if not word.startswith("evaluation.")]
     assert support.posbench("train", *tiny, *of_training, *of_both) == 0
-    (run,) = Path("outputs/demo").glob("rope-*")
+    (run,) = Path("outputs/text").glob("rope-*")
+
     assert support.posbench("export", str(run), "out") == 0
     assert support.posbench("evaluate", "out", *of_both, "precision=fp32") == 0
+
     (again,) = Path("outputs/models").glob("out-*")
     ours = losses(run)
     assert len(ours) == 9
     assert losses(again) == pytest.approx(ours, abs=1e-6)
 
 
-def losses(folder: Path) -> dict[tuple[str, int], float | None]:
+def losses(folder):
     """Return the loss of each row of a folder, by curve and length."""
     rows = evaluation_rows(folder)
     return {(row.curve_name, row.length): row.nll for row in rows}

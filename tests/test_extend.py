@@ -4,7 +4,6 @@ and what must stay as it was.
 
 import math
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
@@ -12,11 +11,12 @@ from schemes import by_definition, layer_inputs
 from schemes import layer_attention as attention
 from support import encoded
 from torch import Tensor
+from torch.testing import assert_close
 
 from posbench import encodings
 from posbench.encodings.base import Shape
 from posbench.encodings.extend import extend_encoding, methods, methods_of
-from posbench.encodings.rope import SCALINGS, RoPE, Rotary
+from posbench.encodings.rope import SCALINGS, RoPE
 from posbench.errors import UserError
 from posbench.model.gpt import build
 from posbench.model.standalone import attention_logits, attention_output
@@ -37,27 +37,22 @@ FREQUENCY_RULES = [
 FAR_PAIRS = ["rerope", "string", "leaky_rerope", "self_extend", "dual_chunk"]
 
 
-def rope(head_dim: int = 8, base: float = 10_000.0, train_length: int = L) -> RoPE:
+def rope(head_dim=8, base=10_000.0, train_length=L):
     width = 2 * head_dim
-    shape = Shape(d_model=width, n_heads=2, n_layers=1, train_length=train_length)
+    shape = Shape(width, n_heads=2, n_layers=1, train_length=train_length)
     return RoPE(shape, base)
 
 
-def extended(encoding: Any, method: str, length: int, **options: Any) -> Any:
+def extended(encoding, method, length, **options):
     train_length = encoding.shape.train_length
-    return extend_encoding(encoding, method, length, train_length, **options)[0]
+    after, _ = extend_encoding(encoding, method, length, train_length, **options)
+    return after
 
 
-def facts_of(encoding: Any, method: str, length: int, **options: Any) -> Any:
+def facts_of(encoding, method, length, **options):
     train_length = encoding.shape.train_length
-    return extend_encoding(encoding, method, length, train_length, **options)[1]
-
-
-def spectrum(encoding: RoPE, method: str, length: int, **options: Any) -> Tensor:
-    """Return the frequencies after an extension."""
-    after = extended(encoding, method, length, **options)
-    assert isinstance(after, Rotary)
-    return after.inv_freq()
+    _, facts = extend_encoding(encoding, method, length, train_length, **options)
+    return facts
 
 
 WITH_FACTOR = [name for name in SCALINGS if "factor" in encodings.options_of(name)]
@@ -68,44 +63,57 @@ WITH_FACTOR = [name for name in SCALINGS if "factor" in encodings.options_of(nam
 def test_the_encoding_of_a_scaling_is_rope_under_the_extension_of_that_name(
     length, name
 ):
-    encoding: Any = encodings.build(name, rope(16).shape, {"factor": 2.5})
-    extension = extended(rope(16), name, length, factor=2.5)
+    trained = rope(16)
+    encoding = encodings.build(name, trained.shape, {"factor": 2.5})
+    extension = extended(trained, name, length, factor=2.5)
+
     positions = torch.arange(length)[None]
     tables = encoding.make_tables(positions)
-    torch.testing.assert_close(
-        tables, extension.make_tables(positions), rtol=1e-6, atol=0
-    )
+    wanted = extension.make_tables(positions)
+
+    assert_close(tables, wanted, rtol=1e-6, atol=0)
 
 
-def test_clipped_rope_fades_slow_pairs_out_by_a_cosine() -> None:
+def test_clipped_rope_fades_slow_pairs_out_by_a_cosine():
     encoding = rope(32, train_length=64)
     before = encoding.inv_freq()
     wavelengths = 2 * math.pi / before
-    assert int((wavelengths > 64).sum()) == 11  # pairs 5 to 15
-    share = (torch.arange(16, dtype=torch.float64) - 5).clamp(min=0) / 10
-    fading = 0.5 * (1 + (math.pi * share).cos())
-    after = spectrum(encoding, "clipped_rope", 128)
-    torch.testing.assert_close(after, before * fading)
+    is_slow = wavelengths > 64
+    assert is_slow.sum() == 11  # pairs 5 to 15
+
+    after = extended(encoding, "clipped_rope", 128).inv_freq()
+
+    pairs = torch.arange(16, dtype=torch.float64)
+    share = (pairs - 5).clamp(min=0) / 10
+    cosine = torch.cos(math.pi * share)
+    fading = 0.5 * (1 + cosine)
+    assert_close(after, before * fading)
     assert after[-1] == 0
 
 
-def test_abf_is_rope_of_a_larger_base() -> None:
+def test_abf_is_rope_of_a_larger_base():
     larger = rope(base=500_000.0).inv_freq()
-    torch.testing.assert_close(spectrum(rope(), "abf", 40), larger)
+    after = extended(rope(), "abf", 40).inv_freq()
+    assert_close(after, larger)
 
 
 def test_facts_of_an_extension_are_its_options_and_the_frequencies_before_and_after():
     facts = facts_of(rope(8), "yarn", 4 * L)
+
     assert facts["inv_freq_before"] == [1.0, 0.1, 0.01, 0.001]
     assert facts["inv_freq_after"][-1] == 0.00025
-    options = [facts[key] for key in ("factor", "dynamic", "ramp", "alpha", "beta")]
-    assert options == [4, True, "index", 1, 32]
+    assert facts["factor"] == 4
+    assert facts["dynamic"] is True
+    assert facts["ramp"] == "index"
+    assert facts["alpha"] == 1
+    assert facts["beta"] == 32
     assert facts["attention_factor"] == pytest.approx(1.138629)
 
 
-def test_a_given_factor_holds_at_every_length() -> None:
+def test_a_given_factor_holds_at_every_length():
     at_longest = facts_of(rope(8), "yarn", 4 * L)
     fixed = facts_of(rope(8), "yarn", L, factor=4)
+
     assert fixed["dynamic"] is False
     assert fixed["inv_freq_after"] == at_longest["inv_freq_after"]
 
@@ -119,17 +127,28 @@ def at_distances(q: Tensor, k: Tensor, distance: Distance) -> Tensor:
     """
     length = q.shape[2]
     pairs = q.shape[3] // 2
-    frequencies = 1e4 ** (-torch.arange(pairs).double() / pairs)
+    pair = torch.arange(pairs, dtype=torch.float64)
+    frequencies = 1e4 ** (-pair / pairs)
+
     turns = torch.zeros(length, length, pairs, dtype=torch.complex128)
     for i in range(length):
         for j in range(i + 1):
-            turns[i, j] = torch.exp(1j * distance(i, j) * frequencies)
-    of_q = torch.view_as_complex(q.double().unflatten(-1, (pairs, 2)))
-    of_k = torch.view_as_complex(k.double().unflatten(-1, (pairs, 2)))
-    products = torch.einsum("bhip,ijp,bhjp->bhij", of_q, turns, of_k.conj())
+            angles = distance(i, j) * frequencies
+            turns[i, j] = torch.exp(1j * angles)
+
+    q_pairs = as_complex_pairs(q)  # (B, H, T, Dh/2)
+    k_pairs = as_complex_pairs(k)
+    products = torch.einsum("bhip,ijp,bhjp->bhij", q_pairs, turns, k_pairs.conj())
     logits = products.real.float() / math.sqrt(2 * pairs)
-    later = torch.ones(length, length).triu(1).bool()
-    return logits.masked_fill(later, -math.inf)
+
+    pairs_of_rows = torch.ones(length, length)
+    is_later = pairs_of_rows.triu(1).bool()
+    return logits.masked_fill(is_later, -math.inf)
+
+
+def as_complex_pairs(x: Tensor) -> Tensor:
+    pairs = x.double().unflatten(-1, (-1, 2))
+    return torch.view_as_complex(pairs)
 
 
 def rerope_distance(window: int) -> Distance:
@@ -139,14 +158,16 @@ def rerope_distance(window: int) -> Distance:
 def string_distance(shift: int, local: int) -> Distance:
     """Return the paper's equation 3."""
 
-    def distance(i: int, j: int) -> int:
-        return i - j - shift + local if j <= i - shift else i - j
+    def distance(i, j):
+        if j > i - shift:
+            return i - j
+        return i - j - shift + local
 
     return distance
 
 
 def leaky_distance(window: int, k: float) -> Distance:
-    def distance(i: int, j: int) -> float:
+    def distance(i, j):
         if i - j < window:
             return i - j
         return window + (i - j - window) / k
@@ -156,9 +177,11 @@ def leaky_distance(window: int, k: float) -> Distance:
 
 def dual_chunk_distance(chunk: int, size: int) -> Distance:
     """Return the paper's equation 7, with w = c - s."""
-    successive = [*range(size, chunk), *[chunk - 1] * size][:size]
+    growing = [*range(size, chunk)]
+    constant = [chunk - 1] * size
+    successive = growing + constant
 
-    def distance(i: int, j: int) -> int:
+    def distance(i, j):
         chunks_between = i // size - j // size
         of_query = chunk - 1
         if chunks_between == 0:
@@ -171,7 +194,7 @@ def dual_chunk_distance(chunk: int, size: int) -> Distance:
 
 
 def self_extend_distance(window: int, group: int) -> Distance:
-    def distance(i: int, j: int) -> int:
+    def distance(i, j):
         if i - j < window:
             return i - j
         return i // group + window - window // group - j // group
@@ -179,7 +202,7 @@ def self_extend_distance(window: int, group: int) -> Distance:
     return distance
 
 
-FAR_CASES: list[tuple[str, dict[str, Any], Distance]] = [
+FAR_CASES = [
     ("rerope", {}, rerope_distance(4)),
     ("string", {"shift": 9, "local": 4}, string_distance(9, 4)),
     ("leaky_rerope", {}, leaky_distance(4, (40 - 1 - 4) / (16 - 1 - 4))),
@@ -194,18 +217,20 @@ FAR_CASES: list[tuple[str, dict[str, Any], Distance]] = [
 def test_far_pairs_are_ropes_at_the_papers_distance(method, options, distance):
     after = extended(RoPE(SHAPE), method, 40, **options)
     q, k, *_ = layer_inputs(SHAPE, 40, batch=1)
+
+    logits = attention_logits(after, q, k)
+
     wanted = at_distances(q, k, distance)
-    torch.testing.assert_close(
-        attention_logits(after, q, k), wanted, atol=5e-6, rtol=5e-6
-    )
+    assert_close(logits, wanted, atol=5e-6, rtol=5e-6)
 
 
 @pytest.mark.parametrize("length", [17, 40, 256])
 def test_self_extend_by_default_meets_no_distance_that_training_did_not(length):
     facts = facts_of(RoPE(SHAPE), "self_extend", length)
     distance = self_extend_distance(facts["window"], facts["group"])
-    met = [distance(i, j) for i in range(length) for j in range(i + 1)]
-    assert max(met) <= L - 1
+    for i in range(length):
+        met = [distance(i, j) for j in range(i + 1)]
+        assert max(met) <= L - 1
 
 
 @pytest.mark.parametrize("length", [17, 40, 256])
@@ -213,7 +238,8 @@ def test_self_extends_default_group_is_the_smallest_that_suffices(length):
     facts = facts_of(RoPE(SHAPE), "self_extend", length)
     smaller = max(1, facts["group"] - 1)
     distance = self_extend_distance(facts["window"], smaller)
-    assert max(distance(length - 1, j) for j in range(length)) > L - 1
+    of_last_row = [distance(length - 1, j) for j in range(length)]
+    assert max(of_last_row) > L - 1
 
 
 @pytest.mark.sample(3)
@@ -222,41 +248,57 @@ def test_self_extends_default_group_is_the_smallest_that_suffices(length):
 def test_far_pairs_in_blocks_of_rows_equal_the_whole(method, layout):
     after = extended(RoPE(SHAPE, layout=layout), method, 40)
     q, k, v, _ = layer_inputs(SHAPE, 40)
-    # every sequence its own
-    positions = torch.stack([torch.arange(40), torch.arange(40) + 3])
+    first = torch.arange(40)
+    second = first + 3
+    positions = torch.stack([first, second])  # every sequence its own
+
     whole = attention_output(after, q, k, v, positions=positions)
     parts = [attention(after, q, k, v, None, positions, 0)]
     for block in (1, 7, 40):
         inputs = (q, k, v, None)
-        parts.append(by_definition(after, inputs, positions, 0, block=block))
+        part = by_definition(after, inputs, positions, 0, block=block)
+        parts.append(part)
+
     for part in parts:
         # fp32 sums in another order
-        torch.testing.assert_close(part, whole, atol=2e-6, rtol=2e-6)
+        assert_close(part, whole, atol=2e-6, rtol=2e-6)
 
 
 def test_a_stretched_table_keeps_its_ends_and_is_straight_between_its_rows():
     learned = encodings.build("learned", SHAPE)
     after = extended(learned, "interpolate", 61)
-    code = after.embed(torch.zeros(1, 61, 16), torch.arange(61)[None])[0]
+    nothing = torch.zeros(1, 61, 16)
+    positions = torch.arange(61)[None]
+
+    code = after.embed(nothing, positions)[0]
+
     table = learned.get_parameter("table")
     for position in range(61):  # four positions a row
         low, quarters = divmod(position, 4)
         high = min(low + 1, 15)
-        wanted = torch.lerp(table[low], table[high], quarters / 4)
-        torch.testing.assert_close(code[position], wanted)
+        share = quarters / 4
+        wanted = torch.lerp(table[low], table[high], share)
+        assert_close(code[position], wanted)
 
 
-def test_a_stretched_table_ends_at_its_length() -> None:
+def test_a_stretched_table_ends_at_its_length():
     learned = encodings.build("learned", SHAPE)
     after = extended(learned, "interpolate", 61)
     assert after.max_length == 61
+
+    nothing = torch.zeros(1, 62, 16)
+    positions = torch.arange(62)[None]
+    with pytest.raises(UserError, match="62"):
+        after.embed(nothing, positions)
+
+
+def test_facts_of_a_stretched_table_are_its_factor_and_that_it_follows_the_length():
+    learned = encodings.build("learned", SHAPE)
     facts = facts_of(learned, "interpolate", 61)
     assert facts == {"factor": 61 / 16, "dynamic": True}
-    with pytest.raises(UserError, match="62"):
-        after.embed(torch.zeros(1, 62, 16), torch.arange(62)[None])
 
 
-SQUEEZED: list[tuple[str, str, dict[str, Any]]] = [
+SQUEEZED = [
     ("alibi", "alibi_pi", {}),
     ("fire", "interpolate", {}),
     ("t5", "interpolate", {"num_buckets": 8, "max_distance": 16}),
@@ -273,11 +315,15 @@ def test_what_is_squeezed_is_the_trained_one_at_divided_positions(
     q, k, _, x = layer_inputs(SHAPE, L)
     near = torch.arange(L)
     far = 4 * near
+
     stretched = attention_logits(after, q, k, x, positions=far, layer=1)
     wanted = attention_logits(trained, q, k, x, positions=near, layer=1)
-    torch.testing.assert_close(stretched, wanted)
-    x = x[..., : after.token_dim()]
-    torch.testing.assert_close(after.embed(x, far[None]), trained.embed(x, near[None]))
+    assert_close(stretched, wanted)
+
+    tokens = x[..., : after.token_dim()]
+    stretched = after.embed(tokens, far[None])
+    wanted = trained.embed(tokens, near[None])
+    assert_close(stretched, wanted)
 
 
 @pytest.mark.parametrize(("name", "method", "options"), SQUEEZED)
@@ -288,45 +334,67 @@ def test_what_is_squeezed_does_not_use_the_trained_ones_cheap_form(
     after = extended(trained, method, 4 * L)
     q, k, v, x = layer_inputs(SHAPE, L)
     positions = torch.arange(L)[None]
+
     fast = attention(after, q, k, v, x, positions, 1, consecutive=True)
+
     whole = attention_output(after, q, k, v, x, layer=1)
-    torch.testing.assert_close(fast, whole, atol=2e-6, rtol=2e-6)
+    assert_close(fast, whole, atol=2e-6, rtol=2e-6)
 
 
-OF_METHOD = {
-    "alibi_pi": ["alibi", "learned_sinks"],
-    "interpolate": ["learned", "t5", "fire", "shape"],
-}
 EXTENDED = [
-    (name, method) for method in methods() for name in OF_METHOD.get(method, ["rope"])
+    ("alibi", "alibi_pi"),
+    ("learned_sinks", "alibi_pi"),
+    ("learned", "interpolate"),
+    ("t5", "interpolate"),
+    ("fire", "interpolate"),
+    ("shape", "interpolate"),
+    ("lerope", "yarn"),
+    ("decoupled_rope", "yarn"),
+    ("layered", "yarn"),
+    ("temperature", "yarn"),
 ]
-EXTENDED += [
-    (name, "yarn") for name in ("lerope", "decoupled_rope", "layered", "temperature")
-]
+EXTENDED += [("rope", method) for method in FREQUENCY_RULES + FAR_PAIRS]
+
+
+def test_every_method_is_tried():
+    tried = {method for _, method in EXTENDED}
+    assert tried == {*methods()}
+
+
+def trained_model(config, name):
+    options = {}
+    if name == "learned_sinks":
+        options = {"inner": "alibi"}
+    return build(encoded(config, name, **options), 257).eval()
 
 
 @pytest.mark.parametrize(("name", "method"), EXTENDED)
 @torch.inference_mode()
 def test_an_extension_leaves_the_trained_model_as_it_was(name, method, tiny_config):
-    options = {"inner": "alibi"} if name == "learned_sinks" else {}
-    gpt = build(encoded(tiny_config, name, **options), 257).eval()
+    gpt = trained_model(tiny_config, name)
     trained = gpt.encoding
     ids = torch.randint(257, (2, 16))
     before = gpt(ids)
+
     gpt.encoding, facts = extend_encoding(trained, method, 40, 16)
-    assert gpt(torch.randint(257, (2, 40))).isfinite().all()
+    longer = torch.randint(257, (2, 40))
+    logits = gpt(longer)
+    assert logits.isfinite().all()
     assert "dynamic" in facts
+
     gpt.encoding = trained
-    assert torch.equal(before, gpt(ids))
+    after = gpt(ids)
+    assert torch.equal(before, after)
 
 
 @pytest.mark.parametrize(("name", "method"), EXTENDED)
 def test_an_extension_shares_the_parameters(name, method, tiny_config):
-    options = {"inner": "alibi"} if name == "learned_sinks" else {}
-    trained = build(encoded(tiny_config, name, **options), 257).encoding
+    trained = trained_model(tiny_config, name).encoding
     after, _ = extend_encoding(trained, method, 40, 16)
-    of_trained = {parameter.data_ptr() for parameter in trained.parameters()}
-    assert {parameter.data_ptr() for parameter in after.parameters()} == of_trained
+
+    places = {parameter.data_ptr() for parameter in after.parameters()}
+    places_before = {parameter.data_ptr() for parameter in trained.parameters()}
+    assert places == places_before
 
 
 def test_a_scheme_has_the_methods_that_are_for_it():
@@ -342,5 +410,6 @@ def test_a_scheme_has_the_methods_that_are_for_it():
     ],
 )
 def test_what_a_scheme_cannot_do_is_refused(name, method, options, expected):
+    encoding = encodings.build(name, SHAPE)
     with pytest.raises(UserError, match=expected):
-        extend_encoding(encodings.build(name, SHAPE), method, 4 * L, L, **options)
+        extend_encoding(encoding, method, 4 * L, L, **options)

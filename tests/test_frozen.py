@@ -11,7 +11,6 @@ import json
 import math
 import re
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -34,19 +33,17 @@ from posbench.results.compare import NOT_RESOLVED, compare
 
 HERE = Path(__file__).parent
 ROWS = HERE.parent / "docs" / "rows"
-FROZEN: dict[str, Any] = json.loads(
-    (HERE / "data" / "frozen.json").read_text(encoding="utf-8")
-)
+FROZEN = json.loads((HERE / "data" / "frozen.json").read_text(encoding="utf-8"))
 LAYERED = configs_dir() / "encoding" / "layered"
 PATTERNS = sorted(f"layered/{path.stem}" for path in LAYERED.glob("*.yaml"))
 
 
-def write_json(path: Path, content: dict[str, Any]) -> None:
+def write_json(path, content):
     path.write_text(json.dumps(content), encoding="utf-8")
 
 
 @pytest.fixture
-def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def source(tmp_path, monkeypatch):
     """Write a finished run with only the files that `start=source` reads, and a
     text.
     """
@@ -59,56 +56,63 @@ def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     checkpoint.mkdir(parents=True)
     words = yaml.safe_dump(to_container(config))
     Path("source", "config.yaml").write_text(words, encoding="utf-8")
-    run = {"status": "done", "tokenizer_sha256": "b" * 64, "data": {"sha256": "c" * 64}}
-    write_json(Path("source", "run.json"), run)
+    record = {"status": "done", "tokenizer_sha256": "b" * 64}
+    record["data"] = {"sha256": "c" * 64}
+    write_json(Path("source", "run.json"), record)
     files = {"model.safetensors": {"sha256": "a" * 64}}
     manifest = {"step": config.training.steps, "files": files}
     write_json(checkpoint / "manifest.json", manifest)
 
 
-def test_many_configurations_are_frozen() -> None:
+def test_many_configurations_are_frozen():
     assert len(FROZEN["ids"]) >= 200
 
 
 @pytest.mark.sample(16)
 @pytest.mark.parametrize("part", range(16))
-def test_configurations_name_the_runs_of_old(part: int, source: None) -> None:
-    for words in list(FROZEN["ids"])[part::16]:
-        assert single(words.split()).id == FROZEN["ids"][words], words
+def test_configurations_name_the_runs_of_old(part, source):
+    every_16th = list(FROZEN["ids"])[part::16]
+    for words in every_16th:
+        config = single(words.split())
+        assert config.id == FROZEN["ids"][words], words
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("tokenizer", ["bytes", "bpe"])
 @pytest.mark.parametrize("name", ["train", "validation", "test"])
-def test_the_built_in_text_gives_the_same_splits_and_tokens(
-    tokenizer: str, name: str, tmp_path: Path
-) -> None:
+def test_the_built_in_text_gives_the_same_splits_and_tokens(tokenizer, name, tmp_path):
     config = single([f"data.tokenizer={tokenizer}", "tracking=none"])
     made = tokens.prepare(config.data, tmp_path)
     frozen = FROZEN["tokens"].get(made.record["sha256"])
     if frozen is None:
         pytest.skip("this Python's library is another text than those that are frozen")
+
     split = getattr(made, name)
-    digest = hashlib.sha256()
-    digest.update(np.asarray(split.ids, np.uint32).tobytes())
-    digest.update(np.asarray(split.starts, np.int64).tobytes())
+    ids = np.asarray(split.ids, np.uint32)
+    starts = np.asarray(split.starts, np.int64)
+    digest = hashlib.sha256(ids.tobytes())
+    digest.update(starts.tobytes())
     assert digest.hexdigest() == frozen[f"{tokenizer} {name}"]
 
 
-def test_every_frozen_scheme_is_there() -> None:
+def test_every_frozen_scheme_is_there():
+    there = {*encodings.names(), *PATTERNS}
     # an encoding that is added has no frozen loss yet
-    assert {*FROZEN["losses"]} <= {*encodings.names(), *PATTERNS}
+    assert FROZEN["losses"].keys() <= there
 
 
-def test_every_frozen_scheme_begins_with_its_frozen_parameters() -> None:
+def test_every_frozen_scheme_begins_with_its_frozen_parameters():
     sums = {}  # of absolute values
+    shape = Shape(32, 4, 2, 32)
     for case in cases():
+        name, options = case
         torch.manual_seed(0)
-        encoding = untrained(*case, Shape(32, 4, 2, 32))
+        encoding = untrained(name, options, shape)
         total = 0.0
         for parameter in encoding.parameters():
-            total += float(parameter.detach().double().abs().sum())
-        if total > 0 and case[0] in FROZEN["losses"]:
+            values = parameter.detach().double()
+            total += values.abs().sum().item()
+        if total > 0 and name in FROZEN["losses"]:
             sums[label(case)] = total
     assert sums == pytest.approx(FROZEN["start"], rel=1e-5)
 
@@ -124,7 +128,7 @@ SMALL = [
 
 @pytest.mark.sample(16)
 @pytest.mark.parametrize("name", sorted(FROZEN["losses"]))
-def test_a_scheme_reaches_its_frozen_losses(name: str) -> None:
+def test_a_scheme_reaches_its_frozen_losses(name):
     """Losses at one and two times the training length after eight updates, or
     "undefined" where the encoding ends.
 
@@ -147,23 +151,28 @@ def test_a_scheme_reaches_its_frozen_losses(name: str) -> None:
 
     model.eval()
     for length, frozen in zip((32, 64), FROZEN["losses"][name], strict=True):
-        given = (held_out[:, :length], held_out[:, 1 : length + 1])
+        read = held_out[:, :length]
+        labels = held_out[:, 1 : length + 1]
         if frozen == "undefined":
             with pytest.raises(Undefined):
-                model(*given)
+                model(read, labels)
         else:
             with torch.no_grad():
-                assert float(model(*given)) == pytest.approx(frozen, abs=1e-4)
+                loss = model(read, labels)
+            assert loss.item() == pytest.approx(frozen, abs=1e-4)
 
 
-def cell(row: Any, name: str) -> str:
+def cell(row, name):
     """Return a mean with its interval, or with its range if seeds are in two groups, as
     tables printed it.
     """
+    mean = row[name]
     if row[f"{name}_groups"]:
-        return f"{row[name]:+.3f} [{row[f'{name}_min']:.3f}, {row[f'{name}_max']:.3f}]"
+        low = row[f"{name}_min"]
+        high = row[f"{name}_max"]
+        return f"{mean:+.3f} [{low:.3f}, {high:.3f}]"
     half = (row[f"{name}_high"] - row[f"{name}_low"]) / 2
-    return f"{row[name]:+.3f} ±{half:.3f}"
+    return f"{mean:+.3f} ±{half:.3f}"
 
 
 def cells(table: pd.DataFrame) -> list[list[str]]:
@@ -175,28 +184,31 @@ def cells(table: pd.DataFrame) -> list[list[str]]:
         table = table.assign(holds_to=math.nan, uses=math.nan)
     for row in table.to_dict("records"):
         label = row["label"]
+        seeds = str(row["seeds"])
         loss = f"{row['nll']:.3f}"
         learned = row["learned"]
         spread = [f"{row['nll_sd']:.3f}", f"{row['nll_text_error']:.3f}"]
         units = [f"{row['perplexity']:.2f}", f"{row['bits_per_byte']:.3f}"]
-        rows.append([label, str(row["seeds"]), loss, learned, *spread, *units])
+        rows.append([label, seeds, loss, learned, *spread, *units])
 
-        rises = [cell(row, f"rise_{ratio:g}x") for ratio in table.attrs["ratios"]]
+        ratios = table.attrs["ratios"]
+        rises = [cell(row, f"rise_{ratio:g}x") for ratio in ratios]
         rows.append([label, loss, *rises, learned, reach(row), context(row)])
         if label != "rope":
-            differences = cell(row, "nll_difference"), cell(row, "rise_difference")
-            rows.append([label, *differences])
+            nll = cell(row, "nll_difference")
+            rise = cell(row, "rise_difference")
+            rows.append([label, nll, rise])
     return rows
 
 
-def reach(row: Any) -> str:
+def reach(row):
     if math.isnan(row["holds_to"]):
         return ""
     further = "≥ " if row["holds_further"] else ""
     return f"{further}{row['holds_to']:.0f}"
 
 
-def context(row: Any) -> str:
+def context(row):
     if math.isnan(row["uses"]):
         return ""
     return f"{row['uses']:.0f}"
@@ -204,18 +216,19 @@ def context(row: Any) -> str:
 
 def frozen_cells(study: str, table: pd.DataFrame) -> list[list[str]]:
     """Return the frozen cells, with the context used only for schemes that beat the
-    cached n-gram model, as today.
+    n-gram model with the window, as today.
     """
     silent = set(table.loc[table["uses_context"] != "yes", "label"])
     rows = []
     for row in FROZEN["tables"][study]:
-        label, second, *_, last = row
+        label, second, *between, last = row
         is_loss = second.isdigit()  # the number of seeds
         is_curve = last == "" or last.isdigit()
         if is_loss:
             rows.append(row[:8])
         elif is_curve:
-            rows.append([*row[:-1], "" if label in silent else last])
+            used = "" if label in silent else last
+            rows.append([label, second, *between, used])
         else:
             rise = row[3] if len(row) > 4 else row[2]
             rows.append([label, second, rise])
@@ -225,28 +238,37 @@ def frozen_cells(study: str, table: pd.DataFrame) -> list[list[str]]:
 @pytest.mark.parametrize(
     "study", ["six", pytest.param("six_demo", marks=pytest.mark.slow)]
 )
-def test_the_main_tables_have_their_frozen_numbers(study: str) -> None:
+def test_the_main_tables_have_their_frozen_numbers(study):
     table = compare(rows_of_study(study))
-    assert sorted(cells(table)) == sorted(frozen_cells(study, table))
+    printed = cells(table)
+    frozen = frozen_cells(study, table)
+    assert sorted(printed) == sorted(frozen)
 
 
-def test_the_main_tables_of_six_have_their_frozen_order_and_words() -> None:
-    table = compare(rows_of_study("six")).set_index("label")
+def test_the_main_table_of_six_has_its_frozen_order():
+    table = compare(rows_of_study("six"))
     by_loss = ["fox", "rope", "t5", "alibi", "sinusoidal", "none"]
-    assert list(table.index) == by_loss
+    assert list(table["label"]) == by_loss
+
+
+def test_the_main_tables_of_six_have_their_frozen_words():
+    table = compare(rows_of_study("six")).set_index("label")
     for name, *_, frozen in FROZEN["tables"]["six"]:
         if ";" in frozen:
             words = set(table.loc[name, ["nll_word", "rise_word"]])
-            assert words == set(re.sub(" at [14]x", "", frozen).split("; "))
+            without_lengths = re.sub(" at [14]x", "", frozen)
+            assert words == set(without_lengths.split("; "))
 
 
 @pytest.mark.slow
-def test_the_main_tables_of_six_demo_have_their_words() -> None:
+def test_the_main_tables_of_six_demo_have_their_words():
     """Differences at the training length need no gate; rises do, which rope of six_demo
     has not passed.
     """
-    table = compare(rows_of_study("six_demo")).set_index("label").drop("rope")
-    assert table["nll_word"].to_dict() == {
+    table = compare(rows_of_study("six_demo")).set_index("label")
+    table = table.drop("rope")
+    words = table["nll_word"].to_dict()
+    assert words == {
         "fox": "better",
         "t5": "better",
         "alibi": NOT_RESOLVED,
@@ -260,14 +282,16 @@ def test_the_main_tables_of_six_demo_have_their_words() -> None:
 
 
 @pytest.mark.slow
-def test_claims_have_their_frozen_outcomes() -> None:
+def test_claims_have_their_frozen_outcomes():
     """Every claim has its frozen outcome, and its p-value before adjustment."""
-    entries = claim.read([*FROZEN["claims"]])
+    entries = claim.read(list(FROZEN["claims"]))
     plans = reproduce.plans_of_claims(entries, [])
     judged = reproduce.judge_claims(entries, plans, rows_of_study("ledger"))
     outcomes = {}
     for row in judged.itertuples():
-        p = None if math.isnan(row.p) else float(f"{row.p:.3g}")
+        p = None
+        if not math.isnan(row.p):
+            p = float(f"{row.p:.3g}")
         outcomes[row.claim] = [row.outcome, p]
     assert outcomes == FROZEN["claims"]
 
@@ -280,7 +304,9 @@ def rows_at_the_end() -> pd.DataFrame:
     rows = rows[rows["checkpoint_step"] == steps.transform("max")]
     rows = rows[rows["split"] == "test"]
     rows = rows[rows["protocol"] == "fixed_target"]
-    return rows[rows[["window", "extension", "task"]].isna().all(axis=1)]
+    rows = rows[rows["window"].isna()]
+    rows = rows[rows["extension"].isna()]
+    return rows[rows["task"].isna()]
 
 
 def rung_of(settings: str) -> str:
@@ -304,7 +330,7 @@ def ladder() -> pd.DataFrame:
     return gains.groupby(["rung", "encoding"]).mean()
 
 
-def test_the_ladder_has_its_frozen_shares_and_regrets() -> None:
+def test_the_ladder_has_its_frozen_shares_and_regrets():
     """Compare, of the pairs resolved at the target, the share that a rung orders alike,
     and what its best one costs.
     """
@@ -315,7 +341,11 @@ def test_the_ladder_has_its_frozen_shares_and_regrets() -> None:
         alike = []
         for a, b in FROZEN["ladder"]["resolved"][endpoint]:
             if a in schemes and b in schemes:
-                alike.append((values[a] < values[b]) == (target[a] < target[b]))
-        cost = target[values.idxmin()] - target.min()
-        assert round(float(np.mean(alike)), 2) == share, (rung, endpoint)
-        assert round(cost, 3) == pytest.approx(regret), (rung, endpoint)
+                is_less = values[a] < values[b]
+                is_less_at_target = target[a] < target[b]
+                alike.append(is_less == is_less_at_target)
+        found = round(float(np.mean(alike)), 2)
+        best = values.idxmin()
+        cost = round(target[best] - target.min(), 3)
+        assert found == share, (rung, endpoint)
+        assert cost == pytest.approx(regret), (rung, endpoint)

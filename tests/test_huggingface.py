@@ -3,6 +3,7 @@ folder is said in one line.
 """
 
 import json
+import math
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -22,6 +23,7 @@ from hf_models import (
     save,
     write_text,
 )
+from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 from safetensors.torch import load_file, save_file
 from support import posbench
@@ -68,15 +70,17 @@ def subject(folder: Path) -> HuggingFaceModel:
 
 
 def extended(model: HuggingFaceModel, text: str, length: int = LONG) -> Any:
-    return model.varied(Variant(extension=text), length).subject
+    variant = Variant(extension=text)
+    return model.in_variant(variant, length).subject
 
 
-def ids_for(kind: str) -> NDArray[np.integer]:
+def ids_for(kind):
     return SHORT_IDS if kind in TABLES else IDS
 
 
-def every_nll(model: HuggingFaceModel, ids: NDArray[np.integer]) -> Floats:
-    return nll_of(model, ids, ids.shape[1] - 1, 0)
+def every_nll(model, ids):
+    length = ids.shape[1] - 1
+    return nll_of(model, ids, length, 0)
 
 
 def theirs(folder: Path, ids: Any, masks: Any = None, **changes: Any) -> Floats:
@@ -85,25 +89,30 @@ def theirs(folder: Path, ids: Any, masks: Any = None, **changes: Any) -> Floats:
     """
     config = transformers.AutoConfig.from_pretrained(folder)
     config.get_text_config().update(changes)
-    model = transformers.AutoModelForCausalLM.from_pretrained(
-        folder, config=config, dtype=torch.float32
-    )
-    x = torch.from_numpy(ids)
+    auto = transformers.AutoModelForCausalLM
+    model = auto.from_pretrained(folder, config=config, dtype=torch.float32)
+    model.eval()
+
+    tokens = torch.from_numpy(ids)
+    read = tokens[:, :-1]
+    targets = tokens[:, 1:]
     with torch.no_grad():
-        logits = model.eval()(x[:, :-1], use_cache=False, attention_mask=masks).logits
-    nll = F.cross_entropy(logits.transpose(1, 2), x[:, 1:], reduction="none")
+        output = model(read, use_cache=False, attention_mask=masks)
+    logits = output.logits.transpose(1, 2)  # (B, V, T)
+    nll = F.cross_entropy(logits, targets, reduction="none")
     return nll.numpy()
 
 
-def assert_close(ours: Floats, wanted: Floats) -> None:
+def assert_close(ours, wanted):
     np.testing.assert_allclose(ours, wanted, atol=1e-5, rtol=0)
 
 
-def assert_differ(ours: Floats, other: Floats) -> None:
-    assert np.abs(ours - other).mean() > 1e-3
+def assert_differ(ours, other):
+    difference = np.abs(ours - other)
+    assert difference.mean() > 1e-3
 
 
-def test_the_models_here_are_all_that_are_called_tested() -> None:
+def test_the_models_here_are_all_that_are_called_tested():
     assert MODELS.keys() == load.TESTED.keys()
 
 
@@ -111,12 +120,15 @@ def test_the_models_here_are_all_that_are_called_tested() -> None:
 @pytest.mark.parametrize("kind", EVERY_KIND)
 @pytest.mark.parametrize("scored", ["all", 7])
 def test_nll_is_that_of_the_librarys_own_logits(folder_of, kind, scored):
+    folder = folder_of(kind)
     ids = ids_for(kind)
     length = ids.shape[1] - 1
-    changes = {"max_seq_len": length} if kind == "mpt" else {}
-    wanted = theirs(folder_of(kind), ids, **changes)
     count = length if scored == "all" else scored
-    ours = nll_of(subject(folder_of(kind)), ids, count, 0)
+
+    ours = nll_of(subject(folder), ids, count, 0)
+
+    changes = {"max_seq_len": length} if kind == "mpt" else {}
+    wanted = theirs(folder, ids, **changes)
     np.testing.assert_allclose(ours, wanted[:, -count:], atol=1e-6, rtol=1e-6)
     assert wanted.std() > 0.3  # the weights do something
 
@@ -139,21 +151,28 @@ def masks_of(config: Any, length: int, sinks: int) -> Any:
     """
     places = torch.arange(length)
     distance = places[:, None] - places
-    near = (distance >= 0) & ((distance < WINDOW) | (places < sinks))
-    full = additive(near)
+    is_sink = places < sinks
+    is_near = distance < WINDOW
+    is_seen = (distance >= 0) & (is_near | is_sink)
+    full = additive(is_seen)
+
     own = getattr(config, "sliding_window", None)
     if own is None:
         return full
-    sliding = additive(near & (distance < own))
-    if len({*(getattr(config, "layer_types", None) or ())}) > 1:
+    sliding = additive(is_seen & (distance < own))
+    types = getattr(config, "layer_types", None) or []
+    if len(set(types)) > 1:
         return {"full_attention": full, "sliding_attention": sliding}
-    return sliding if config.model_type == "mistral" else full
+    if config.model_type == "mistral":
+        return sliding
+    return full
 
 
-def additive(seen: torch.Tensor) -> torch.Tensor:
+def additive(is_seen):
     """Return what is added to scores (B, 1, T, T) so that only some keys are seen."""
     lowest = torch.finfo(torch.float32).min
-    return torch.zeros(2, 1, *seen.shape).masked_fill(~seen, lowest)
+    scores = torch.zeros(2, 1, *is_seen.shape)
+    return scores.masked_fill(~is_seen, lowest)
 
 
 @pytest.mark.sample(6)
@@ -164,13 +183,17 @@ def test_a_window_with_sinks_is_the_librarys_own_mask(folder_of, kind, sinks):
     ids = ids_for(kind)
     length = ids.shape[1] - 1
     variant = Variant(window=WINDOW, sinks=sinks)
-    narrow = every_nll(model.varied(variant, length).subject, ids)
+    narrowed = model.in_variant(variant, length).subject
+
+    narrow = every_nll(narrowed, ids)
+
     plain = every_nll(model, ids)
     assert_close(narrow[:, :WINDOW], plain[:, :WINDOW])
     assert_differ(narrow[:, WINDOW:], plain[:, WINDOW:])
     if kind not in NO_MASKS:
         masks = masks_of(model.config, length, sinks)
-        assert_close(narrow, theirs(folder_of(kind), ids, masks))
+        wanted = theirs(folder_of(kind), ids, masks)
+        assert_close(narrow, wanted)
 
 
 @pytest.mark.parametrize("kind", NO_MASKS)
@@ -178,13 +201,20 @@ def test_a_window_with_sinks_is_the_librarys_own_mask(folder_of, kind, sinks):
 def test_a_window_hides_all_before_it_but_the_sinks(
     folder_of, kind, changed_ids, moves
 ):
+    model = subject(folder_of(kind))
     variant = Variant(window=8, sinks=3)  # 2 layers see 14 back
-    narrowed = subject(folder_of(kind)).varied(variant, LENGTH).subject
+    narrowed = model.in_variant(variant, LENGTH).subject
     ids = SHORT_IDS[:1]
     other = ids.copy()
-    other[0, changed_ids] = (other[0, changed_ids] + 1) % VOCABULARY
-    difference = nll_of(narrowed, ids, 4, 0) - nll_of(narrowed, other, 4, 0)
-    assert bool(np.abs(difference).max() > 1e-4) is moves
+    other[0, changed_ids] += 1
+    other %= VOCABULARY
+
+    before = nll_of(narrowed, ids, 4, 0)
+    after = nll_of(narrowed, other, 4, 0)
+
+    largest = np.abs(after - before).max()
+    has_moved = bool(largest > 1e-4)
+    assert has_moved is moves
 
 
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": LENGTH}
@@ -196,7 +226,7 @@ LLAMA3 = {
     "original_max_position_embeddings": LENGTH,
 }
 FULL = {"rope_type": "linear", "factor": 2.0, "rope_theta": 1e6}
-EXTENSIONS: list[tuple[str, str, dict[str, Any]]] = [
+EXTENSIONS = [
     ("llama", "pi", {"rope_type": "linear", "factor": 2.0}),
     ("llama", "dynamic_ntk:factor=2", {"rope_type": "dynamic", "factor": 2.0}),
     ("llama", "yarn:factor=4", YARN),
@@ -213,18 +243,33 @@ def test_an_extension_is_the_librarys_own_model_of_that_configuration(
 ):
     folder = folder_of(kind)
     original = transformers.AutoConfig.from_pretrained(folder).rope_parameters
-    wanted = theirs(folder, IDS, rope_parameters={**original, **parameters})
-    assert_close(every_nll(extended(subject(folder), text), IDS), wanted)
+    wanted = theirs(folder, IDS, rope_parameters=original | parameters)
+
+    model = extended(subject(folder), text)
+
+    assert_close(every_nll(model, IDS), wanted)
 
 
 def test_an_extension_leaves_the_model_itself_as_it_was(folder_of):
     model = subject(folder_of("llama"))
     before = every_nll(model, IDS)
 
-    after = every_nll(extended(model, "yarn:factor=4"), IDS)
+    longer = extended(model, "yarn:factor=4")
 
-    assert_differ(after, before)
-    assert_close(every_nll(model, IDS), before)
+    of_longer = every_nll(longer, IDS)
+    after = every_nll(model, IDS)
+    assert_differ(of_longer, before)
+    assert_close(after, before)
+
+
+def test_pairs_of_neighbours_are_extended_as_pairs_half_a_head_apart(folder_of):
+    folder = folder_of("cohere")
+
+    made = subject(folder).varied(Variant(extension="yarn:factor=4"), LONG)
+
+    parameters = made.facts["rope_parameters"]
+    wanted = theirs(folder, IDS, rope_parameters=parameters)
+    assert_close(every_nll(made.subject, IDS), wanted)
 
 
 # their factor is by default that of the length
@@ -236,7 +281,7 @@ FIXED = (
     "longrope:factor=4",
     "abf",
 )
-ROTARY = [*ROPE, "granite", "gemma3"]
+ROTARY = [*ROPE, "granite", "gemma3", "cohere"]
 
 
 @pytest.mark.sample(12)
@@ -250,14 +295,18 @@ def test_every_method_is_the_library_with_the_parameters_that_the_row_records(
     model = subject(folder_of(kind))
     plain = every_nll(model, IDS)
     for text in (*FOLLOWING, *FIXED):
-        varied = model.varied(Variant(extension=text), LONG)
+        varied = model.in_variant(Variant(extension=text), LONG)
         parameters = varied.facts["rope_parameters"]
         if "gemma3" in kind:
-            parameters = model.config.rope_parameters | {"full_attention": parameters}
+            changes = {"full_attention": parameters}
+            parameters = model.config.rope_parameters | changes
         nll = every_nll(varied.subject, IDS)
         wanted = theirs(folder_of(kind), IDS, rope_parameters=parameters)
-        assert np.abs(nll - wanted).max() < 1e-5, text
-        assert np.abs(nll - plain).mean() > 1e-4, text
+
+        from_library = np.abs(nll - wanted)
+        from_plain = np.abs(nll - plain)
+        assert from_library.max() < 1e-5, text
+        assert from_plain.mean() > 1e-4, text
 
 
 @pytest.mark.sample(12)
@@ -268,12 +317,15 @@ def test_a_method_that_follows_the_length_changes_nothing_up_to_the_trained_one(
     model = subject(folder_of(kind))
     plain = every_nll(model, SHORT_IDS)
     for text in FOLLOWING:
-        nll = every_nll(extended(model, text, LENGTH), SHORT_IDS)
-        assert np.abs(nll - plain).max() < 1e-5, text
+        unchanged = extended(model, text, LENGTH)
+        nll = every_nll(unchanged, SHORT_IDS)
+        difference = np.abs(nll - plain)
+        assert difference.max() < 1e-5, text
 
 
-def test_a_model_without_a_rotary_module_turns_as_nothing() -> None:
-    assert not turns_as(torch.nn.Linear(2, 2), {}, LONG)
+def test_a_model_without_a_rotary_module_turns_as_nothing():
+    model = torch.nn.Linear(2, 2)
+    assert not turns_as(model, {}, LONG)
 
 
 @pytest.mark.parametrize(("slowest", "is_alike"), [(1.0, True), (0.995, False)])
@@ -282,13 +334,18 @@ def test_half_a_percent_of_the_slowest_pair_is_noticed(folder_of, slowest, is_al
     made = extension(model.config, "abf", LONG, LENGTH, {"base": 1e4})
     (rotary,) = made.rotations.values()
     factors = torch.tensor([1, 1, 1, slowest])
-    rescaled = rotary.rescaled(rotary.inv_freq() * factors, 1.0)
-    assert turns_as(model.model, {None: rescaled}, LONG) is is_alike
+    frequencies = rotary.inv_freq() * factors
+    rescaled = rotary.rescaled(frequencies, 1.0)
+
+    turns_alike = turns_as(model.model, {None: rescaled}, LONG)
+
+    assert turns_alike is is_alike
 
 
 def test_phi3_is_not_extended_since_its_module_follows_rules_of_its_own(folder_of):
+    model = subject(folder_of("phi3"))
     with pytest.raises(Undefined, match="other frequencies"):
-        extended(subject(folder_of("phi3")), "yarn:factor=4")
+        extended(model, "yarn:factor=4")
 
 
 @pytest.mark.parametrize(
@@ -303,42 +360,43 @@ def test_phi3_is_not_extended_since_its_module_follows_rules_of_its_own(folder_o
 def test_an_extension_that_a_model_does_not_have_is_undefined(
     folder_of, kind, text, message
 ):
+    model = subject(folder_of(kind))
     with pytest.raises(Undefined, match=message):
-        extended(subject(folder_of(kind)), text)
+        extended(model, text)
 
 
 @pytest.fixture
-def stretched(tmp_path) -> HuggingFaceModel:
-    """A model that is extended already."""
-    parameters = LLAMA3 | {
-        "rope_theta": 1e4,
-        "original_max_position_embeddings": 24,
-    }
-    save("llama", tmp_path / "m", rope_parameters=parameters)
-    return subject(tmp_path / "m")
+def stretched(tmp_path) -> Path:
+    """The folder of a model that is extended already."""
+    folder = tmp_path / "m"
+    lengths = {"rope_theta": 1e4, "original_max_position_embeddings": 24}
+    save("llama", folder, rope_parameters=LLAMA3 | lengths)
+    return folder
 
 
 def test_a_model_that_is_extended_already_is_not_extended_again(stretched):
+    model = subject(stretched)
     with pytest.raises(Undefined, match="llama3"):
-        extended(stretched, "pi")
+        extended(model, "pi")
 
 
-def test_the_training_length_is_that_before_the_extension(stretched, tmp_path):
-    assert load.find(str(tmp_path / "m")).train_length == 24
+def test_the_training_length_is_that_before_the_extension(stretched):
+    source = load.find(str(stretched))
+    assert source.train_length == 24
 
 
 @pytest.mark.parametrize("text", ["yran", "yarn:factor=0.5"])
 def test_a_mistyped_extension_is_an_error_also_where_a_model_has_none(
     folder_of, stretched, text
 ):
-    models = [subject(folder_of("llama")), subject(folder_of("bloom")), stretched]
-    for model in models:
+    for folder in (folder_of("llama"), folder_of("bloom"), stretched):
+        model = subject(folder)
         with pytest.raises(UserError) as refusal:
             extended(model, text)
         assert not isinstance(refusal.value, Undefined)
 
 
-LENGTH_DEPENDENT: dict[str, dict[str, Any]] = {
+LENGTH_DEPENDENT = {
     "dynamic_ntk": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0},
     "longrope": {
         "rope_type": "longrope",
@@ -353,73 +411,89 @@ LENGTH_DEPENDENT: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("method", LENGTH_DEPENDENT)
 def test_a_row_does_not_follow_from_what_was_read_before(tmp_path, method):
-    save("llama", tmp_path / "m", rope_parameters=LENGTH_DEPENDENT[method])
-    model = subject(tmp_path / "m")
+    folder = tmp_path / "m"
+    save("llama", folder, rope_parameters=LENGTH_DEPENDENT[method])
+    model = subject(folder)
+    longer = IDS[:, : LENGTH + 9]
     longest = np.concatenate([IDS, IDS], axis=1)
-    for ids in (IDS, SHORT_IDS, IDS[:, : LENGTH + 9], longest, IDS):
-        fresh = subject(tmp_path / "m")
-        assert np.array_equal(nll_of(model, ids, 8, 0), nll_of(fresh, ids, 8, 0))
-    assert_close(every_nll(model, IDS), theirs(tmp_path / "m", IDS))
+
+    for ids in (IDS, SHORT_IDS, longer, longest, IDS):
+        fresh = subject(folder)
+        nll = nll_of(model, ids, 8, 0)
+        wanted = nll_of(fresh, ids, 8, 0)
+        assert np.array_equal(nll, wanted)
+
+    ours = every_nll(model, IDS)
+    assert_close(ours, theirs(folder, IDS))
 
 
 @pytest.mark.parametrize("method", LENGTH_DEPENDENT)
 def test_an_extension_has_the_frequencies_of_its_length_for_shorter_inputs_too(
     folder_of, method
 ):
-    used = extended(subject(folder_of("llama")), method)
-    fresh = extended(subject(folder_of("llama")), method)
+    folder = folder_of("llama")
+    used = extended(subject(folder), method)
+    fresh = extended(subject(folder), method)
     nll_of(used, IDS[:, :20], 8, 0)
+
     ids = IDS[:, :70]
-    assert np.array_equal(nll_of(used, ids, 8, 0), nll_of(fresh, ids, 8, 0))
+    nll = nll_of(used, ids, 8, 0)
+
+    wanted = nll_of(fresh, ids, 8, 0)
+    assert np.array_equal(nll, wanted)
 
 
-def with_tensors(folder: Path, change: Callable[[dict[str, Any]], object]) -> None:
-    """Change the tensors of a folder."""
-    path = folder / "model.safetensors"
-    tensors = load_file(path)
-    change(tensors)
-    save_file(tensors, path, metadata={"format": "pt"})
+WEIGHTS = "model.safetensors"
 
 
-def without_a_tensor(folder: Path) -> None:
-    with_tensors(folder, lambda t: t.pop("model.layers.1.mlp.up_proj.weight"))
+def without_a_tensor(folder):
+    tensors = load_file(folder / WEIGHTS)
+    tensors.pop("model.layers.1.mlp.up_proj.weight")
+    save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
 
 
-def not_a_number(folder: Path) -> None:
-    with_tensors(folder, lambda t: t["model.norm.weight"].fill_(float("nan")))
+def not_a_number(folder):
+    tensors = load_file(folder / WEIGHTS)
+    tensors["model.norm.weight"].fill_(math.nan)
+    save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
 
 
-def pickled(folder: Path) -> None:
+def pickled(folder):
     torch.save({}, folder / "pytorch_model.bin")
-    (folder / "model.safetensors").unlink()
+    (folder / WEIGHTS).unlink()
 
 
-def beside_shards(folder: Path) -> None:
-    shutil.copy(
-        folder / "model.safetensors", folder / "model-00001-of-00002.safetensors"
-    )
+def beside_shards(folder):
+    shard = folder / "model-00001-of-00002.safetensors"
+    shutil.copy(folder / WEIGHTS, shard)
 
 
-def high_ids(folder: Path) -> None:
+def beside_an_index(folder):
+    (folder / "model.safetensors.index.json").write_text("{}")
+
+
+def high_ids(folder):
     path = folder / "tokenizer.json"
-    path.write_text(path.read_text().replace(" 130", " 999"))
+    text = path.read_text()
+    path.write_text(text.replace(" 130", " 999"))
 
 
-def adapter(folder: Path) -> None:
+def adapter(folder):
     (folder / "adapter_config.json").write_text("{}")
 
 
-def with_keys(**keys: Any) -> Callable[[Path], None]:
+def with_keys(**keys):
     return lambda folder: changed(folder, **keys)
 
 
-WRONG: list[tuple[Callable[[Path], object], str]] = [
+WRONG = [
     (not_a_number, "logits are not finite in fp32"),
     (without_a_tensor, "missing_keys model.layers.1."),
     (with_keys(num_hidden_layers=1), "unexpected_keys model.layers.1"),
     (with_keys(intermediate_size=48), "transformers cannot load it"),
     (pickled, "pickled weights may run code"),
     (beside_shards, "two sets of weights, model.safetensors and model-00001-of-00002"),
+    (beside_an_index, "two sets of weights, model.safetensors and model.safetensors.i"),
     (with_keys(quantization_config={"bits": 4}), "quantised"),
     (with_keys(auto_map={"AutoModel": "evil.Evil"}), "auto_map"),
     (high_ids, "it gives id 999, its"),
@@ -433,8 +507,10 @@ def refusal_of(model: Path, capsys: Any) -> str:
     line.
     """
     write_text(Path("text.txt"), 1000)
-    assert posbench("evaluate", str(model), *EVALUATE) == 2
-    line = capsys.readouterr().err.strip().splitlines()[-1]
+    code = posbench("evaluate", str(model), *EVALUATE)
+    assert code == 2
+    printed = capsys.readouterr().err.strip()
+    line = printed.splitlines()[-1]
     assert line.startswith("error: ")
     assert len(line) < 600
     assert not Path("outputs").exists()
@@ -449,14 +525,19 @@ def test_what_is_wrong_is_said_in_one_line_before_anything_is_written(
     monkeypatch.chdir(tmp_path)
     shutil.copytree(folder_of("llama"), "model")
     spoil(Path("model"))
-    assert message in refusal_of(Path("model"), capsys)
+
+    line = refusal_of(Path("model"), capsys)
+
+    assert message in line
 
 
 def test_a_model_that_looks_ahead_is_refused(folder_of, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     shutil.copytree(folder_of("gemma3_text"), "model")
     changed(Path("model"), use_bidirectional_attention=True)
+
     line = refusal_of(Path("model"), capsys)
+
     assert "is no causal model: later tokens" in line
 
 
@@ -465,16 +546,19 @@ def snapshot(folder_of, tmp_path) -> Path:
     """A model as the hub's cache has it: weights in several files, all of them links;
     it names an attention on the hub.
     """
+    whole = folder_of("llama")
     blobs = tmp_path / "blobs"
-    model = transformers.AutoModelForCausalLM.from_pretrained(folder_of("llama"))
+    model = transformers.AutoModelForCausalLM.from_pretrained(whole)
     model.save_pretrained(blobs, max_shard_size="30kB")
     name = "someone/evil"
     changed(blobs, _attn_implementation=name, attn_implementation=name)
-    shutil.copy(folder_of("llama") / "tokenizer.json", blobs)
+    shutil.copy(whole / "tokenizer.json", blobs)
+
     folder = tmp_path / "snapshots" / "abc"
     folder.mkdir(parents=True)
     for file in blobs.iterdir():
-        (folder / file.name).symlink_to(Path("..", "..", "blobs", file.name))
+        link = folder / file.name
+        link.symlink_to(Path("..", "..", "blobs", file.name))
     return folder
 
 
@@ -482,16 +566,23 @@ def snapshot(folder_of, tmp_path) -> Path:
 def test_shards_behind_links_are_read_and_a_named_attention_is_not_fetched(
     folder_of, snapshot
 ):
-    ours = every_nll(subject(snapshot), IDS)
-    assert np.array_equal(ours, every_nll(subject(folder_of("llama")), IDS))
+    in_shards = subject(snapshot)
+    whole = subject(folder_of("llama"))
+    nll = every_nll(in_shards, IDS)
+    wanted = every_nll(whole, IDS)
+    assert np.array_equal(nll, wanted)
 
 
 @pytest.mark.slow
 def test_a_byte_of_the_weights_changes_the_digest(snapshot):
     before = load.find(str(snapshot)).sha256()
+
     last = max(snapshot.glob("model-*.safetensors")).resolve()
-    last.write_bytes(last.read_bytes()[:-1] + b"\7")
-    assert load.find(str(snapshot)).sha256() != before
+    content = last.read_bytes()
+    last.write_bytes(content[:-1] + b"\7")
+
+    after = load.find(str(snapshot)).sha256()
+    assert after != before
 
 
 def results() -> Path:
@@ -500,14 +591,49 @@ def results() -> Path:
     return folder
 
 
+@pytest.fixture
+def results_of_mamba(folder_of, tmp_path, monkeypatch) -> Path:
+    """The results of an untested kind without RoPE up to twice its length, by itself
+    and with an extension.
+    """
+    monkeypatch.chdir(tmp_path)
+    write_text(Path("text.txt"))
+    folder = str(folder_of("mamba"))
+    lengths = ["length=48,96", "train_length=48", "protocol=fixed_target"]
+    code = posbench("evaluate", folder, *EVALUATE, *lengths, "extension=yarn")
+    assert code == 0
+    return results()
+
+
+def test_an_untested_kind_is_recorded_as_such(results_of_mamba):
+    record = json.loads((results_of_mamba / "run.json").read_text())
+    assert record["support"]["level"] == "untested"
+
+
+def test_without_rope_an_extension_and_longer_inputs_are_undefined(results_of_mamba):
+    statuses = {}
+    for row in read_rows(results_of_mamba):
+        if row.get("window") is None:
+            statuses[row["length"], row["extension"]] = row["status"]
+
+    assert statuses == {
+        (48, None): "ok",
+        (96, None): "undefined",
+        (48, "yarn"): "undefined",
+        (96, "yarn"): "undefined",
+    }
+
+
 def test_an_untested_kind_without_rope_is_undefined_beyond_its_length(folder_of):
+    model = subject(folder_of("mamba"))
     with pytest.raises(Undefined, match="mamba is untested and has no RoPE"):
-        subject(folder_of("mamba")).varied(Variant(), LENGTH + 1)
+        model.in_variant(Variant(), LENGTH + 1)
 
 
 def test_a_recurrent_state_has_no_windows(folder_of):
+    model = subject(folder_of("mamba"))
     with pytest.raises(Undefined, match="do not restrict all layers of mamba"):
-        subject(folder_of("mamba")).varied(Variant(window=9), LENGTH)
+        model.in_variant(Variant(window=9), LENGTH)
 
 
 def test_random_weights_are_called_not_learned(
@@ -515,9 +641,14 @@ def test_random_weights_are_called_not_learned(
 ):
     monkeypatch.chdir(tmp_path)
     write_text(Path("text.txt"))
-    asked = ["length=48", "protocol=fixed_target"]
-    assert posbench("evaluate", str(folder_of("llama")), *EVALUATE, *asked) == 0
-    assert "a guess among 131 tokens has 4.875" in capsys.readouterr().out
+    folder = str(folder_of("llama"))
+    asked = [*EVALUATE, "length=48", "protocol=fixed_target"]
+
+    code = posbench("evaluate", folder, *asked)
+
+    assert code == 0
+    printed = capsys.readouterr().out
+    assert "a guess among 131 tokens has 4.875" in printed
 
 
 @pytest.mark.parametrize("kind", MODELS)
@@ -528,22 +659,26 @@ def test_the_training_length_comes_from_the_folder(tmp_path, kind):
 
 
 @pytest.mark.parametrize(
-    ("begins", "bos", "reading"),
+    ("begins", "bos", "separator", "first"),
     [
-        (None, None, (0, False)),
-        (None, "document", (0, False)),
-        (None, "window", (0, True)),
-        (5, None, (5, True)),
-        (5, "document", (5, False)),
-        (5, "window", (5, True)),
+        (None, None, 0, False),
+        (None, "document", 0, False),
+        (None, "window", 0, True),
+        (5, None, 5, True),
+        (5, "document", 5, False),
+        (5, "window", 5, True),
     ],
 )
 def test_what_stands_before_documents_comes_from_the_folder(
-    tmp_path, begins, bos, reading
+    tmp_path, begins, bos, separator, first
 ):
     save("olmo", tmp_path / "m", begins)
-    found = evaluate.reading_of(load.find(str(tmp_path / "m")), bos)
-    assert (found.separator, found.first) == reading
+    source = load.find(str(tmp_path / "m"))
+
+    reading = evaluate.reading_of(source, bos)
+
+    assert reading.separator == separator
+    assert reading.first is first
 
 
 @pytest.mark.parametrize(("kind", "precision"), [("llama", "bf16"), ("bloom", "fp32")])
@@ -555,7 +690,10 @@ def test_weights_in_bf16_are_evaluated_so_where_that_is_fast_and_blooms_never(
     made = configuration(kind, dtype=torch.bfloat16)
     source = load.Source(tmp_path, "", None, {}, made)
     cpu = torch.device("cpu")
-    assert evaluate.precision_of(source, tiny_config.evaluation, cpu) == precision
+
+    chosen = evaluate.precision_of(source, tiny_config.evaluation, cpu)
+
+    assert chosen == precision
 
 
 @pytest.mark.parametrize("begins", [pytest.param(None, marks=pytest.mark.slow), 5])
@@ -571,26 +709,31 @@ def test_rows_are_what_the_librarys_logits_give_on_the_same_windows(
         write_text(Path("text", f"{name}.txt"), 900)
     save("gpt_neox", Path("model"), begins)
     asked = ["data.path=text", *EVALUATE[1:], "length=48", "protocol=nonoverlap"]
-    assert posbench("evaluate", "./model", *asked) == 0
 
+    code = posbench("evaluate", "./model", *asked)
+
+    assert code == 0
     (row,) = [row for row in read_rows(results()) if "protocol" in row]
     units = row["units"]
+    mean = sum(units["nll"]) / row["n_tokens"]
     assert row["n_tokens"] == sum(units["tokens"])
     assert row["dtype"] == "fp32"
-    assert sum(units["nll"]) / row["n_tokens"] == pytest.approx(row["nll"], abs=1e-5)
+    assert mean == pytest.approx(row["nll"], abs=1e-5)
 
     record = json.loads((results() / "run.json").read_text())
-    words = Path("text", "test.txt").read_text().split()
-    ids = np.array([record["data"]["separator"]["id"], *(int(w[1:]) for w in words)])
-    windows = np.lib.stride_tricks.sliding_window_view(ids, LENGTH + 1).copy()
+    ids = [record["data"]["separator"]["id"]]
+    for word in Path("text", "test.txt").read_text().split():
+        ids.append(int(word[1:]))
+    windows = sliding_window_view(np.array(ids), LENGTH + 1).copy()
     if begins is not None:
         windows[:, 0] = begins
-    of_window = theirs(Path("model"), windows).astype(float).sum(axis=1)
+    nll_of_tokens = theirs(Path("model"), windows).astype(float)
+    nll_of_windows = nll_of_tokens.sum(axis=1)
     for nll, tokens in zip(units["nll"], units["tokens"], strict=True):
         n_windows = tokens // LENGTH
-        last_start = len(of_window) - (n_windows - 1) * LENGTH
-        sums = [
-            of_window[start : start + tokens : LENGTH].sum()
-            for start in range(last_start)
-        ]
-        assert np.abs(np.array(sums) - nll).min() < 1e-3
+        n_starts = len(windows) - (n_windows - 1) * LENGTH
+        differences = []
+        for start in range(n_starts):
+            its_windows = nll_of_windows[start : start + tokens : LENGTH]
+            differences.append(abs(its_windows.sum() - nll))
+        assert min(differences) < 1e-3

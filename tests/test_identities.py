@@ -4,7 +4,9 @@ import pytest
 import schemes
 import torch
 
+from posbench import encodings
 from posbench.encodings.base import Shape
+from posbench.model.attention import logits_by_rows, make_layer, prepared
 from posbench.model.standalone import attention_logits
 
 SHAPE = Shape(32, 2, 2, 16)  # heads 16 wide
@@ -13,6 +15,32 @@ BY_DISTANCE = [
     ("rope", {}),
     ("transformer_xl", {}),
 ]
+
+
+def have_a_key_bias() -> list[str]:
+    names = []
+    for name in encodings.names():
+        if "key_bias" in encodings.load(name).overridden:
+            names.append(name)
+    return names
+
+
+@pytest.mark.parametrize("name", have_a_key_bias())
+def test_a_bias_per_key_is_the_bias_up_to_a_constant_of_each_row(name):
+    encoding = schemes.build(name, {}, SHAPE)
+    q, k, v, x = schemes.layer_inputs(SHAPE, 40)
+    layer = make_layer(encoding, torch.arange(40)[None], 1, x, consecutive=True)
+    encoding, q, k, _, layer = prepared(encoding, q, k, v, layer)
+    every_row = layer.replace(rows=slice(0, 40), keys=slice(0, 40))
+
+    per_key = encoding.key_bias(layer)[:, :, None]  # (B, H, 1, T)
+
+    logits = logits_by_rows(encoding, q, k, every_row)
+    bias = logits - q @ k.mT * encoding.logit_scale  # (B, H, T, T)
+    is_later = bias.isinf()
+    difference = (bias - per_key).masked_fill(is_later, 0)
+    constant = difference[..., :1].expand_as(difference).masked_fill(is_later, 0)
+    torch.testing.assert_close(difference, constant, atol=1e-4, rtol=1e-5)
 
 
 @pytest.mark.parametrize(("name", "options"), BY_DISTANCE)

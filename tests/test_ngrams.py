@@ -8,10 +8,16 @@ import numpy as np
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
+from posbench.config import compose
+from posbench.config.schema import EvaluationConfig
+from posbench.data.tokens import TokenSplit, data_of
 from posbench.evaluation.ngrams import ORDERS, Readers, predictions
+from posbench.evaluation.protocols import targets_of
+from posbench.evaluation.requests import measurements, with_windows
 
 V = 6  # size of the vocabulary
 A, B, C, D = range(4)
+BUILT_IN = "639fd9706e91be557aedb7ecc88f1a1472dc2945bc7e70d9c9db1926b8dcd01a"
 
 
 def text(n: int = 400, seed: int = 0) -> np.ndarray:
@@ -232,3 +238,43 @@ def test_the_best_order_and_weights_are_those_of_validation_text():
     ratios = parts / (weights @ parts)
     assert ratios.mean(axis=1).max() < 1.01
     assert of_window.mean() < nll.mean()  # the text repeats itself
+
+
+def targets_at_1x(settings: EvaluationConfig, split: TokenSplit, train_length: int):
+    rows = measurements(settings, train_length)
+    for row in with_windows(rows, settings, split, train_length):
+        if row.protocol == "fixed_target" and row.length == train_length:
+            return targets_of(row.windows)
+    raise AssertionError("no row at 1x")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("words", "ngram", "of_window"),
+    [
+        ([], 3.408, 2.932),
+        (["experiment=reader_wide", "ratio=0.125,0.25,0.5,1,2,4"], 3.408, 2.791),
+        (["experiment=reader_wide"], 3.535, 2.832),
+    ],
+    ids=["reader", "ladder", "wide patterns"],
+)
+def test_the_readers_are_as_good_as_an_independent_measurement(words, ngram, of_window):
+    """Measured by others on the built-in text of Python 3.11.7."""
+    config = compose.single(["experiment=reader", *words])
+    data = data_of(config.data)
+    if data.record["sha256"] != BUILT_IN:
+        pytest.skip("another Python has another built-in text")
+    batches = data.batches(config.training, config.seed)
+    spans = batches.spans(config.training.steps)
+    vocab_size = data.tokenizer.vocab_size
+    held_out = (data.test.ids, data.validation.ids)
+    made = Readers(data.train.ids, spans, vocab_size, *held_out)
+    train_length = config.training.train_length
+    targets = targets_at_1x(config.evaluation, data.test, train_length)
+
+    order, nll = made.ngram(targets.indices)
+    with_window = made.with_window(targets.indices, targets.context)
+
+    assert order == 6
+    assert nll.mean() == pytest.approx(ngram, abs=0.02)
+    assert with_window.mean() == pytest.approx(of_window, abs=0.03)

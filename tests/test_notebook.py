@@ -182,7 +182,7 @@ def test_training_and_evaluating_return_the_run_and_print_nothing(here, capsys):
 
     assert capsys.readouterr().out == ""
     assert run.status == "done"
-    (folder,) = Path("outputs/demo").glob("rope-s0-*")
+    (folder,) = Path("outputs/text").glob("rope-s0-*")
     assert run.folder == folder
     curve = run.curve()
     longer_curve = more.curve()
@@ -209,6 +209,10 @@ def test_a_class_typed_into_a_notebook_trains_under_its_name(here):
     source = Path(__file__).read_bytes()
     digest = hashlib.sha256(source).hexdigest()
     assert run.record["installed_encodings"] == {"slope": digest}
+
+
+def test_registering_a_class_may_be_a_decorator(here):
+    assert posbench.register(Slope) is Slope
 
 
 def test_a_class_takes_the_place_of_an_earlier_one_but_not_of_ours(here):
@@ -246,7 +250,7 @@ def test_a_class_that_learns_to_see_later_tokens_gets_no_numbers(here):
     with pytest.raises(UserError, match="'leak' is no causal model: later tokens"):
         posbench.train(TINY, encoding=encoding)
 
-    (folder,) = Path("outputs/demo").glob("leak-*")
+    (folder,) = Path("outputs/text").glob("leak-*")
     saved = list(folder.glob("checkpoint/step-*"))
     assert len(saved) == 1
     assert evaluation_rows(folder) == []
@@ -294,7 +298,7 @@ class Mine(posbench.Encoding):
     def rotate(self, q, k, layer):
         return q, k
 print(posbench.sweep(tiny, encoding=["none", Mine])[["encoding", "status"]].to_csv(index=False))
-print(len(posbench.report("outputs/demo", out="again", reference="none")))
+print(len(posbench.report("outputs/text", out="again", reference="none")))
 """
 
 
@@ -312,7 +316,7 @@ def test_a_sweep_from_a_plain_script_returns_its_runs(tmp_path):
     assert "rope,done" in done.stdout
     assert "mine,done" in done.stdout
     assert done.stdout.splitlines()[-1] == "3"
-    runs = list(tmp_path.glob("outputs/demo/[!.]*-s0-*"))
+    runs = list(tmp_path.glob("outputs/text/[!.]*-s0-*"))
     assert len(runs) == 3
     assert (tmp_path / "again/index.html").is_file()
 

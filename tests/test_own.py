@@ -62,7 +62,7 @@ def train(*words: str) -> int:
 
 
 def rows() -> list[EvaluationRow]:
-    (folder,) = Path("outputs/demo").glob("[!.]*")
+    (folder,) = Path("outputs/text").glob("[!.]*")
     return evaluation_rows(folder)
 
 
@@ -120,7 +120,7 @@ def ending(monkeypatch):
 
 def test_a_failed_length_costs_no_other_row(ending, monkeypatch, capsys):
     assert train("encoding=ending", "ratio=1") == 0
-    (folder,) = Path("outputs/demo").glob("[!.]*")
+    (folder,) = Path("outputs/text").glob("[!.]*")
     monkeypatch.setattr(Ending, "fails", True)
 
     assert posbench("evaluate", str(folder), "ratio=1,2,4") == 1
@@ -138,17 +138,17 @@ def test_a_failed_length_costs_no_other_row(ending, monkeypatch, capsys):
 
 
 def test_a_run_is_done_though_a_length_failed(ending, monkeypatch):
-    begin = training.begin
+    begin = training.record_begin
 
     def begin_and_fail(*given: Any, **named: Any) -> None:
         begin(*given, **named)
         monkeypatch.setattr(Ending, "fails", True)
 
-    monkeypatch.setattr(training, "begin", begin_and_fail)
+    monkeypatch.setattr(training, "record_begin", begin_and_fail)
 
     assert train("encoding=ending", "ratio=1,4") == 1
 
-    (folder,) = Path("outputs/demo").glob("[!.]*")
+    (folder,) = Path("outputs/text").glob("[!.]*")
     assert api.load(folder).status == "done"
     assert train("encoding=ending", "ratio=1,2,4") == 0
     statuses = {row.length: row.status for row in rows()}
@@ -203,7 +203,7 @@ AROUND = [
 def test_an_encoding_is_around_a_class_in_a_file(name, option):
     assert train(f"encoding={name}", option, "ratio=1") == 0
 
-    (folder,) = Path("outputs/demo").glob("[!.]*")
+    (folder,) = Path("outputs/text").glob("[!.]*")
     config = load_saved(folder / "config.yaml")
     encoding = config.encoding
     assert encoding.name == name
@@ -221,13 +221,13 @@ def test_a_changed_file_inside_another_encoding_is_another_run():
 
     assert train(*words) == 0
 
-    runs = list(Path("outputs/demo").glob("[!.]*"))
+    runs = list(Path("outputs/text").glob("[!.]*"))
     assert len(runs) == 2
 
 
 def test_a_file_that_nobody_approved_here_is_not_executed(capsys):
     assert train("encoding=mine.py:Slope", "ratio=1") == 0
-    (folder,) = Path("outputs/demo").glob("[!.]*")
+    (folder,) = Path("outputs/text").glob("[!.]*")
     # as on another machine, where the folder may be a stranger's
     shutil.rmtree("cache/posbench")
 
@@ -238,7 +238,7 @@ def test_a_file_that_nobody_approved_here_is_not_executed(capsys):
 
 def test_a_run_is_not_evaluated_with_a_file_that_has_changed(capsys):
     assert train("encoding=mine.py:Slope", "ratio=1") == 0
-    (folder,) = Path("outputs/demo").glob("[!.]*")
+    (folder,) = Path("outputs/text").glob("[!.]*")
     Path("mine.py").write_text(OWN + "# changed", encoding="utf-8")
 
     assert posbench("evaluate", str(folder), "ratio=2") == 2

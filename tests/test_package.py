@@ -20,7 +20,7 @@ from posbench.cli import main
 TINY = "data=text data.path=text.txt data.tokenizer=bytes model.n_layers=1 model.d_model=16 model.n_heads=2"
 TINY += " training.train_length=16 training.batch_size=4 training.tokens=128 training.warmup_tokens=64 cache=c"
 TINY += " evaluation.ratios=[1,2] evaluation.targets=8 evaluation.blocks=8 tracking=none runtime.threads=1"
-for line in ("list --json", "show rope --text", f"train encoding=alibi {TINY}", "report outputs/demo",
+for line in ("list --json", "show rope --text", f"train encoding=alibi {TINY}", "report outputs/text",
              "sweep sweep=compare --dry-run", "reproduce alibi_copies_longer --dry-run"):
     sys.argv = ["posbench", *line.split()]
     if code := main():
@@ -82,7 +82,7 @@ def test_the_wheel_is_enough_for_the_commands(wheel, tmp_path, monkeypatch):
     done = subprocess.run(python, capture_output=True, text=True, timeout=200)
 
     assert done.returncode == 0, done.stdout[-500:] + done.stderr
-    report = tmp_path / "outputs" / "demo" / "report" / "index.html"
+    report = tmp_path / "outputs" / "text" / "report" / "index.html"
     assert report.stat().st_size > 10_000
 
 

@@ -94,6 +94,12 @@ def test_bars_rise_with_the_loss(draw):
     assert sizes == [1, 9, 17]
 
 
+def test_a_wide_terminal_shows_the_perplexity(draw):
+    out = draw([row(16, 4.0), row(64, 5.0)], 120)
+
+    assert "148.41" in out
+
+
 def test_a_context_without_a_loss_says_why_and_has_no_bar(draw):
     out = draw([row(16, 4.0), row(128, None)])
 
@@ -111,6 +117,13 @@ def test_a_curve_is_on_one_text(draw):
 
     assert "4.000" in out
     assert "4.200" not in out
+    assert "4.300" not in out
+
+
+def test_a_curve_is_of_one_checkpoint(draw):
+    out = draw([row(16, 4.1), row(32, 4.3, checkpoint_step=0)])
+
+    assert "4.100" in out
     assert "4.300" not in out
 
 
@@ -170,6 +183,12 @@ def test_the_position_from_which_a_moved_passage_changes_is_named(draw):
     assert f"\nOffset: {jump}\n" in out
 
 
+def test_a_moved_passage_that_hardly_changes_has_its_largest_change(draw):
+    out = draw([row(16, 4.0), shifted(0), shifted(16)], 120)
+
+    assert "loss changes by 0.0100 nats at most up to position 32.\n" in out
+
+
 def test_positions_with_different_factors_are_not_compared(draw):
     rows = [row(16, 4.0)]
     for offset in (0, 16, 48):
@@ -181,9 +200,26 @@ def test_positions_with_different_factors_are_not_compared(draw):
     assert "\nOffset with pi: not compared: the factor differs between positions" in out
 
 
+def test_a_table_of_losses_has_the_legend_of_losses_alone(draw):
+    out = draw([row(16, 4.0), row(16, 4.1, extension="yarn")], 120)
+
+    assert "\na number: loss, nats per token.\n" in out
+
+
+def test_a_table_of_answers_has_the_legend_of_shares_alone(draw):
+    answers = {"protocol": "task", "task": "passkey", "accuracy": 0.5, "n_blocks": 8}
+
+    out = draw([row(16, 4.0), row(16, 4.1, **answers)], 120)
+
+    shares = "%: share of right answers"
+    interval = "in brackets its 95 % interval (Clopper & Pearson)"
+    assert f"\n{shares}; {interval}.\n" in out
+
+
 REMARKS = [
     (4.5, "Not learned: loss 4.500 at 1x, an n-gram model of order 3 has 4.000"),
     (4.02, "Not shown to have learned: loss 4.020 at 1x"),
+    (4.02, "a difference that may be chance over 8 documents."),
 ]
 
 

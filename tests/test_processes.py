@@ -7,6 +7,7 @@ import gc
 import multiprocessing
 import os
 import re
+import shutil
 import signal
 import sys
 import time
@@ -20,11 +21,14 @@ import torch
 from support import changed, encoded, start_child, write_words
 
 import posbench.training.train
+from posbench.config.overrides import apply
 from posbench.config.schema import Config
 from posbench.errors import RunFailed, Stopped, UserError
+from posbench.evaluation.job import evaluate_run
+from posbench.huggingface import search
 from posbench.launch import run as launch
 from posbench.launch.plans import Plan
-from posbench.processes import Place, World, joined, place
+from posbench.processes import Place, World, joined, place, refuse_several
 from posbench.run import checkpoint
 from posbench.run.rows import evaluation_rows, training_rows
 from posbench.run.run import load_record
@@ -143,6 +147,50 @@ def test_four_processes_give_what_one_gives_on_a_task(config, tmp_path):
     check_alike(one, four)
 
 
+def numbers_of(folder: Path) -> list[dict[str, Any]]:
+    """Return the evaluation rows of a run, without what they took."""
+    rows = []
+    for row in evaluation_rows(folder):
+        numbers = row.to_json()
+        del numbers["seconds"], numbers["peak_memory_bytes"]
+        rows.append(numbers)
+    return rows
+
+
+def test_two_processes_evaluate_to_the_bit_as_one_does(config, tmp_path):
+    one, two = tmp_path / "one", tmp_path / "two"
+    train(config, one, [])
+    shutil.copytree(one, two)
+    asked = apply(config, ["ratio=4", "probe=repeat,passkey", "extension=ntk"])
+
+    evaluate_run(one, asked)
+    together(2, two, lambda world: evaluate_run(two, asked, world))
+
+    assert {row["length"] for row in numbers_of(one)} >= {16, 64}
+    assert {row["task"] for row in numbers_of(one)} >= {"passkey", "repeat"}
+    assert numbers_of(two) == numbers_of(one)
+
+
+@pytest.mark.slow
+def test_posbench_evaluate_starts_processes(config, tmp_path, capfd):
+    one, two = tmp_path / "one", tmp_path / "two"
+    train(config, one, [])
+    shutil.copytree(one, two)
+
+    launch.evaluate_runs([one], ["ratio=4", "threads=1"])
+    printed = capfd.readouterr().out
+    launch.evaluate_runs([two], ["ratio=4", "threads=1", "processes=2"])
+
+    assert numbers_of(two) == numbers_of(one)
+    assert capfd.readouterr().out.replace(str(two), str(one)) == printed
+
+
+def test_the_processes_of_a_training_are_not_those_of_its_evaluation(config):
+    config = changed(config, runtime={"processes": 2})
+    assert apply(config, []).runtime.processes is None
+    assert apply(config, ["processes=4"]).runtime.processes == 4
+
+
 def send_signal_at(step: int, rank: int, patch: pytest.MonkeyPatch) -> None:
     """Send SIGTERM to one process at an update."""
 
@@ -239,6 +287,14 @@ def test_a_process_that_nobody_placed_is_alone():
     assert place(4) is None
 
 
+def test_an_empty_rank_is_none(monkeypatch):
+    monkeypatch.setenv("RANK", "")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.delenv("MASTER_ADDR", raising=False)
+
+    assert place(1) is None
+
+
 def test_srun_gives_a_process_its_place(monkeypatch):
     monkeypatch.setenv("SLURM_PROCID", "3")
     monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "4")
@@ -265,6 +321,20 @@ def test_torchrun_gives_a_process_its_place_also_under_slurm(
 ):
     monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "4")
     assert place(1) == (2, 4, 0, "env://")
+
+
+def test_what_needs_one_process_refuses_several(under_torchrun):
+    message = "expected one process: .* not choose an extension or evaluate a Hugging"
+    with pytest.raises(UserError, match=message):
+        refuse_several()
+
+
+def test_two_processes_choose_no_extension(config, tmp_path):
+    folder = tmp_path / "run"
+    train(config, folder, [])
+    words = ["extension=search", "length=64", "processes=2"]
+    with pytest.raises(UserError, match="expected one process"):
+        search.search(folder, words)
 
 
 def test_as_many_processes_are_started_as_are_asked_for(under_torchrun, config):

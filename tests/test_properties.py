@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import support
 
+from posbench import encodings
 from posbench.show import properties
 
 COLUMNS = [
@@ -80,6 +81,25 @@ def test_words_are_the_expected_ones(name):
 def test_figures_are_those_that_a_page_works_out(name, column, expected):
     figure = measured(name)[column]
     assert figure == pytest.approx(expected, rel=2e-3, abs=1e-6)
+
+
+def test_files_with_classes_of_one_name_are_measured_each_by_its_own(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr(encodings, "_registered", {})
+    words = []
+    for base in ("MinMax", "Binary"):
+        file = tmp_path / f"{base}.py"
+        file.write_text(
+            f"from posbench.encodings.absolute import {base}\n"
+            f"class Mine({base}): 'Mine.'\n"
+        )
+        words.append(f"{file}:Mine")
+
+    of_minmax, of_binary = properties.measure(words)["unique"]
+
+    assert of_minmax == pytest.approx(1 / 95, rel=2e-3)
+    assert of_binary == pytest.approx(1.0, rel=2e-3)
 
 
 def test_the_command_prints_words(capsys):

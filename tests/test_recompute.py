@@ -40,7 +40,7 @@ def test_it_places_targets_where_posbench_does_whatever_the_documents(protocol):
 
         split = TokenSplit(ids.astype(np.uint16), starts.astype(np.int64))
         reach = {"longest": longest, "train_length": TRAINED}
-        plan = protocols.plan(protocol, split, LENGTHS, **settings, **reach)
+        plan = protocols.place_windows(protocol, split, LENGTHS, **settings, **reach)
 
         text = recompute.Stream(ids, starts.tolist())
         n_halvings = longest.bit_length()

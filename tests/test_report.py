@@ -2,6 +2,7 @@
 
 import contextlib
 import csv
+import html
 import io
 import json
 import re
@@ -139,6 +140,27 @@ ANSWERS = [
 @pytest.mark.parametrize("answer", ANSWERS)
 def test_a_report_says_what_is_best_and_what_holds(text_of_six, answer):
     assert answer in " ".join(text_of_six.split())
+
+
+def test_the_legend_says_how_often_holds_is_wrong(text_of_six, page_of_six):
+    sentence = (
+        "3.6 to 5.9 % of simulated reports have a wrong 'holds', 5.5 to 47 % if rises"
+        " vary like RoPE's"
+    )
+
+    assert sentence in " ".join(text_of_six.split())
+    assert sentence in html.unescape(page_of_six)
+
+
+def test_the_shares_of_wrong_holds_are_those_of_the_protocol_page():
+    page = Path(__file__).parents[1] / "docs" / "protocol.md"
+    printed = page.read_text(encoding="utf-8")
+
+    shares = re.findall(r"\d[\d.]*", tables.WRONG_HOLDS)
+
+    assert shares == ["3.6", "5.9", "5.5", "47"]
+    for share in shares:
+        assert f"| {share} % |" in printed
 
 
 def test_the_lowest_loss_is_the_first_line_of_the_table(text_of_six):
@@ -325,6 +347,20 @@ def test_what_was_asked_for_last_is_printed(extended, capsys):
 
 
 @pytest.mark.usefixtures("undrawn")
+def test_a_length_of_one_run_has_the_command_that_gives_it_to_the_others(extended):
+    run, rows = extended
+    append(run, rows)
+
+    text = report_words(run.parent)
+
+    runs = read([run.parent]).drop_duplicates("folder")
+    n_done = (runs["run_status"] == "done").sum()
+    command = f"'posbench evaluate {run.parent} ratio=1,2,4,8,16,32'"
+    line = f"At 32x are rows of 1 of {n_done} runs: {command} computes the others"
+    assert line in text
+
+
+@pytest.mark.usefixtures("undrawn")
 def test_a_run_without_the_shared_targets_gets_the_command_that_computes_them(
     extended,
 ):
@@ -461,6 +497,39 @@ def test_what_was_measured_on_the_way_is_a_table(template, tmp_path):
     learned = [row[4] for row in table.cells]
     assert tokens == ["1M", "2M"]
     assert learned == ["no", "yes"]
+
+
+def card_cells(frame: pd.DataFrame) -> dict[str, dict[str, str]]:
+    """Return the cells of the card by scheme and column."""
+    table = card.card_table(frame, compare(frame))
+    names = [column.name for column in table.columns]
+    return {row[0]: dict(zip(names, row, strict=True)) for row in table.cells}
+
+
+def test_the_card_has_results_kernels_and_cache():
+    fox = card_cells(rows_of_study("six"))["fox"]
+
+    assert fox["loss"] == "2.774"
+    assert fox["holds_to"] == "≥ 8x"
+    assert fox["kernels"] == "with a bias"
+    assert fox["cache"] == "with x"
+
+
+def test_the_card_has_cost_as_a_multiple_of_none():
+    assert card_cells(rows_of_study("six"))["none"]["time"] == "1.00"
+
+
+def test_the_card_has_the_mean_of_retrieval_over_seeds():
+    frame = rows_of_study("six")
+    at_four = frame[(frame["length_ratio"] == 4) & frame["newest"]]
+    is_rope = (at_four["label"] == "rope") & (at_four["curve"] == "fixed_target")
+    right = [0.2, 0.4, 0.6, 0.4, 0.4]
+    asked = at_four[is_rope].assign(protocol="task", task="passkey", accuracy=right)
+
+    cells = card_cells(pd.concat([frame, asked], ignore_index=True))
+
+    assert cells["rope"]["right"] == "40%"
+    assert cells["fox"].get("right") == ""
 
 
 def test_the_card_names_models_that_transformers_has():

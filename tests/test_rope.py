@@ -26,6 +26,7 @@ from posbench.rope.reading import (
     ropes,
     unread,
 )
+from posbench.show import rope_picture
 
 transformers = pytest.importorskip("transformers")
 ROOT = Path(__file__).parents[1]
@@ -143,9 +144,12 @@ QUARTER = {**HALF, "rope_type": "proportional", "partial_rotary_factor": 0.25}
 # By model_type: the library's rotary module, and a configuration as authors spell it.
 PUBLISHED: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("Llama", {"rope_theta": 5e5, "rope_scaling": LLAMA3}),
+    "mistral": ("Mistral", {"rope_theta": 1e6, "sliding_window": 20}),
     "qwen2": ("Qwen2", {"rope_theta": 1e6, "rope_scaling": YARN}),
     "gpt_neox": ("GPTNeoX", {"rotary_pct": 0.25, "rotary_emb_base": 5000}),
+    "phi": ("Phi", {"rope_theta": 1e4}),
     "phi3": ("Phi3", {"rope_theta": 1e4, "rope_scaling": LONGROPE, **ORIGINAL}),
+    "glm": ("Glm", {"rope_theta": 1e4}),
     "glm4": ("Glm4", {"rope_parameters": HALF}),
     "stablelm": ("StableLm", {"partial_rotary_factor": 0.5}),
     "gemma2": ("Gemma2", KINDS),
@@ -156,6 +160,10 @@ PUBLISHED: dict[str, tuple[str, dict[str, Any]]] = {
             "rope_theta": 1e6,
             "rope_scaling": {"rope_type": "linear", "factor": 8.0},
         },
+    ),
+    "gemma3n_text": (
+        "Gemma3n",
+        {**KINDS, "rope_theta": 1e6, "rope_local_base_freq": 5e3},
     ),
     "gemma4_text": (
         "Gemma4Text",
@@ -261,6 +269,14 @@ def test_kinds_of_layers_have_their_own_bases_and_windows(kind, base, base_of_sl
     assert sliding.layers == "sliding_attention"
     assert sliding.base == base_of_sliding
     assert sliding.window == 20
+
+
+@pytest.mark.parametrize(
+    ("kind", "width"), [("glm", 8), ("phi", 8), ("gpt_neox", 4), ("stablelm", 8)]
+)
+def test_the_share_of_a_head_that_turns_is_the_classs_or_that_of_the_file(kind, width):
+    rope = one(published(kind))
+    assert rope.width == width
 
 
 # Models whose modules have names of their own, or that need more than their defaults.
@@ -535,3 +551,22 @@ def extended(settings: dict[str, Any], method: str) -> list[Rope]:
     length = 2 * train_length
     made = extension(config, method, length, train_length, {"factor": 2.0})
     return ropes(made.config)
+
+
+def test_the_command_draws(files, capsys):
+    assert posbench("rope", "one.json", "other.json", "--png=a.png") == 0
+
+    assert capsys.readouterr().out.endswith("a.png\n")
+    assert Path("a.png").stat().st_size > 10_000
+
+
+def test_a_picture_has_each_curve_and_the_trained_length_once():
+    first = read({**LLAMA, "rope_theta": 1e4})
+    second = read({**LLAMA, "rope_theta": 2e4})
+
+    (axes,) = rope_picture.picture({"a": first, "b": second}, [64]).axes
+
+    curves_of_a = 2  # plain, trained: it is drawn as plain
+    curves_of_b = 2
+    assert len(axes.get_lines()) == curves_of_a + curves_of_b
+    assert len(axes.get_legend().get_texts()) == 3

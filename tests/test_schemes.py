@@ -20,7 +20,7 @@ from posbench import attention_output, encodings
 from posbench.encodings.base import Shape
 from posbench.errors import OptionError, Undefined
 from posbench.model.attention import make_layer
-from posbench.model.standalone import whole_block
+from posbench.model.standalone import prepared_block
 
 SHAPE = Shape(d_model=32, n_heads=4, n_layers=2, train_length=64)
 FP32 = {"atol": 1e-5, "rtol": 1e-5}  # sums of fp32 numbers of size 1 in another order
@@ -86,6 +86,15 @@ def test_xpos_guards_the_span_of_positions_and_not_their_number(start):
 
 
 WIDE = Shape(768, 12, 4, train_length=4096)
+
+
+def test_fope_draws_its_weights_alike_in_every_run():
+    first = build("fope", WIDE).coefficients
+
+    torch.manual_seed(1)
+    again = build("fope", WIDE).coefficients
+
+    assert torch.equal(again, first)
 
 
 def test_fope_draws_weights_as_large_as_xaviers_around_one_frequency_a_pair():
@@ -175,7 +184,7 @@ def test_fires_bias_by_pieces_is_its_network_also_with_units_that_never_switch()
     positions = torch.arange(50)[None]
 
     layer = make_layer(encoding, positions, 1, x)
-    *_, layer = whole_block(encoding, q, k, v, layer)
+    *_, layer = prepared_block(encoding, q, k, v, layer)
     by_pieces = encoding.bias(q, k, layer)
 
     parameters = dict(encoding.named_parameters())

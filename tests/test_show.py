@@ -103,7 +103,7 @@ def test_a_run_is_drawn_as_learned_and_left_as_it_was(tmp_path, monkeypatch):
         "runtime.cache=cache",
     ]
     assert support.posbench("train", *words) == 0
-    run = next(Path("outputs/demo").glob("t5-s0-*"))
+    run = next(Path("outputs/text").glob("t5-s0-*"))
     before = support.snapshot(run)
 
     assert support.posbench("show", str(run), "rope", "base=100") == 0

@@ -14,6 +14,7 @@ ROOT = Path(__file__).parents[1]
 SMALL = [
     *support.TINY,
     "data.path=text.txt",
+    "study=demo",
     "training.tokens=128",
     "runtime.cache=cache",
 ]

@@ -12,7 +12,7 @@ from torch.testing import assert_close
 
 import posbench
 from posbench.encodings.base import Encoding, Shape
-from posbench.errors import UserError
+from posbench.errors import Undefined, UserError
 
 SHAPE = Shape(d_model=32, n_heads=4, n_layers=2, train_length=32)
 CASES = pytest.mark.parametrize("case", schemes.parameters())
@@ -39,6 +39,22 @@ def test_it_is_the_definition(case, causal):
     expected = posbench.attention_output(encoding, q, k, v, x, 1, positions, causal)
     out = posbench.attention(encoding, q, k, v, positions, 1, x, causal=causal)
     assert_close(out, expected, **CLOSE)
+
+
+@pytest.mark.sample(2)
+@CASES
+@torch.no_grad()
+def test_in_16_bits_it_is_near_the_definition(case):
+    encoding = schemes.build(*case, SHAPE)
+    positions = positions_of(encoding)
+    in_full = schemes.layer_inputs(SHAPE, T)
+    q, k, v, x = (each.bfloat16() for each in in_full)
+    expected = posbench.attention_output(encoding, q, k, v, x, 1, positions)
+
+    out = posbench.attention(encoding, q, k, v, positions, 1, x)
+
+    assert out.dtype == torch.bfloat16
+    assert float((out - expected).norm()) < 0.03 * float(expected.norm())
 
 
 @pytest.mark.sample(2)
@@ -147,6 +163,16 @@ def test_mistakes_are_told_in_one_line(name, mistake, message):
     with pytest.raises(UserError, match=message) as caught:
         posbench.attention(encoding, **given)
     assert "\n" not in str(caught.value)
+
+
+def test_positions_beyond_a_table_are_undefined():
+    encoding = schemes.build("tupe", {}, SHAPE)
+    q, k, v, x = schemes.layer_inputs(SHAPE, T)
+    beyond = torch.arange(T) + SHAPE.train_length
+
+    message = f"position {T + 31} is beyond the end of 'tupe'"
+    with pytest.raises(Undefined, match=message):
+        posbench.attention(encoding, q, k, v, beyond, 1, x)
 
 
 def test_an_encoding_that_was_cast_is_refused():

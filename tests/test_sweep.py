@@ -125,7 +125,7 @@ def test_a_sweep_is_every_combination(overrides):
     first, second, *_ = todo
     assert second.command[2:4] == ("encoding=rope", "seed=1")
     outputs = Path(first.config.runtime.outputs)
-    assert first.folder == outputs / "demo" / first.id
+    assert first.folder == outputs / "text" / first.id
 
 
 def test_a_run_that_two_sets_name_is_one(overrides):
@@ -152,6 +152,11 @@ def test_every_sweep_file_composes(name):
     todo = plans.resolve(sets)
     assert len(todo) >= 3
     assert {plan.config.study for plan in todo} == {name}
+
+
+def test_a_sweep_file_on_an_own_text_has_a_study_of_that_text():
+    todo = plans.resolve(plans.read_sets("six", ["data.path=novels/", "seed=0"]))
+    assert {plan.config.study for plan in todo} == {"novels"}
 
 
 @pytest.mark.slow
@@ -190,18 +195,17 @@ def test_a_plan_of_an_own_file_names_its_folder_in_the_command(tmp_path):
         assert plan.command[-1] == f"--config-dir={tmp_path}"
 
 
-# A file of a sweep | what the line says.
-WRONG_FILES = """
-- encoding=rope | expected keys with values
-{sets: [encoding=rope], shard: [seed=1]} | is not a sweep: expected 'sets'
-sets: [{encoding: rope}] | is not a sweep: expected 'sets'
-shared: [seed=1] | is not a sweep: expected 'sets'
-"""
+# The text of a file of a sweep, and what the line says.
+WRONG_FILES = [
+    ("- encoding=rope", "expected keys with values"),
+    ("{sets: [encoding=rope], shard: [seed=1]}", "is not a sweep: expected 'sets'"),
+    ("sets: [{encoding: rope}]", "is not a sweep: expected 'sets'"),
+    ("shared: [seed=1]", "is not a sweep: expected 'sets'"),
+]
 
 
-@pytest.mark.parametrize("line", WRONG_FILES.split("\n")[1:-1])
-def test_a_file_that_is_no_sweep_is_one_line(line, tmp_path):
-    text, message = line.split(" | ")
+@pytest.mark.parametrize(("text", "message"), WRONG_FILES)
+def test_a_file_that_is_no_sweep_is_one_line(text, message, tmp_path):
     write_choice(tmp_path, "sweep/mine", text)
     with pytest.raises(UserError) as caught:
         plans.read_sets("mine", [], tmp_path)
@@ -313,6 +317,20 @@ def test_a_sweep_of_further_rows_leaves_the_former_one_finished(overrides, monke
     sweep.sweep([*arguments, "evaluation.blocks=9"])
 
 
+def test_what_is_done_is_reported_though_runs_are_missing(
+    overrides, reports, monkeypatch
+):
+    arguments = ["encoding=rope,alibi", *overrides]
+    todo = trained(arguments)
+    waiting = {plan.id: pool.WAITING for plan in todo}
+    monkeypatch.setattr(slots, "execute", lambda todo, n_jobs: waiting)
+
+    with pytest.raises(PosbenchError, match="2 runs of 2 not done"):
+        sweep.sweep(arguments)
+
+    assert len(reports) == 1
+
+
 CRASH = """
 import os
 from posbench import Encoding
@@ -392,7 +410,7 @@ def test_a_sweep_killed_three_times_equals_an_uninterrupted_one(overrides, tmp_p
     arguments = ["encoding=rope", "seed=0,1", *each_once([*overrides, *longer])]
     rng = random.Random(time.time_ns())
     first, second = sorted(rng.sample(range(1, 340), 2))
-    outputs = tmp_path / "outputs/demo"
+    outputs = tmp_path / "outputs/text"
 
     # the last: also before anything is trained
     for updates in (first, second, 0):
@@ -414,7 +432,7 @@ def test_ctrl_c_lets_what_runs_save_itself(overrides, tmp_path):
     long = each_once([*overrides, "training.tokens=1000000"])
     arguments = ["encoding=rope,alibi", *long]
     process = start_sweep(arguments, 1)
-    until(lambda: steps(tmp_path / "outputs/demo") > 5)
+    until(lambda: steps(tmp_path / "outputs/text") > 5)
 
     os.kill(process.pid, signal.SIGINT)
     process.join()
@@ -490,46 +508,127 @@ def test_a_run_that_was_killed_stays_done_in_its_record(job):
     assert pool.record(job)["status"] == "done"
 
 
-# Cores, GPUs, --n-jobs, processes and threads of each run, OMP_NUM_THREADS | threads of
-# each process, GPUs by run.
-SLOTS = """
-8 - null null null null | 2 * 4
-2 - 4 null null null | 1 * 4
-8 - null null 4 1 | 4 * 2
-8 - 2 null null 1 | 1 * 2
-6 - null 2 null null | 1 * 3
-6 2,5 3 null null null | 2 2 5 2
-6 2,5,6,7,8 null 2 null null | 1 2,5 6,7
-"""
+@pytest.fixture
+def slots_of(several, monkeypatch):
+    """Return a function that gives the environments of four runs on a machine."""
+
+    def found(device, cores, n_jobs, processes, threads):
+        on = torch.device(device)
+        monkeypatch.setattr(machine, "cores", lambda: cores)
+        monkeypatch.setattr(machine, "resolve", lambda name: on)
+        monkeypatch.setattr(machine, "device_memory", lambda of: 80 * 2**30)
+        monkeypatch.setattr(pool, "run", lambda todo, slots, _: slots)
+        runtime = {"device": "auto", "threads": threads, "processes": processes}
+        todo = []
+        for plan in several:
+            config = support.changed(plan.config, runtime=runtime)
+            todo.append(dataclasses.replace(plan, config=config))
+        return slots.execute(todo, n_jobs)
+
+    return found
 
 
-@pytest.mark.parametrize("line", SLOTS.split("\n")[1:-1])
-def test_threads_and_gpus_are_divided_among_the_processes(line, several, monkeypatch):
-    left, _, right = line.partition(" | ")
-    cores, gpus, *words, threads_given = left.split()
-    numbers = [None if word == "null" else int(word) for word in words]
-    n_jobs, processes, threads = numbers
-    device = torch.device("cpu" if gpus == "-" else "cuda")
-    monkeypatch.setenv("OMP_NUM_THREADS", threads_given.replace("null", ""))
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", gpus)
-    monkeypatch.setattr(machine, "cores", lambda: int(cores))
-    monkeypatch.setattr(machine, "resolve", lambda name: device)
-    monkeypatch.setattr(pool, "run", lambda todo, slots, _: slots)
-    runtime = {"device": "auto", "threads": threads, "processes": processes}
-    todo = []
-    for plan in several:
-        config = support.changed(plan.config, runtime=runtime)
-        todo.append(dataclasses.replace(plan, config=config))
+# Cores, --n-jobs, processes and threads of each run, OMP_NUM_THREADS; threads of each
+# process, and how many runs are trained at once.
+ON_CPUS = [
+    (8, None, None, None, "", "2", 4),
+    (2, 4, None, None, "", "1", 4),
+    (8, None, None, 4, "1", "4", 2),
+    (8, 2, None, None, "1", "1", 2),
+    (6, None, 2, None, "", "1", 3),
+]
 
-    found: Any = slots.execute(todo, n_jobs)
 
-    threads_each, *gpus_of_runs = right.split()
-    if gpus_of_runs[0] == "*":
-        gpus_of_runs = [None] * int(gpus_of_runs[1])
-    given_gpus = [slot.get("CUDA_VISIBLE_DEVICES") for slot in found]
-    given_threads = {slot["OMP_NUM_THREADS"] for slot in found}
-    assert given_threads == {threads_each}
-    assert given_gpus == gpus_of_runs
+@pytest.mark.parametrize(
+    ("cores", "n_jobs", "processes", "threads", "exported", "threads_each", "at_once"),
+    ON_CPUS,
+)
+def test_threads_are_divided_among_the_processes(
+    slots_of,
+    monkeypatch,
+    cores,
+    n_jobs,
+    processes,
+    threads,
+    exported,
+    threads_each,
+    at_once,
+):
+    monkeypatch.setenv("OMP_NUM_THREADS", exported)
+
+    found = slots_of("cpu", cores, n_jobs, processes, threads)
+
+    assert len(found) == at_once
+    for slot in found:
+        assert slot["OMP_NUM_THREADS"] == threads_each
+        assert "CUDA_VISIBLE_DEVICES" not in slot
+
+
+# Cores, CUDA_VISIBLE_DEVICES, --n-jobs, processes and threads of each run; threads of
+# each process, and the GPUs of each run that is trained at once.
+ON_GPUS = [
+    (6, "2,5", 3, None, None, "2", ["2", "5", "2"]),
+    (6, "2,5,6,7,8", None, 2, None, "1", ["2,5", "6,7"]),
+    (8, "2", None, None, None, "2", ["2", "2", "2", "2"]),
+    (8, "2,5", None, None, None, "2", ["2", "5", "2", "5"]),
+    (3, "2", None, None, None, "1", ["2", "2", "2"]),
+    (8, "2", None, None, 3, "3", ["2", "2"]),
+    (1, "2", None, None, None, "1", ["2"]),
+    (8, "2", 1, None, None, "8", ["2"]),
+]
+
+
+@pytest.mark.parametrize(
+    ("cores", "visible", "n_jobs", "processes", "threads", "threads_each", "gpus"),
+    ON_GPUS,
+)
+def test_gpus_and_threads_are_divided_among_the_processes(
+    slots_of,
+    monkeypatch,
+    cores,
+    visible,
+    n_jobs,
+    processes,
+    threads,
+    threads_each,
+    gpus,
+):
+    monkeypatch.setenv("OMP_NUM_THREADS", "")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+
+    found = slots_of("cuda", cores, n_jobs, processes, threads)
+
+    assert {slot["OMP_NUM_THREADS"] for slot in found} == {threads_each}
+    assert [slot["CUDA_VISIBLE_DEVICES"] for slot in found] == gpus
+
+
+# GiB of the GPU, layers, channels, processes, and the runs that share it.
+SHARES = [
+    (80, 2, 32, 1, 4),
+    (80, 8, 512, 1, 4),
+    (80, 12, 768, 1, 1),
+    (80, 2, 32, 2, 1),
+    (16, 2, 32, 1, 3),
+    (8, 2, 32, 1, 1),
+    (2, 2, 32, 1, 1),
+]
+
+
+@pytest.mark.parametrize(("gib", "layers", "channels", "processes", "runs"), SHARES)
+def test_small_models_share_a_gpu_as_far_as_its_memory_goes(
+    tiny_config, gib, layers, channels, processes, runs
+):
+    model = {"n_layers": layers, "d_model": channels}
+    runtime = {"processes": processes}
+    config = support.changed(tiny_config, model=model, runtime=runtime)
+
+    assert slots.runs_on_a_gpu(config, gib * 2**30) == runs
+
+
+def test_long_sequences_leave_room_for_fewer_runs_on_a_gpu(tiny_config):
+    training = {"train_length": 4096, "batch_size": 32, "tokens": 2**17}
+    config = support.changed(tiny_config, training=training)
+    assert slots.runs_on_a_gpu(config, 80 * 2**30) == 3
 
 
 @pytest.fixture
@@ -581,4 +680,4 @@ def test_rates_are_chosen_on_validation_text_at_the_training_length(tuned):
         assert asked.ratios == (1.0,)
         assert asked.at_tokens == ()
         assert trial.config.seed == 0
-        assert trial.folder.parent.parts[-2:] == ("demo", "tuning")
+        assert trial.folder.parent.parts[-2:] == ("text", "tuning")

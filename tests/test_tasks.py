@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import task_solvers
-from scipy import stats
+from scipy import optimize, stats
 
 from posbench import tasks
 from posbench.errors import Undefined
@@ -76,11 +76,50 @@ def test_draws_are_those_of_earlier_runs():
     assert digest.hexdigest()[:16] == "ccb4a78081fda112"
 
 
+def ids_of(name: str, length: int, count: int = 20_000, **options: Any) -> Any:
+    task = tasks.build(name, options)
+    return drawn(task, length, count).ids
+
+
 def assert_is_drawn(counts: Any, shares: Any) -> None:
     """Test how often each value was drawn."""
     expected = shares * counts.sum()
     assert len(counts) == len(shares)
     assert stats.chisquare(counts, expected).pvalue > 1e-3
+
+
+def assert_is_even(counts: Any) -> None:
+    n_values = len(counts)
+    assert_is_drawn(counts, np.full(n_values, 1 / n_values))
+
+
+def test_a_passkey_stands_at_each_depth_as_often():
+    ids = ids_of("passkey", 9)
+    fillers_before = (ids == 2).argmax(axis=1) - 1
+    assert_is_even(np.bincount(fillers_before, minlength=10))
+
+
+def test_a_trigger_of_induction_stands_at_each_place_as_often():
+    before_the_question = ids_of("induction", 9)[:, :-2]
+    places = (before_the_question == 1).argmax(axis=1) - 1
+    assert_is_even(np.bincount(places, minlength=8))
+
+
+def test_blanks_of_selective_copy_stand_at_each_place_as_often():
+    ids = ids_of("selective_copy", 7, tokens=3)
+    is_blank = ids[:, 1:11] == 2
+    assert_is_even(is_blank.sum(axis=0))
+
+
+def test_bits_of_parity_are_as_often_1_at_each_place():
+    ids = ids_of("parity", 13)
+    is_one = ids[:, 1:14] == 3
+    assert_is_even(is_one.sum(axis=0))
+
+
+def test_a_parity_is_as_often_even_as_odd():
+    answers = ids_of("parity", 13)[:, -1]
+    assert_is_even(np.bincount(answers)[2:])
 
 
 @pytest.mark.parametrize("ignore", [0.8, 0.98, 0.1])
@@ -120,6 +159,61 @@ def test_keys_of_recall_are_asked_by_a_power_law_in_the_slots_that_are_left(powe
     assert_is_drawn(counts, law)
     counts = np.bincount(slots_of_second, minlength=10)
     assert_is_drawn(counts, after_first)
+
+
+def logit_gaps(length: int, line: int | None) -> list[Any]:
+    """Return, for each next token of each copied string of bits, the logit's terms that
+    have to be larger than those of each other token: (4 tokens, 4 queries, 4 keys, 32
+    distances), flat.
+
+    With lines, `=` ends one, and the answer stands a whole line below the string.
+    """
+    places = np.arange(2 * length + 2)
+    if line is not None:
+        places[length + 2 :] += line - length - 2
+    task = tasks.build("copy", {"vocabulary": 2})
+    every = drawn(task, length, 512).ids
+
+    gaps = []
+    for ids in np.unique(every, axis=0):
+        for t in range(length + 1, 2 * length + 2):
+            distances = places[t] - places[: t + 1]
+            terms = np.zeros((4, 4, 32))
+            terms[ids[t], ids[: t + 1], distances] = 1
+            right = ids[t + 1]
+            for wrong in {0, 2, 3} - {right}:
+                gap = np.zeros(4)
+                gap[right] = 1
+                gap[wrong] = -1
+                gaps.append(np.kron(gap, terms.ravel()))
+    return gaps
+
+
+COPIED = [
+    (4, None, True),
+    (5, None, False),
+    (5, 20, True),
+]
+
+
+@pytest.mark.parametrize(("longest", "line", "exist"), COPIED)
+def test_one_head_can_copy_strings_of_four_bits_and_of_five_where_it_sees_lines(
+    longest, line, exist
+):
+    """Wen et al. (2026), arXiv:2607.16072, Theorems 3.1 and 4.1, of attention alone: the
+    next token is the one with the largest sum over keys of terms that depend on query,
+    key and distance. Are there such terms?
+    """
+    gaps = []
+    for length in range(1, longest + 1):
+        gaps += logit_gaps(length, line)
+
+    nothing = np.zeros(2048)  # to minimise
+    at_least = np.ones(len(gaps))
+    found = optimize.linprog(nothing, -np.array(gaps), -at_least, bounds=(None, None))
+
+    infeasible = 2  # scipy's status
+    assert found.status == (0 if exist else infeasible)
 
 
 LIMITS = [

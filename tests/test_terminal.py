@@ -1,12 +1,15 @@
 """What goes to the terminal."""
 
+import errno
 import io
 import sys
 
 import pandas as pd
 import pytest
 from rich.console import Console
+from support import posbench
 
+from posbench import cli
 from posbench.reports.render import Column, Table
 from posbench.terminal import console, exits
 
@@ -35,6 +38,29 @@ def test_no_terminal_fails_for_a_sign_that_it_does_not_have(
 
     printed = stream.getvalue().decode(encoding)
     assert shown in printed
+
+
+def test_a_full_disk_behind_the_output_is_one_line(monkeypatch, capsys):
+    class Full(io.StringIO):
+        def write(self, text):
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(sys, "stdout", Full())
+
+    assert posbench("list", "encodings") == 1
+
+    line = "error: cannot write all of the output: No space left on device\n"
+    assert capsys.readouterr().err == line
+
+
+def test_a_python_without_docstrings_says_what_help_lacks(monkeypatch, capsys):
+    monkeypatch.setattr(cli.main, "__doc__", None)
+
+    assert posbench("--help") == 0
+
+    printed = capsys.readouterr()
+    assert printed.err.startswith("PYTHONOPTIMIZE=2 takes away what help says")
+    assert "Usage: posbench" in printed.out
 
 
 @pytest.fixture

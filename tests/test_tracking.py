@@ -25,7 +25,7 @@ from posbench.config.schema import Config
 from posbench.run.rows import EvaluationRow, read_rows
 from posbench.run.run import Run, load_record
 from posbench.tracking import mirror, row_values
-from posbench.tracking.sessions.wandb import is_online
+from posbench.tracking.sessions.wandb import SHOWN, is_online
 
 LAST = 12  # updates of the tiny configuration
 ROW = EvaluationRow(
@@ -333,6 +333,19 @@ def test_names_tell_checkpoints_texts_and_targets_apart(config, change, curve):
         f"{curve}/ci_low": 0.5,
         f"{curve}/ci_high": 1.5,
     }
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["eval/loss", "eval/accuracy", "eval/targets cd12cd/loss"],
+)
+def test_a_curve_has_a_panel_also_on_other_targets(name):
+    assert SHOWN.fullmatch(name)
+
+
+@pytest.mark.parametrize("name", ["eval/windowed/loss", "eval/ci_low"])
+def test_what_stands_beside_a_curve_has_no_panel(name):
+    assert not SHOWN.fullmatch(name)
 
 
 @pytest.mark.parametrize("mode", ["auto", "online"])

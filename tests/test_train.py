@@ -108,6 +108,17 @@ def test_a_run_leaves_its_record(config, folder):
     assert record["cpu_seconds"] > 0
 
 
+def test_a_finished_run_is_left_as_it_is(config, folder, caplog):
+    caplog.set_level("INFO", "posbench")
+    train(config, folder, [])
+    written = (folder / "rows.jsonl").read_bytes()
+
+    train(config, folder, [])
+
+    assert (folder / "rows.jsonl").read_bytes() == written
+    assert f"finished; nothing to do: {folder}" in caplog.text
+
+
 def test_a_finished_run_computes_only_missing_rows(config, folder):
     train(config, folder, [])
     before = weights(folder)

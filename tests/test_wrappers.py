@@ -242,6 +242,17 @@ SQUEEZED = ["partial_rope", "lerope", "grape_m", "pope", "repo"]
 
 
 @pytest.mark.parametrize("name", SQUEEZED)
+@pytest.mark.parametrize("method", ["pi", "ntk", "ntk_by_parts", "yarn", "llama3"])
+def test_an_extension_to_the_trained_length_changes_nothing(name, method):
+    trained = schemes.build(name, {}, SHAPE)
+    expected = attention_output(trained, *inputs(32))
+
+    after, _ = extend_encoding(trained, method, 32, 32)
+
+    assert torch.equal(attention_output(after, *inputs(32)), expected)
+
+
+@pytest.mark.parametrize("name", SQUEEZED)
 def test_interpolated_positions_are_the_trained_ones(name):
     trained = schemes.build(name, {}, SHAPE)
     after, _ = extend_encoding(trained, "pi", 128, 32)

@@ -53,7 +53,8 @@ def reproduce(
         words: names of claims, or `all`; overrides for all runs, such as
             `experiment=demo study=ledger_demo`; and files of kept studies
             (`*.parquet`), whose runs are neither trained nor evaluated again.
-        n_jobs: processes at a time; None = one per CPU core or GPU.
+        n_jobs: runs at a time; None = one per CPU core, or one per GPU (four of a
+            small model).
         config_dir: a folder of further YAML files.
         dry_run: run and write nothing; print what it would take.
 
@@ -75,11 +76,11 @@ def reproduce(
     plans_of = plans_of_claims(entries, overrides, config_dir)
     every_plan = [*_each_once(plans_of).values()]
     study_rows = None
-    kept = set[str]()  # runs that a study has
+    ids_in_studies: set[str] = set()
     if studies:
         study_rows = frames.read(studies)
-        kept = set(study_rows["run"])
-    todo = [plan for plan in every_plan if plan.id not in kept]
+        ids_in_studies = set(study_rows["run"])
+    todo = [plan for plan in every_plan if plan.id not in ids_in_studies]
     console.log_to_terminal()
     if dry_run:
         print(sweep.cost(todo))

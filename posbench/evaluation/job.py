@@ -1,5 +1,6 @@
 """Evaluate a run from its folder and write the rows into it."""
 
+import contextlib
 import dataclasses
 import logging
 import time
@@ -19,8 +20,8 @@ from posbench.errors import UserError
 from posbench.evaluation.evaluate import Evaluation, describe, evaluate
 from posbench.evaluation.models import TrainedGPT
 from posbench.evaluation.ngrams import Readers
-from posbench.evaluation.plan import AnyEvaluation, check
 from posbench.evaluation.problems import TaskEvaluation
+from posbench.evaluation.requests import AnyEvaluation, check
 from posbench.evaluation.trial import is_own, refuse_later_tokens
 from posbench.model.gpt import GPT
 from posbench.processes import World
@@ -34,11 +35,11 @@ from posbench.terminal.signals import signals_as_errors
 logger = logging.getLogger(__name__)
 
 
-def evaluate_run(folder: Path, config: Config) -> None:
+def evaluate_run(folder: Path, config: Config, world: World | None = None) -> None:
     """Evaluate a finished run's newest checkpoint. Only missing rows are computed.
 
-    An evaluation does not count as an attempt at the run: `run.json` keeps the outcome
-    of the training.
+    All processes of a world call this; rank 0 has the run folder. An evaluation does
+    not count as an attempt at the run: `run.json` keeps the outcome of the training.
 
     Args:
         config: the run's configuration, with the evaluation that is wanted.
@@ -49,7 +50,8 @@ def evaluate_run(folder: Path, config: Config) -> None:
             cannot be met.
         Stopped: a signal asked this process to end. The rows computed so far are kept.
     """
-    device = machine.current(machine.resolve(config.runtime.device))
+    world = world or World()
+    device = world.device(machine.resolve(config.runtime.device))
     check(config)
     trained = checkpoint.trained(folder)
     # its rows would come between those of the training
@@ -61,12 +63,21 @@ def evaluate_run(folder: Path, config: Config) -> None:
         )
     machine.set_threads(config.runtime.threads)
     machine.be_deterministic(device, config.runtime.deterministic)
-    with Run.open(folder, config, command=None) as run, signals_as_errors():
-        tracking.mirror(config, run)
-        tokens = data_of(config.data, config.runtime.cache, folder / TOKENIZER)
-        run.refuse_changes(tokens.record["sha256"], tokens.tokenizer.sha256)
+    opened: contextlib.AbstractContextManager[Run | None] = contextlib.nullcontext()
+    if world.rank == 0:
+        opened = Run.open(folder, config, command=None)
+
+    def data() -> Tokens | TaskData:
+        return data_of(config.data, config.runtime.cache, folder / TOKENIZER)
+
+    with opened as run, signals_as_errors():
+        if run:
+            tracking.mirror(config, run)
+        tokens = world.after_first(data)
+        if run:
+            run.refuse_changes(tokens.record["sha256"], tokens.tokenizer.sha256)
         model = model_of(folder, config, tokens.tokenizer).to(device)
-        if not evaluate_into(run, model, tokens, config, trained.step, device):
+        if not evaluate_into(run, model, tokens, config, trained.step, device, world):
             logger.info("all requested rows exist; nothing to do: %s", folder)
 
 

@@ -35,9 +35,10 @@ from posbench.errors import UserError, did_you_mean
 from posbench.evaluation.evaluate import Evaluation
 from posbench.evaluation.job import rows_into
 from posbench.evaluation.models import Variant
-from posbench.evaluation.plan import check_settings, lengths_of
+from posbench.evaluation.requests import check_settings, lengths_of
 from posbench.huggingface.load import TESTED, Source, find, load, position_of
 from posbench.huggingface.subject import HuggingFaceModel
+from posbench.processes import refuse_several
 from posbench.reports import one_run
 from posbench.rope.imports import library_errors, transformers
 from posbench.run import TOKENIZER
@@ -55,6 +56,7 @@ _USED = {key for key in KEYS if key.startswith("data.")}
 _USED -= {"data.tokenizer", "data.vocab_size"}
 _USED |= {"data", LENGTH, "runtime.outputs", "runtime.cache"}
 _USED |= {*OF_A_FINISHED_RUN.values()}
+_USED -= {"runtime.processes"}
 
 
 def evaluate_models(words: list[str], overrides: list[str]) -> None:
@@ -71,6 +73,7 @@ def evaluate_model(word: str, overrides: list[str]) -> tuple[Path, str, list[int
     """Compute the missing rows of one model; return its folder of results, the split of
     the text, and the lengths.
     """
+    refuse_several()
     source = find(word)
     settings, bos = parse_words(source, overrides)
     evaluation = settings.evaluation
@@ -223,7 +226,7 @@ def subject_of(
         subject.refuse_not_causal()
 
     def extended(text: str, longer: int) -> None:
-        subject.varied(Variant(extension=text), longer)
+        subject.in_variant(Variant(extension=text), longer)
 
     check_settings(config.evaluation, length, extended)
     return subject

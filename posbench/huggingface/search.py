@@ -8,7 +8,7 @@ plain and with the chosen method, so that the choice does not depend on any repo
 number.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pandas as pd
@@ -19,6 +19,7 @@ from posbench.errors import UserError
 from posbench.evaluation.job import evaluate_run
 from posbench.huggingface.evaluate import evaluate_model, parse_words
 from posbench.huggingface.load import find
+from posbench.processes import refuse_several
 from posbench.reports import one_run
 from posbench.reports.render import Column, Table
 from posbench.results.compare import ALPHA
@@ -86,6 +87,16 @@ def _retrieves(table: pd.DataFrame) -> bool:
     return False
 
 
+def _refuse_chosen_here(settings: Mapping[str, str]) -> None:
+    """Raise UserError for a setting that the search chooses itself."""
+    for key in _CHOSEN_HERE:
+        if key in settings:
+            raise UserError(
+                f"{key} cannot be set: extension=search uses {PROBE} on validation"
+                " text, then test text"
+            )
+
+
 def search(subject: str | Path, words: Sequence[str]) -> None:
     """Choose an extension for a run (a path) or a HuggingFace model (its name) on
     validation text; evaluate it on test.
@@ -100,12 +111,7 @@ def search(subject: str | Path, words: Sequence[str]) -> None:
     settings = by_key(words)
     del settings["evaluation.extensions"]
     length_text = settings.pop(LENGTH, "")
-    for key in _CHOSEN_HERE:
-        if key in settings:
-            raise UserError(
-                f"{key} cannot be set: extension=search uses {PROBE} on validation"
-                " text, then test text"
-            )
+    _refuse_chosen_here(settings)
     words = [f"{key}={text}" for key, text in settings.items()]
     train_length = _train_length(subject, words)
     if not length_text.isdigit() or int(length_text) <= train_length:
@@ -155,7 +161,9 @@ def _evaluate(subject: str | Path, words: list[str]) -> Path:
     """Evaluate a run or a model, and return the folder with the rows."""
     if isinstance(subject, str):
         return evaluate_model(subject, words)[0]
-    evaluate_run(subject, apply(load_config(subject), words))
+    config = apply(load_config(subject), words)
+    refuse_several(config.runtime.processes)
+    evaluate_run(subject, config)
     return subject
 
 

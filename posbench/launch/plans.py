@@ -12,7 +12,9 @@ from posbench.config.overrides import split
 from posbench.config.schema import Config
 from posbench.config.shipped import choice_file, load
 from posbench.errors import UserError
-from posbench.evaluation.plan import check, refuse_missing_extensions
+from posbench.evaluation.requests import check, refuse_missing_extensions
+
+_TEXTS = ("data", "data.path", "data.dataset")  # keys that choose a text
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,6 +116,9 @@ def read_sets(
     folders = [config_dir] if config_dir else []
     path = choice_file("sweep", name, folders)
     shared, sets = _read_file(path)
+    typed = {split(word)[0] for word in overrides}
+    if not typed.isdisjoint(_TEXTS):  # the file's study is for another text
+        shared = [word for word in shared if split(word)[0] != "study"]
     found = []
     for line in sets:
         by_key = {}

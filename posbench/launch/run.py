@@ -20,7 +20,7 @@ from posbench.config.overrides import apply
 from posbench.config.schema import Config, refuse_uneven
 from posbench.errors import PosbenchError, RunFailed, Stopped, UserError
 from posbench.evaluation.job import evaluate_run
-from posbench.evaluation.plan import lengths_of
+from posbench.evaluation.requests import lengths_of
 from posbench.launch import pool
 from posbench.launch.plans import Plan
 from posbench.processes import PeerLost, Place, World, joined, place
@@ -33,6 +33,10 @@ from posbench.training import train as training
 
 _PEER_LOST = 76  # exit code of a rank that ended because another one had
 _GRACE_SECONDS = 20.0  # how long the others may go on, once a rank has failed
+
+
+class RankFailed(RunFailed):
+    """A rank that this process had started has failed."""
 
 
 def run(plan: Plan, restart: bool = False) -> None:
@@ -50,36 +54,39 @@ def _set_up_process() -> None:
 
 
 def train(plan: Plan, restart: bool = False) -> bool:
-    """Train and evaluate a plan: here, in `runtime.processes` new ones, or as one that
-    torchrun or srun started.
-
-    Returns whether this process is to show the results.
-    """
+    """Train and evaluate a plan, as `in_processes` does work."""
     config = plan.config
-    rank_place, size = _place_and_size(config)
     command = list(plan.command)
     work = functools.partial(training.train, config, plan.folder, command, restart)
-    # here, alone or as one of those that torchrun or srun started
-    if rank_place or size == 1:
-        with joined(rank_place) as world:
-            work(world)
-        return world.rank == 0
-    # in new processes, while this one waits
     try:
-        start_processes(size, config.runtime.threads, work)
-    except RunFailed as error:  # rank 0 knows at most that another rank has ended
+        return in_processes(config, work)
+    except RankFailed as error:  # rank 0 knows at most that another rank has ended
         with (
             contextlib.suppress(PosbenchError, OSError),
             Run.open(plan.folder, config, command=None) as run,
         ):
             run.ended_by(error)
         raise
+
+
+def in_processes(config: Config, work: Callable[[World], object]) -> bool:
+    """Do work: here, in `runtime.processes` new ones while this one waits, or as one
+    that torchrun or srun started.
+
+    Returns whether this process is to show the results.
+    """
+    rank_place, size = _place_and_size(config)
+    if rank_place or size == 1:
+        with joined(rank_place) as world:
+            work(world)
+        return world.rank == 0
+    start_processes(size, config.runtime.threads, work)
     return True
 
 
 def _place_and_size(config: Config) -> tuple[Place | None, int]:
     """Return this process's place among those that a launcher started, if any, and how
-    many processes train. Raises UserError if the batch does not divide among them.
+    many processes there are. Raises UserError if the batch does not divide among them.
     """
     asked = config.runtime.processes
     rank_place = place(asked)
@@ -93,21 +100,32 @@ def _place_and_size(config: Config) -> tuple[Place | None, int]:
 
 
 def evaluate_runs(folders: list[Path], overrides: list[str]) -> None:
-    """Evaluate finished runs one after the other and print their curves. A run that
-    fails does not stop the others.
+    """Evaluate finished runs one after the other and print their curves, as
+    `in_processes` does work.
     """
     configs = {}  # all are read before the first is evaluated
     for folder in folders:
         configs[folder] = apply(config_with_measured_lengths(folder), overrides)
     _set_up_process()
+    config = configs[folders[0]]  # all have the same number of processes
+    work = functools.partial(_evaluate_all, configs)
+    in_processes(config, work)
+
+
+def _evaluate_all(configs: dict[Path, Config], world: World) -> None:
+    """Evaluate runs and print their curves, in the first process. A run that fails does
+    not stop the others, unless other processes wait for it.
+    """
     failed = []
     for folder, config in configs.items():
         try:
-            evaluate_run(folder, config)
-            lengths = lengths_of(config.evaluation, config.training.train_length)
-            one_run.print_results(folder, config.evaluation.split, lengths)
+            evaluate_run(folder, config, world)
+            if world.rank == 0:
+                lengths = lengths_of(config.evaluation, config.training.train_length)
+                one_run.print_results(folder, config.evaluation.split, lengths)
         except PosbenchError as error:
-            if len(configs) == 1 or isinstance(error, Stopped):
+            is_alone = len(configs) == 1 or world.size > 1
+            if is_alone or isinstance(error, Stopped):
                 raise
             exits.report(error)
             failed.append(str(folder))
@@ -137,7 +155,7 @@ def config_with_measured_lengths(folder: Path) -> Config:
 def start_processes(
     size: int, threads: int | None, work: Callable[[World], object]
 ) -> None:
-    """Do work in `size` processes. Raises RunFailed, which says which one failed;
+    """Do work in `size` processes. Raises RankFailed, which says which one failed;
     SystemExit if rank 0 has said so.
     """
     environment = _environment(threads or machine.threads_each(size))
@@ -169,14 +187,14 @@ def start_processes(
     raise _failure(f"rank {rank} of {size}", code, message)
 
 
-def _failure(rank: str, code: int, message: str) -> RunFailed:
+def _failure(rank: str, code: int, message: str) -> RankFailed:
     """Return the error about a rank that failed. A negative code is a signal's."""
     if code > 0:
-        error = RunFailed(f"{rank} failed: {message}")
+        error = RankFailed(f"{rank} failed: {message}")
         error.exit_code = code
         return error
     number = -code
-    error = RunFailed(f"{rank} was killed by {signal.Signals(number).name}")
+    error = RankFailed(f"{rank} was killed by {signal.Signals(number).name}")
     error.exit_code = 128 + number  # as a shell has it
     return error
 

@@ -5,39 +5,94 @@ import os
 import torch
 
 from posbench import machine
+from posbench.config.schema import Config
 from posbench.launch import pool
 from posbench.launch.plans import Plan
 from posbench.launch.pool import Status
 from posbench.launch.run import run
 
+# a model with at most so many parameters leaves a large GPU idle most of the time
+_SMALL = 30_000_000
+_AT_MOST_ON_A_GPU = 4
+
 
 def execute(todo: list[Plan], n_jobs: int | None) -> dict[str, Status]:
     """Run plans, each in its own process, and return the status of each by run id.
 
-    As many run at a time as there are cores or GPUs, and a run sees only its GPU; a run
-    of several processes takes one for each of them. If more run at a time than there
-    are GPUs, they share these evenly.
+    As many run at a time as there are cores, or as the GPUs hold (`runs_on_a_gpu`), and
+    a run sees only its GPU; a run of several processes takes one for each of them. If
+    more run at a time than there are GPUs, they share these evenly.
     """
     runtime = todo[0].config.runtime
     size = runtime.processes or 1
+    device = machine.resolve(runtime.device)
     # The variables of each group of GPUs. By default one group without any: a run sees
     # all that there is, as with cuda:1 or mps.
     gpus = [dict[str, str]()]
-    if machine.resolve(runtime.device).type == "cpu":
-        threads_of_run = size * (runtime.threads or 1)
-        at_a_time = max(1, machine.cores() // threads_of_run)
-    else:
-        if runtime.device in ("auto", "cuda"):
-            gpus = _groups_of_gpus(size) or gpus
-        at_a_time = len(gpus)
+    if device.type != "cpu" and runtime.device in ("auto", "cuda"):
+        gpus = _groups_of_gpus(size) or gpus
 
+    at_a_time = _at_a_time(todo, device, len(gpus))
     n_slots = n_jobs or min(len(todo), at_a_time)
     n_threads = runtime.threads or machine.threads_each(n_slots * size)
+    of_threads = {"OMP_NUM_THREADS": str(n_threads)}
     slots = []
     for number in range(n_slots):
         group = gpus[number % len(gpus)]
-        slots.append(group | {"OMP_NUM_THREADS": str(n_threads)})
+        slots.append(group | of_threads)
     return pool.run(todo, slots, run)
+
+
+def _at_a_time(todo: list[Plan], device: torch.device, n_gpus: int) -> int:
+    """Return how many runs there may be at a time, by cores and GPUs."""
+    runtime = todo[0].config.runtime
+    threads_of_run = (runtime.processes or 1) * (runtime.threads or 1)
+    by_cores = max(1, machine.cores() // threads_of_run)
+    if device.type == "cpu":
+        return by_cores
+    if device.type != "cuda":
+        return n_gpus
+
+    memory = machine.device_memory(device)  # the GPUs of a machine are alike
+    shares = [runs_on_a_gpu(plan.config, memory) for plan in todo]
+    by_gpus = min(shares) * n_gpus
+    return max(n_gpus, min(by_gpus, by_cores))
+
+
+def runs_on_a_gpu(config: Config, memory: int) -> int:
+    """Return how many runs of a configuration share a GPU with `memory` bytes.
+
+    The GPU waits for the host in updates of a small model. So runs in one process whose
+    model has at most 30 million parameters, 12 layers d² + vocabulary d, are up to four
+    on a GPU: as many as fit into nine tenths of its memory. Each is taken to need
+
+    - 4 GiB for CUDA, kernels and what the allocator keeps;
+    - 16 bytes a parameter: weights, gradients and two moments;
+    - 100 bytes a token and channel: in training of all layers, in evaluation of one;
+    - 8 bytes a pair of tokens and head, of all layers: scores without a fused kernel.
+    """
+    model = config.model
+    training = config.training
+    evaluation = config.evaluation
+    processes = config.runtime.processes or 1
+    blocks = 12 * model.n_layers * model.d_model**2
+    parameters = blocks + config.data.vocab_size * model.d_model
+    if processes > 1:
+        return 1
+    if parameters > _SMALL:
+        return 1
+
+    length = training.train_length
+    trained = training.batch_size * length * model.n_layers
+    longest = round(max(evaluation.ratios) * length)
+    evaluated = max(evaluation.batch_tokens, longest)
+
+    needed = 4 * 2**30
+    needed += 16 * parameters
+    needed += 100 * (trained + evaluated) * model.d_model
+    needed += 8 * trained * length * model.n_heads
+    fitting = int(0.9 * memory // needed)
+    return max(1, min(fitting, _AT_MOST_ON_A_GPU))
 
 
 def _groups_of_gpus(size: int) -> list[dict[str, str]]:

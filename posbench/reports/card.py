@@ -1,12 +1,21 @@
-"""The facts that decide between encodings before any run: kernels, cache, exports, and
+"""The facts that decide between encodings: results, cost, kernels, cache, exports, and
 models that have them.
 """
 
+import pandas as pd
+
 from posbench import encodings
 from posbench.encodings.base import Encoding, Shape
+from posbench.errors import UserError
+from posbench.reports.render import Column, Table
+from posbench.reports.tables import interval_cell, main_table
+from posbench.run.rows import PLAIN
 
 # the shape of experiment=demo
 DEMO = Shape(d_model=128, n_heads=4, n_layers=4, train_length=64)
+BESIDE = "none"  # the encoding of cost 1
+PROBE = "passkey"
+FARTHER = 4  # training lengths at which the probe and the memory are shown
 # By encoding, the model types of transformers that have it. Any rotary model has RoPE's
 # scalings, by its `rope_type`.
 MODELS = {
@@ -40,3 +49,63 @@ def decision_card(encoding: Encoding) -> dict[str, str]:
         "architectures": ", ".join(architectures) or "posbench's class",
         "models": MODELS.get(encoding.name, ""),
     }
+
+
+def card_table(frame: pd.DataFrame, table: pd.DataFrame) -> Table:
+    """Return a table to decide between schemes; `table`: what `results.compare.compare`
+    returns for rows `frame`.
+    """
+    is_plain = (frame["run_status"] == "done") & (frame["variant"] == PLAIN)
+    rows = frame[is_plain]
+    is_far = (rows["length_ratio"] == FARTHER) & rows["newest"] & ~rows["repeated"]
+    probed = rows[is_far & (rows["task"] == PROBE)]
+    accuracy = probed.groupby("label")["accuracy"].mean().rename("right")
+
+    facts = pd.DataFrame(map(_known_facts, table["encoding"]), table["label"])
+    measured = pd.concat([_costs(rows, rows[is_far]), accuracy, facts], axis=1)
+    joined = table.join(measured, on="label")
+
+    columns = []
+    for column in main_table(table).columns:
+        if column.name in ("encoding", "loss", "holds_to"):
+            columns.append(column)
+    columns += [
+        Column("interval", "95 %", interval_cell("low", "high", ".3f"), of="nll"),
+        Column("right", f"{PROBE} at {FARTHER}x", ".0%"),
+        Column("time", f"time ({BESIDE} = 1)", ".2f"),
+        Column("memory", f"memory ({BESIDE} = 1)", ".2f"),
+        Column("kernels", "kernels", text=True),
+        Column("cache", "cache", text=True),
+        Column("architectures", "exports", text=True),
+        Column("models", "in transformers", text=True),
+    ]
+    note = (
+        f"time: of the fastest seed; memory: at {FARTHER}x; both as multiples of those"
+        f" of '{BESIDE}'; kernels: any, with a bias, or posbench's own; cache: whether"
+        " keys and values suffice"
+    )
+    return Table("To decide", joined, columns, note)
+
+
+def _known_facts(name: str) -> dict[str, str]:
+    """Return an encoding's card; empty if it needs an option or is not known here."""
+    try:
+        return decision_card(encodings.build(name, DEMO))
+    except UserError:
+        return {}
+
+
+def _costs(rows: pd.DataFrame, far: pd.DataFrame) -> pd.DataFrame:
+    """Return the time of training and the peak of memory of each label, as multiples of
+    `BESIDE`'s.
+    """
+    seconds = rows[["train_seconds", "cpu_seconds"]].min(axis=1)
+    on_text = far[far["protocol"] == "fixed_target"]
+    peaks = on_text["peak_memory_bytes"].astype("float64")
+    costs = pd.DataFrame(
+        {
+            "time": seconds.groupby(rows["label"]).min(),
+            "memory": peaks.groupby(on_text["label"]).min(),
+        }
+    )
+    return costs / costs.reindex([BESIDE]).iloc[0]

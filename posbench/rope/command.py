@@ -38,8 +38,9 @@ _WORDS = ("length", "train_length", "head_dim")
 ALL = "all layers with RoPE"
 
 
-def main(words: Sequence[str]) -> None:
-    """Describe one configuration, or compare two.
+def main(words: Sequence[str]) -> tuple[dict[str, list[Rope]], list[int]]:
+    """Describe one configuration, or compare two. Returns the RoPE of each, and the
+    lengths that are asked for.
 
     Args:
         words: config.json files, folders or names of models, runs, or names of
@@ -57,6 +58,7 @@ def main(words: Sequence[str]) -> None:
     every_rope = [layers for layers, _ in read]
     if len(names) == 2:
         print("\n".join(compare_ropes(names, every_rope)))
+    return dict(zip(names, every_rope, strict=True)), lengths
 
 
 def _split(words: Sequence[str]) -> tuple[list[str], dict[str, str]]:
@@ -179,7 +181,7 @@ def _describe_rope(rope: Rope, lengths: Sequence[int]) -> list[str]:
 
     # lengths by what is said of them
     alike: dict[str, list[str]] = {}
-    for length in _shown_lengths(rope, lengths):
+    for length in shown_lengths(rope, lengths):
         f, factor = rope.at(length)
         text = f"{stretches(rope, f)}; q and k times {factor:.4g}"
         alike.setdefault(text, []).append(f"{length:,}")
@@ -251,7 +253,7 @@ def compare_ropes(names: Sequence[str], ropes: Sequence[list[Rope]]) -> list[str
     return lines
 
 
-def _shown_lengths(rope: Rope, lengths: Sequence[int]) -> Sequence[int]:
+def shown_lengths(rope: Rope, lengths: Sequence[int]) -> Sequence[int]:
     """Return the requested lengths, by default the training length and the longest
     input that a RoPE is made for.
     """

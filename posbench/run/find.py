@@ -76,14 +76,16 @@ def run_folder(path: Path) -> Path:
 
 def of_id(path: Path) -> Path:
     """Return the folder below `outputs` of the study with this name, of STUDY/RUN, or
-    of the run with this id. Any other path is returned as it is.
+    of the run with this id. Any other path is returned as it is, as is one with runs in
+    it: a text that lies here may have the name of its study.
     """
-    if path.exists() or path.is_absolute():
+    if path.is_absolute() or _runs_in(path):
         return path
     below = Path("outputs", path)
     if glob.glob(str(below)):
         return below
-    if len(path.parts) != 1:  # another study's run of that id is not meant
+    # another study's run of that id is not meant
+    if path.exists() or len(path.parts) != 1:
         return path
     records = Path("outputs").glob(f"*/{glob.escape(path.name)}/{RECORD}")
     folders = sorted(record.parent for record in records)

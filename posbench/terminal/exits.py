@@ -9,7 +9,17 @@ import os
 import sys
 import traceback
 from collections.abc import Callable
-from errno import EACCES, EEXIST, EISDIR, ENAMETOOLONG, ENOENT, ENOTDIR, EPERM, EROFS
+from errno import (
+    EACCES,
+    EEXIST,
+    EISDIR,
+    ENAMETOOLONG,
+    ENOENT,
+    ENOSPC,
+    ENOTDIR,
+    EPERM,
+    EROFS,
+)
 
 from posbench.errors import PosbenchError
 
@@ -56,6 +66,8 @@ def report(error: BaseException) -> int:
         )
         path, code = os.fsdecode(error.filename), 2
         text = f"{path}: {error.strerror}: posbench needs to read or write it; {advice}"
+    elif isinstance(error, OSError) and error.errno == ENOSPC:
+        text = f"cannot write all of the output: {error.strerror}"
     print(
         f"error: {escape_controls(' '.join(text.split()))}", file=sys.stderr, flush=True
     )

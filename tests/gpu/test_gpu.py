@@ -2,22 +2,28 @@
 are skipped.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import pytest
 import support
 import torch
+import torch.nn.functional as F
 
 from posbench import encodings, machine
 from posbench.config.schema import AttentionConfig, Config
 from posbench.data.batches import Batch
+from posbench.data.tokens import TokenSplit
 from posbench.errors import Stopped, UserError
-from posbench.evaluation.models import TrainedGPT, nll_of
+from posbench.evaluation.models import TrainedGPT, nll_of, score
+from posbench.evaluation.protocols import Windows
 from posbench.model.gpt import GPT, build
+from posbench.model.loss import linear_cross_entropy
 from posbench.run.checkpoint import newest
 from posbench.training.step import Trainer, begin_update
 from posbench.training.train import train
+from posbench.training.validation import validate
 
 DEVICE = machine.current(machine.resolve("auto"))
 CPU = torch.device("cpu")
@@ -64,6 +70,11 @@ def batch(step: int = 0) -> Batch:
 def trainer(config: Config, dtype: torch.dtype) -> Trainer:
     model = model_for(config, DEVICE)
     return Trainer(model, config, DEVICE, dtype)
+
+
+def model_of(trainer: Trainer) -> GPT:
+    assert isinstance(trainer.model, GPT)
+    return trainer.model
 
 
 def update(
@@ -125,6 +136,51 @@ def test_compiled_and_recomputed_training_is_the_eager_one(tiny_config, name, ch
     assert other.model.recomputes is ("checkpointing" in changes)
 
 
+@pytest.mark.parametrize("name", encodings.names())
+def test_losses_of_every_scheme_fall_in_half_precision(tiny_config, name):
+    trained = trainer(configured(tiny_config, name), torch.bfloat16)
+
+    losses = []
+    for step in range(12):
+        loss, _ = update(trained, batch(), step, 3e-3)
+        losses.append(loss)
+
+    assert np.isfinite(losses).all()
+    assert losses[-1] < losses[0]
+
+
+def head_inputs(vocabulary: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return last states (N, D), the head's weights (V, D) and labels (N,)."""
+    draw = torch.Generator().manual_seed(0)
+    hidden = torch.randn(4096, 256, generator=draw)
+    weight = 0.05 * torch.randn(vocabulary, 256, generator=draw)
+    labels = torch.randint(vocabulary, (4096,), generator=draw)
+    return hidden.to(DEVICE), weight.to(DEVICE), labels.to(DEVICE)
+
+
+# on a GPU the first is padded to the second
+@pytest.mark.parametrize("vocabulary", [50257, 50304])
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"), [(torch.float32, 1e-4), (torch.bfloat16, 2e-2)]
+)
+def test_the_loss_from_the_head_on_and_its_gradients_are_torchs(
+    vocabulary, dtype, tolerance
+):
+    hidden, weight, labels = head_inputs(vocabulary)
+    leaves = [hidden.requires_grad_(), weight.requires_grad_()]
+
+    with torch.autocast(DEVICE.type, dtype=dtype, enabled=dtype != torch.float32):
+        loss = linear_cross_entropy(hidden, weight, labels)
+    computed = [loss.detach(), *torch.autograd.grad(loss, leaves)]
+
+    logits = F.linear(hidden, weight)
+    exact_loss = F.cross_entropy(logits, labels)
+    exact = [exact_loss.detach(), *torch.autograd.grad(exact_loss, leaves)]
+    for one, expected in zip(computed, exact, strict=True):
+        error = float((one - expected).norm())
+        assert error < tolerance * float(expected.norm())
+
+
 # the two use matrix_exp, which reads a norm
 @pytest.mark.parametrize("name", all_but("liere", "algebraic"))
 def test_a_step_never_makes_the_host_wait(tiny_config, name):
@@ -143,6 +199,42 @@ def test_a_step_never_makes_the_host_wait(tiny_config, name):
     for outcome in outcomes:
         results = outcome.read()
         assert np.isfinite(results).all()
+
+
+@pytest.mark.parametrize("name", ["rope", "fire", "cope"])
+def test_a_row_and_a_validation_make_the_host_wait_once(tiny_config, name, monkeypatch):
+    one = trainer(configured(tiny_config, name), torch.bfloat16)
+    subject = TrainedGPT(model_of(one).eval(), LENGTH, DEVICE, torch.bfloat16)
+    ids = np.random.default_rng(0).integers(V, size=21 * LENGTH)
+    split = TokenSplit(ids, np.array([0, len(ids)]))
+    starts = np.arange(0, 20 * LENGTH, LENGTH)
+    windows = Windows(LENGTH, 50, starts, starts // LENGTH, "concat")
+    batches = [batch(number) for number in range(3)]
+
+    def measure() -> None:
+        nll = score(subject, split, windows, 4 * LENGTH)
+        numbers = validate(one, batches, answers=True)
+        assert np.isfinite(nll).all()
+        assert np.isfinite(numbers["val/loss"])
+
+    measure()  # compiles, and makes the masks
+    to_host = machine.to_host
+    read: list[int] = []
+
+    def counted(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        torch.cuda.set_sync_debug_mode("default")
+        on_host = to_host(tensors)
+        torch.cuda.set_sync_debug_mode("error")
+        read.append(len(tensors))
+        return on_host
+
+    monkeypatch.setattr(machine, "to_host", counted)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        measure()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert read == [5, 3]  # batches
 
 
 def assert_two_trainings_are_the_same(config: Config) -> None:

@@ -24,8 +24,9 @@ def masked(logits, causal):
     """Return logits (..., T, T); if causal, those of keys after the query are -inf."""
     if not causal:
         return logits
-    hidden = torch.ones(logits.shape[-2:], dtype=torch.bool).triu(1)
-    return logits.masked_fill(hidden, -torch.inf)
+    pairs = torch.ones(logits.shape[-2:], dtype=torch.bool)
+    is_later = pairs.triu(1)
+    return logits.masked_fill(is_later, -torch.inf)
 
 
 def softmax(logits, causal):
@@ -39,7 +40,8 @@ def logits_of(of_layer, q, k):
     scale = q.shape[-1] ** -0.5
     q = of_layer.get("q", q)
     k = of_layer.get("k", k)
-    return q @ k.mT * scale + of_layer.get("bias", 0)
+    bias = of_layer.get("bias", 0)
+    return q @ k.mT * scale + bias
 
 
 def output_of(of_layer, q, k, v, causal, window=None, chunk=None):
@@ -50,11 +52,14 @@ def output_of(of_layer, q, k, v, causal, window=None, chunk=None):
     keys = torch.arange(v.shape[2])
     queries = keys[:, None]
     if causal and window:
-        logits = logits.masked_fill(queries - keys >= window, -torch.inf)
+        is_far = queries - keys >= window
+        logits = logits.masked_fill(is_far, -torch.inf)
     if chunk:  # transformers' mask of Llama 4
         masks = third_party("transformers.masking_utils")
-        overlay = masks.chunked_overlay(chunk, torch.zeros(1, dtype=torch.long))
-        logits = logits.masked_fill(~overlay(0, 0, queries, keys), -torch.inf)
+        no_padding = torch.zeros(1, dtype=torch.long)
+        overlay = masks.chunked_overlay(chunk, no_padding)
+        is_hidden = ~overlay(0, 0, queries, keys)
+        logits = logits.masked_fill(is_hidden, -torch.inf)
     return softmax(logits, causal) @ v
 
 
@@ -62,14 +67,17 @@ def flat(*tensors):
     """Return heads (B, H, T, Dh) side by side, as another project's projections give
     them: (B, T, all channels).
     """
-    return torch.cat([tensor.transpose(1, 2).flatten(2) for tensor in tensors], dim=-1)
+    by_token = [tensor.transpose(1, 2) for tensor in tensors]  # (B, T, H, Dh)
+    wide = [tensor.flatten(2) for tensor in by_token]
+    return torch.cat(wide, dim=-1)
 
 
 def fla(path, name):
     """Return one of fla's plain functions, which have time before heads, as a function
     from and to (B, H, T, ...).
     """
-    function = getattr(third_party_file("fla", f"ops/{path}/naive.py"), name)
+    module = third_party_file("fla", f"ops/{path}/naive.py")
+    function = getattr(module, name)
 
     def call(*tensors, **options):
         given = [tensor.transpose(1, 2) for tensor in tensors]
@@ -88,7 +96,8 @@ class Take(torch.nn.Module):
 
     def __init__(self, start, stop):
         super().__init__()
-        self.start, self.stop = start, stop
+        self.start = start
+        self.stop = stop
 
     def forward(self, x):
         return x[..., self.start : self.stop].contiguous()
@@ -119,8 +128,9 @@ def rotated(q, k, positions, layout, inv_freq, attention_factor=1.0):
     cos = (angles.cos() * attention_factor).float()
     if layout == "half":
         llama = third_party("transformers.models.llama.modeling_llama")
-        twice = torch.cat((cos, cos), -1), torch.cat((sin, sin), -1)
-        q, k = llama.apply_rotary_pos_emb(q, k, *twice)
+        cos = torch.cat((cos, cos), -1)
+        sin = torch.cat((sin, sin), -1)
+        q, k = llama.apply_rotary_pos_emb(q, k, cos, sin)
         return {"q": q, "k": k}
     turn = third_party("transformers.models.gptj.modeling_gptj").apply_rotary_pos_emb
     turned_q = turn(q.transpose(1, 2), sin, cos)
@@ -139,10 +149,14 @@ def turned(q, k, cos, sin, layout):
     """Return q and k with pairs of channels turned by the equation; cos and sin: (...,
     Dh/2).
     """
-    return {
-        "q": turned_pairs(q, cos, sin, layout),
-        "k": turned_pairs(k, cos, sin, layout),
-    }
+    q = turned_pairs(q, cos, sin, layout)
+    k = turned_pairs(k, cos, sin, layout)
+    return {"q": q, "k": k}
+
+
+def turned_by(angles, q, k, layout):
+    """Return q and k with pairs of channels turned by angles (..., Dh/2)."""
+    return turned(q, k, angles.cos(), angles.sin(), layout)
 
 
 def turned_pairs(a, cos, sin, layout):

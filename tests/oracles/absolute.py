@@ -15,7 +15,8 @@ class none(Ordered):
     CASES = [{}]
 
     def reference(q, k, v, causal, **others):
-        return {"output": F.scaled_dot_product_attention(q, k, v, is_causal=causal)}
+        output = F.scaled_dot_product_attention(q, k, v, is_causal=causal)
+        return {"output": output}
 
 
 def coded(x, positions, shape, options, code):
@@ -34,9 +35,10 @@ def coded(x, positions, shape, options, code):
             numbers = scale * torch.as_tensor(code(place), dtype=x.dtype)
             left = shape.d_model - len(numbers)
             if options["combine"] == "concat":
-                tokens.append(torch.cat([token[:left], numbers]))
+                with_code = torch.cat([token[:left], numbers])
             else:
-                tokens.append(token + F.pad(numbers, (0, left)))
+                with_code = token + F.pad(numbers, (0, left))
+            tokens.append(with_code)
         sequences.append(torch.stack(tokens))
     return {"embedded": torch.stack(sequences)}
 
@@ -104,7 +106,8 @@ class learned:
         gpt2 = transformers.GPT2Model(config)
         gpt2.ln_f = torch.nn.Identity()
         weights = {"wpe.weight": parameters["table"]}
-        given = {"inputs_embeds": x, "position_ids": positions.expand(len(x), -1)}
+        of_each = positions.expand(len(x), -1)
+        given = {"inputs_embeds": x, "position_ids": of_each}
         made = torch.func.functional_call(gpt2, weights, kwargs=given)
         return {"embedded": made.last_hidden_state}
 
@@ -127,12 +130,12 @@ class index:
         return 0
 
     def reference(parameters, shape, options, x, positions, **others):
-        directions = {
-            "learned": parameters.get("u"),
-            "ones": torch.ones(shape.d_model),
-            "first": torch.ones(1),
-        }
-        direction = directions[options["direction"]]
+        if options["direction"] == "learned":
+            direction = parameters["u"]
+        elif options["direction"] == "ones":
+            direction = torch.ones(shape.d_model)
+        else:
+            direction = torch.ones(1)
         return coded(x, positions, shape, options, lambda place: place * direction)
 
 
@@ -173,8 +176,8 @@ class binary:
         count = options["digits"] or 6  # 64 positions
 
         def code(place):
-            digits = format(place.item(), "b")[::-1].ljust(count, "0")
-            return [float(digit) for digit in digits]
+            digits = format(place.item(), f"0{count}b")
+            return [float(digit) for digit in reversed(digits)]
 
         return coded(x, positions, shape, options, code)
 
@@ -189,8 +192,9 @@ class sine:
         if options["combine"] == "concat":
             width = width // 4
 
+        speeds = [options["base"] ** (-j / width) for j in range(width)]
+
         def code(place):
-            speeds = [options["base"] ** (-j / width) for j in range(width)]
             return [math.sin(place.item() * speed) for speed in speeds]
 
         return coded(x, positions, shape, options, code)

@@ -8,6 +8,7 @@ from unittest import mock
 
 import torch
 import torch.nn.functional as F
+from torch.func import functional_call
 
 from oracles import third_party
 from oracles._shared import Ordered, fla, masked
@@ -32,14 +33,14 @@ class fox(Ordered):
         weight = parameters["weight"][layer]
         constant = parameters["gate_bias"][layer]
         x_transformers = third_party("x_transformers.x_transformers")
-        module = x_transformers.DataDependentAlibi(
-            shape.d_model, shape.n_heads, causal=True
-        )
+        sizes = (shape.d_model, shape.n_heads)
+        module = x_transformers.DataDependentAlibi(*sizes, causal=True)
         named = dict(module.named_parameters())
         assert len(named) == 2, named
         for name in named:
             named[name] = weight if name.endswith("weight") else constant
-        out = {"bias": torch.func.functional_call(module, named, (x,))}
+        bias = functional_call(module, named, (x,))
+        out = {"bias": bias}
         if causal:
             gates = F.logsigmoid(gates_of(weight, constant, x))
             naive = fla("forgetting_attn", "naive_forgetting_attn")
@@ -57,7 +58,8 @@ class cable(fox):
     def reference(parameters, x, layer, **others):
         weight = parameters["weight"][layer]
         constant = parameters["gate_bias"][layer]
-        lengths = torch.log(1 + torch.exp(gates_of(weight, constant, x)))
+        gates = gates_of(weight, constant, x)
+        lengths = torch.log(1 + torch.exp(gates))
         rows = []
         for i in range(x.shape[1]):
             row = []
@@ -114,14 +116,16 @@ class fox_pro(Ordered):
             rows = []
             before = torch.zeros_like(a[:, :, 0])
             for t in range(a.shape[2]):
-                share = torch.sigmoid(x[:, t] @ weight.T)[..., None]
+                asked = x[:, t] @ weight.T
+                share = torch.sigmoid(asked)[..., None]
                 now = a[:, :, t]
                 rows.append(share * before + (1 - share) * now)
                 before = now
             return torch.stack(rows, 2)
 
         def normed(name, a, epsilon):
-            size = (a.pow(2).mean(-1, keepdim=True) + epsilon).sqrt()
+            square = a.pow(2).mean(-1, keepdim=True)
+            size = (square + epsilon).sqrt()
             return a / size * parameters[f"norms.{name}"][layer]
 
         if options["kv_shift"]:
@@ -130,14 +134,17 @@ class fox_pro(Ordered):
         if options["qk_norm"]:
             q = normed("q", q, 1e-5)
             k = normed("k", k, 1e-5)
-        gates = gates_of(parameters["weight"][layer], parameters["gate_bias"][layer], x)
+        weight = parameters["weight"][layer]
+        constant = parameters["gate_bias"][layer]
+        gates = gates_of(weight, constant, x)
         naive = fla("forgetting_attn", "naive_forgetting_attn")
         out = naive(q, k, v, F.logsigmoid(gates))
         if options["output_norm"]:
             out = normed("output", out, 1e-6)
         if options["output_gate"]:
             opened = torch.sigmoid(x @ parameters["output_gate"][layer].T)
-            out = out * torch.stack(opened.split(shape.head_dim, dim=-1), 1)
+            of_heads = opened.split(shape.head_dim, dim=-1)
+            out = out * torch.stack(of_heads, 1)
         return {"output": out}
 
 
@@ -154,14 +161,18 @@ class wall(Ordered):
     CAUSAL = (True,)
 
     def parameter_count(shape, options):
-        return shape.n_layers * shape.n_heads * shape.head_dim * (shape.d_model + 1)
+        channels = shape.n_heads * shape.head_dim
+        return shape.n_layers * channels * (shape.d_model + 1)
 
     def reference(parameters, shape, q, k, v, x, layer, **others):
         weight = parameters["weight"][layer]
-        channels = gates_of(weight, parameters["gate_bias"][layer], x)
-        gates = F.logsigmoid(channels).unflatten(1, (shape.n_heads, shape.head_dim)).mT
+        constant = parameters["gate_bias"][layer]
+        channels = gates_of(weight, constant, x)
+        gates = F.logsigmoid(channels)
+        gates = gates.unflatten(1, (shape.n_heads, shape.head_dim)).mT
+        scale = shape.head_dim**-0.5
         naive = wall.naive()
-        return {"output": naive(q, k, v, gates, scale=shape.head_dim**-0.5)}
+        return {"output": naive(q, k, v, gates, scale=scale)}
 
     def naive():
         package = types.ModuleType("fla")
@@ -192,12 +203,13 @@ class cope(Ordered):
 
     def reference(parameters, shape, options, q, k, layer, causal, **others):
         logits = masked(q @ k.mT * shape.head_dim**-0.5, causal)
-        logits = logits.clamp(min=-torch.finfo(q.dtype).max)
-        module = third_party("x_transformers.x_transformers").CoPE(
-            shape.head_dim, shape.n_heads, options["max_position"]
-        )
+        most = torch.finfo(q.dtype).max
+        logits = logits.clamp(min=-most)
+        x_transformers = third_party("x_transformers.x_transformers")
+        sizes = (shape.head_dim, shape.n_heads, options["max_position"])
+        module = x_transformers.CoPE(*sizes)
         named = {"pos_emb": parameters["table"][layer]}
-        bias = torch.func.functional_call(module, named, (q, logits))
+        bias = functional_call(module, named, (q, logits))
         return {"probabilities": (logits + bias).softmax(-1)}
 
 
@@ -244,15 +256,18 @@ class path(Ordered):
             if options["silu"]:
                 mixed = mixed * torch.sigmoid(mixed)
             heads = mixed.view(-1, shape.n_heads, shape.head_dim)
-            reflections.append(heads / heads.norm(dim=-1, keepdim=True))
+            length = heads.norm(dim=-1, keepdim=True)
+            reflections.append(heads / length)
         w = torch.stack(reflections, dim=2)  # (B, H, T, Dh)
 
         weight = parameters[f"beta.{layer}.weight"]
-        beta = 2 * torch.sigmoid(gates_of(weight, parameters[f"beta.{layer}.bias"], x))
+        constant = parameters[f"beta.{layer}.bias"]
+        beta = 2 * torch.sigmoid(gates_of(weight, constant, x))
         if gates is None:
             gates = torch.zeros_like(beta)
+        scale = shape.head_dim**-0.5
         naive = fla("path_attn", "naive_path_attn")
-        output = naive(q, k, v, w, beta, gates, scale=shape.head_dim**-0.5)
+        output = naive(q, k, v, w, beta, gates, scale=scale)
         return {"output": output}
 
 
@@ -266,6 +281,7 @@ class path_fox(path):
         return path.parameter_count(shape, options) + of_fox
 
     def reference(parameters, x, layer, **others):
-        gates = gates_of(parameters["gate"][layer], parameters["gate_bias"][layer], x)
-        gates = F.logsigmoid(gates)
+        weight = parameters["gate"][layer]
+        constant = parameters["gate_bias"][layer]
+        gates = F.logsigmoid(gates_of(weight, constant, x))
         return path.reference(parameters, x=x, layer=layer, gates=gates, **others)

@@ -20,10 +20,18 @@ def distances(positions):
 def slopes_of(heads):
     """ALiBi's slopes by the authors' rule."""
     regular = 2 ** math.floor(math.log2(heads))
-    slopes = [2 ** (-8 * (h + 1) / regular) for h in range(regular)]
+    slopes = []
+    for h in range(regular):
+        exponent = -8 * (h + 1) / regular
+        slopes.append(2**exponent)
     for h in range(heads - regular):
-        slopes.append(2 ** (-8 * (2 * h + 1) / (2 * regular)))
+        exponent = -8 * (2 * h + 1) / (2 * regular)
+        slopes.append(2**exponent)
     return slopes
+
+
+def falling_slopes(shape):
+    return [1.5 - 0.25 * head for head in range(shape.n_heads)]
 
 
 class alibi:
@@ -31,10 +39,7 @@ class alibi:
     x-transformers for the rest.
     """
 
-    CASES = [
-        {},
-        {"slopes": lambda shape: [1.5 - 0.25 * h for h in range(shape.n_heads)]},
-    ]
+    CASES = [{}, {"slopes": falling_slopes}]
 
     def reference(shape, options, q, positions, causal, **others):
         slopes = options["slopes"]
@@ -46,7 +51,8 @@ class alibi:
             return {"bias": bias[None]}  # (1, H, 1, T)
         x_transformers = third_party("x_transformers.x_transformers")
         module = x_transformers.AlibiPositionalBias(shape.n_heads, slopes=slopes)
-        return {"bias": module.forward_custom_pos(positions.expand(len(q), -1))}
+        bias = module.forward_custom_pos(positions.expand(len(q), -1))
+        return {"bias": bias}
 
 
 class bam:
@@ -76,13 +82,15 @@ class bam:
             away = (-distances(positions) - place).abs()  # (1|B, T, T)
             prior = -((away + 1e-5) ** beta) * alpha
 
-            logits = q[:, h] @ k[:, h].mT / math.sqrt(shape.head_dim) + prior
+            products = q[:, h] @ k[:, h].mT
+            logits = products / math.sqrt(shape.head_dim) + prior
             if options["ssmax"]:
                 count = torch.arange(1, q.shape[2] + 1, dtype=torch.float64)
                 sharpness = parameters["sharpness"][layer][h]
                 logits = logits * sharpness * count.log()[:, None]
             heads.append(logits)
-        return {"output": softmax(torch.stack(heads, 1), causal) @ v}
+        logits = torch.stack(heads, 1)
+        return {"output": softmax(logits, causal) @ v}
 
 
 class kerple_log:
@@ -120,8 +128,10 @@ class kerple_power(kerple_log):
         heads = []
         for r1, r2 in zip(parameters["r1"], parameters["r2"], strict=True):
             # the logarithm of distance 0 would make gradients that are no numbers
-            power = torch.exp(held(r2, 2.0) * far.clamp(min=1).log())
-            heads.append(-held(r1) * torch.where(far > 0, power, 0))
+            logarithm = far.clamp(min=1).log()
+            power = torch.exp(held(r2, 2.0) * logarithm)
+            power = torch.where(far > 0, power, 0)
+            heads.append(-held(r1) * power)
         return {"bias": torch.stack(heads, 1)}
 
 
@@ -140,14 +150,15 @@ class t5:
         return options["num_buckets"] * shape.n_heads
 
     def reference(parameters, options, positions, **others):
-        attention = third_party("transformers.models.t5.modeling_t5").T5Attention
-        buckets = attention._relative_position_bucket(
+        module = third_party("transformers.models.t5.modeling_t5")
+        buckets = module.T5Attention._relative_position_bucket(
             -distances(positions),
             bidirectional=False,
             num_buckets=options["num_buckets"],
             max_distance=options["max_distance"],
         )
-        return {"bias": parameters["table"][buckets].permute(0, 3, 1, 2)}
+        bias = parameters["table"][buckets]  # (1|B, T, T, H)
+        return {"bias": bias.permute(0, 3, 1, 2)}
 
 
 class sandwich:
@@ -186,7 +197,8 @@ class dynamic_bias:
 
     def reference(parameters, shape, options, q, positions, **others):
         if len(positions) == 1:
-            module = third_party("x_transformers.x_transformers").DynamicPositionBias(
+            x_transformers = third_party("x_transformers.x_transformers")
+            module = x_transformers.DynamicPositionBias(
                 options["width"] or shape.d_model // 4,
                 heads=shape.n_heads,
                 depth=options["depth"],
@@ -194,7 +206,8 @@ class dynamic_bias:
             )
             weights = {}
             for name, value in parameters.items():
-                weights[name.replace("network", "mlp")] = value
+                theirs = name.replace("network", "mlp")
+                weights[theirs] = value
             lengths = (q.shape[2], q.shape[2])
             bias = torch.func.functional_call(module, weights, lengths)
             return {"bias": bias[None]}
@@ -238,7 +251,8 @@ class fire:
         if causal:
             far = far.clamp(min=0)
         grown = torch.log(abs(c * far) + 1)
-        share = grown / (torch.log(abs(c * furthest) + 1) + 1e-6)  # (1|B, T, T)
+        most = torch.log(abs(c * furthest) + 1)
+        share = grown / (most + 1e-6)  # (1|B, T, T)
 
         network = f"networks.{layer}"
         first = share[..., None] @ parameters[f"{network}.0.weight"].T
@@ -266,12 +280,14 @@ class grape_a:
                 return torch.zeros(vectors.shape[:2])
             along = parameters[side][layer, head]
             length = along.norm() * math.sqrt(shape.head_dim)
-            return torch.log(1 + torch.exp(vectors @ along / length))
+            projected = vectors @ along / length
+            return torch.log(1 + torch.exp(projected))
 
         far = distances(positions).abs()
         heads = []
         for h, slope in enumerate(slopes_of(shape.n_heads)):
-            strength = torch.log(1 + torch.exp(parameters["strength"][layer][h]))
+            learned = parameters["strength"][layer][h]
+            strength = torch.log(1 + torch.exp(learned))
             of_queries = gate("query", h, q[:, h])
             of_keys = gate("key", h, k[:, h])
             gates = of_queries[:, :, None] + of_keys[:, None, :]  # (B, T, T)

@@ -1,6 +1,7 @@
 """Attention between words and vectors of positions or distances."""
 
 import torch
+from torch.func import functional_call
 
 from oracles import third_party
 from oracles._shared import Take, flat, masked, softmax
@@ -30,8 +31,9 @@ class shaw:
 
     def reference(parameters, shape, options, q, k, v, positions, layer, causal, **_):
         furthest = options["max_distance"]
-        # clip(j - i), from 0: (1|B, T, T)
-        rows = (-distances(positions)).clamp(-furthest, furthest) + furthest
+        away = -distances(positions)  # j - i
+        clipped = away.clamp(-furthest, furthest)
+        rows = clipped + furthest  # from 0: (1|B, T, T)
         rows = rows.expand(len(q), -1, -1)
 
         keys = parameters["keys"][layer]
@@ -75,7 +77,8 @@ def wav2vec2_bert(table, shape, furthest, q, k, causal):
         "attention_mask": mask_of(q.shape[2], causal),
         "output_attentions": True,
     }
-    return torch.func.functional_call(attention, named, kwargs=given)[1]
+    _, weights = functional_call(attention, named, kwargs=given)
+    return weights
 
 
 class transformer_xl:
@@ -103,11 +106,10 @@ class transformer_xl:
 
         if are_consecutive(positions):
             length = q.shape[2]
-            waves = torch.stack([sinusoid(r) for r in range(length, -length, -1)])
-            vectors = torch.einsum("rm,hdm->rhd", waves, projection)
-            return {
-                "probabilities": xlnet(content, position, vectors, shape, q, k, causal)
-            }
+            waves = [sinusoid(r) for r in range(length, -length, -1)]
+            vectors = torch.einsum("rm,hdm->rhd", torch.stack(waves), projection)
+            weights = xlnet(content, position, vectors, shape, q, k, causal)
+            return {"probabilities": weights}
 
         vectors = []
         for row in positions.tolist():
@@ -139,16 +141,19 @@ def xlnet(content, position, vectors, shape, q, k, causal):
     attention.forward = attention.rel_attn_core
 
     named = {"r_w_bias": content, "r_r_bias": position}
-    hidden = mask_of(q.shape[2], causal).isinf().float()
+    q = q.permute(2, 0, 1, 3)  # (T, B, H, Dh)
+    k = k.permute(2, 0, 1, 3)
+    is_hidden = mask_of(len(q), causal).isinf()
+    mask = is_hidden.float().permute(2, 3, 0, 1)
     given = {
-        "q_head": q.permute(2, 0, 1, 3),
-        "k_head_h": k.permute(2, 0, 1, 3),
-        "v_head_h": k.permute(2, 0, 1, 3),
+        "q_head": q,
+        "k_head_h": k,
+        "v_head_h": k,
         "k_head_r": vectors[:, None],
-        "attn_mask": hidden.permute(2, 3, 0, 1),
+        "attn_mask": mask,
         "output_attentions": True,
     }
-    _, weights = torch.func.functional_call(attention, named, kwargs=given)
+    _, weights = functional_call(attention, named, kwargs=given)
     return weights.permute(2, 3, 0, 1)
 
 
@@ -162,7 +167,9 @@ class deberta:
 
     def parameter_count(shape, options):
         span = options["num_buckets"] or options["max_distance"] or shape.train_length
-        return 2 * span * shape.d_model + 2 * shape.n_layers * shape.d_model**2
+        table = 2 * span * shape.d_model
+        projections = 2 * shape.n_layers * shape.d_model**2
+        return table + projections
 
     def reference(
         parameters, shape, options, q, k, v, positions, layer, causal, **others
@@ -207,8 +214,8 @@ class deberta:
                 "rel_embeddings": parameters["table"],
                 "output_attentions": True,
             }
-            made = torch.func.functional_call(attention, named, kwargs=given)
-            weights.append(made[1])
+            _, of_sequence = functional_call(attention, named, kwargs=given)
+            weights.append(of_sequence)
         return {"probabilities": torch.cat(weights)}
 
 
@@ -232,7 +239,8 @@ class tupe:
     def reference(parameters, shape, options, q, k, positions, causal, **others):
         vectors = parameters["table"][positions]  # (1|B, T, D)
         centred = vectors - vectors.mean(-1, keepdim=True)
-        deviation = (centred.pow(2).mean(-1, keepdim=True) + 1e-5).sqrt()
+        variance = centred.pow(2).mean(-1, keepdim=True)
+        deviation = (variance + 1e-5).sqrt()
         scaled = centred / deviation
         places = scaled * parameters["norm.weight"] + parameters["norm.bias"]
 
@@ -244,7 +252,8 @@ class tupe:
         logits = logits / (2 * shape.head_dim) ** 0.5
         if options["relative"]:
             table = {"table": parameters["relative.table"]}
-            logits = logits + t5.reference(table, tupe.T5, positions)["bias"]
+            of_t5 = t5.reference(table, tupe.T5, positions)
+            logits = logits + of_t5["bias"]
         return {"probabilities": softmax(logits, causal)}
 
 
@@ -268,7 +277,7 @@ class projected_bias:
             inkling = third_party("transformers.models.inkling.modeling_inkling")
             module = inkling.InklingRelativeLogits(*curves.shape)
             given = (mixtures, positions[0], positions[0])
-            bias = torch.func.functional_call(module, {"proj": curves}, given)
+            bias = functional_call(module, {"proj": curves}, given)
             return {"bias": bias}
 
         extent = curves.shape[1]

@@ -12,7 +12,7 @@ from oracles._shared import (
     frequencies,
     powers,
     rotated,
-    turned,
+    turned_by,
 )
 from oracles.absolute import none
 
@@ -35,13 +35,14 @@ class rope:
     ]
     TOLERANCE = ROPE_TOLERANCE
 
-    def reference(parameters, shape, options, q, k, v, x, positions, layer, causal):
+    def reference(shape, options, q, k, positions, **others):
+        base = options["base"]
         law = options.get("frequencies", "geometric")
         if law == "geometric":
-            law = frequencies("linear", shape, options["base"], factor=1.0)[0]
+            law, _ = frequencies("linear", shape, base, factor=1.0)
         elif law == "resonance":
             # the paper's equation: wavelengths rounded to whole numbers
-            waves = 2 * math.pi / powers(options["base"], shape.head_dim)
+            waves = 2 * math.pi / powers(base, shape.head_dim)
             law = 2 * math.pi / waves.round()
         law = torch.as_tensor(law, dtype=torch.float64)
         return rotated(q, k, positions, options["layout"], law)
@@ -59,17 +60,16 @@ class partial_rope(rope):
         {"fraction": 1.0},
     ]
 
-    def reference(parameters, shape, options, q, k, v, x, positions, layer, causal):
+    def reference(shape, options, q, k, positions, **others):
         neox = third_party("transformers.models.gpt_neox.modeling_gpt_neox")
         config = third_party("transformers").GPTNeoXConfig(
-            hidden_size=shape.d_model,
-            num_attention_heads=shape.n_heads,
-            rope_parameters={
-                "rope_type": "default",
-                "rope_theta": options["base"],
-                "partial_rotary_factor": options["fraction"],
-            },
+            hidden_size=shape.d_model, num_attention_heads=shape.n_heads
         )
+        config.rope_parameters = {
+            "rope_type": "default",
+            "rope_theta": options["base"],
+            "partial_rotary_factor": options["fraction"],
+        }
         embedding = neox.GPTNeoXRotaryEmbedding(config)
         if options["layout"] == "half":
             cos, sin = embedding(q, positions)
@@ -77,11 +77,11 @@ class partial_rope(rope):
             return {"q": q, "k": k}
         law = embedding.inv_freq
         width = 2 * len(law)
-        turning = rotated(q[..., :width], k[..., :width], positions, "interleaved", law)
-        return {
-            "q": torch.cat((turning["q"], q[..., width:]), -1),
-            "k": torch.cat((turning["k"], k[..., width:]), -1),
-        }
+        in_pairs = (q[..., :width], k[..., :width])
+        turning = rotated(*in_pairs, positions, "interleaved", law)
+        q = torch.cat((turning["q"], q[..., width:]), -1)
+        k = torch.cat((turning["k"], k[..., width:]), -1)
+        return {"q": q, "k": k}
 
 
 class p_rope(rope):
@@ -97,14 +97,10 @@ class p_rope(rope):
     def reads_positions(options):
         return options["fraction"] > 0
 
-    def reference(parameters, shape, options, q, k, v, x, positions, layer, causal):
-        law = frequencies(
-            "proportional",
-            shape,
-            options["base"],
-            partial_rotary_factor=options["fraction"],
-        )
-        return rotated(q, k, positions, options["layout"], *law)
+    def reference(shape, options, q, k, positions, **others):
+        share = {"partial_rotary_factor": options["fraction"]}
+        law, scale = frequencies("proportional", shape, options["base"], **share)
+        return rotated(q, k, positions, options["layout"], law, scale)
 
 
 class hope:
@@ -113,12 +109,12 @@ class hope:
     CASES = [{}, {"layout": "half", "base": 500.0}]
     DTYPE = torch.float64
 
-    def reference(parameters, shape, options, q, k, v, x, positions, layer, causal):
+    def reference(shape, options, q, k, positions, **others):
         law = powers(options["base"], shape.head_dim)
         turns = shape.train_length * law / (2 * math.pi)
         law = law * (turns >= 1)
         angles = positions[:, None, :, None] * law
-        return turned(q, k, angles.cos(), angles.sin(), options["layout"])
+        return turned_by(angles, q, k, options["layout"])
 
 
 class lerope(rope):
@@ -131,7 +127,7 @@ class lerope(rope):
     def parameter_count(shape, options):
         return shape.head_dim // 2
 
-    def reference(parameters, shape, options, q, k, v, x, positions, layer, causal):
+    def reference(parameters, shape, options, q, k, positions, **others):
         package = "transformers.models.mistral_large4"
         mistral = third_party(f"{package}.modeling_mistral_large4")
         config = third_party(package).MistralLarge4TextConfig(
@@ -143,18 +139,24 @@ class lerope(rope):
         embedding.alpha = parameters["alpha"]
         # there the fp32 angles, several times the position, are too coarse
         if positions.max() > 100:
-            law = embedding.inv_freq.double() * parameters["alpha"].double().exp()
+            learned = parameters["alpha"].double().exp()
+            law = embedding.inv_freq.double() * learned
             return rotated(q, k, positions, options["layout"], law)
-        # outside of no_grad
-        cos, sin = inspect.unwrap(type(embedding).forward)(embedding, q, positions)
+
+        forward = inspect.unwrap(type(embedding).forward)  # outside of no_grad
+        cos, sin = forward(embedding, q, positions)
         if options["layout"] == "half":
             llama = third_party("transformers.models.llama.modeling_llama")
             q, k = llama.apply_rotary_pos_emb(q, k, cos, sin)
             return {"q": q, "k": k}
-        # pairs are parted in what it gives back
-        parted = mistral.apply_rotary_pos_emb_interleave(q, k, cos, sin)
-        q, k = (a.unflatten(-1, (2, -1)).transpose(-1, -2).flatten(-2) for a in parted)
-        return {"q": q, "k": k}
+        q, k = mistral.apply_rotary_pos_emb_interleave(q, k, cos, sin)
+        return {"q": side_by_side(q), "k": side_by_side(k)}
+
+
+def side_by_side(a):
+    """Return channels in halves as pairs side by side."""
+    halves = a.unflatten(-1, (2, -1))
+    return halves.mT.flatten(-2)
 
 
 class grape_m:
@@ -168,19 +170,22 @@ class grape_m:
     def parameter_count(shape, options):
         return shape.n_layers * shape.head_dim // 2
 
-    def reference(parameters, shape, options, q, k, v, x, positions, layer, causal):
+    def reference(parameters, shape, options, q, k, positions, layer, **others):
         width = shape.head_dim
         generator = torch.zeros(width, width, dtype=torch.float64)
         for pair, frequency in enumerate(powers(options["base"], width)):
-            one, two = pair, pair + width // 2
+            one = pair
+            two = pair + width // 2
             if options["layout"] == "interleaved":
-                one, two = 2 * pair, 2 * pair + 1
+                one = 2 * pair
+                two = one + 1
             plane = torch.zeros(width, width, dtype=torch.float64)
             plane[two, one] = 1
             plane[one, two] = -1
-            scale = (parameters["alpha"][layer, pair] / options["divisor"]).exp()
-            generator = generator + plane * frequency * scale
-        rotation = torch.linalg.matrix_exp(positions[..., None, None] * generator)
+            learned = parameters["alpha"][layer, pair] / options["divisor"]
+            generator = generator + plane * frequency * learned.exp()
+        turns = positions[..., None, None] * generator
+        rotation = torch.linalg.matrix_exp(turns)
         rotation = rotation[:, None]  # (1|B, 1, T, Dh, Dh)
         q = (rotation @ q[..., None])[..., 0]
         k = (rotation @ k[..., None])[..., 0]
@@ -201,9 +206,10 @@ class pi(rope):
 
     CASES = [{}, {"layout": "half", "factor": 2.5, "base": 500.0}]
 
-    def reference(parameters, shape, options, q, k, v, x, positions, layer, causal):
-        law = frequencies("linear", shape, options["base"], factor=options["factor"])
-        return rotated(q, k, positions, options["layout"], *law)
+    def reference(shape, options, q, k, positions, **others):
+        factor = options["factor"]
+        law, scale = frequencies("linear", shape, options["base"], factor=factor)
+        return rotated(q, k, positions, options["layout"], law, scale)
 
 
 class ntk(rope):
@@ -211,14 +217,14 @@ class ntk(rope):
 
     CASES = [{}, {"layout": "half", "factor": 2.5, "base": 500.0}]
 
-    def reference(parameters, shape, options, q, k, v, x, positions, layer, causal):
-        embedding = third_party("x_transformers.x_transformers").RotaryEmbedding
-        options_of_theirs = {
-            "base": options["base"],
-            "base_rescale_factor": options["factor"],
-        }
-        law = embedding(shape.head_dim, **options_of_theirs).inv_freq
-        return rotated(q, k, positions, options["layout"], law)
+    def reference(shape, options, q, k, positions, **others):
+        x_transformers = third_party("x_transformers.x_transformers")
+        embedding = x_transformers.RotaryEmbedding(
+            shape.head_dim,
+            base=options["base"],
+            base_rescale_factor=options["factor"],
+        )
+        return rotated(q, k, positions, options["layout"], embedding.inv_freq)
 
 
 def lengths(positions):
@@ -234,15 +240,14 @@ class dynamic_ntk(rope):
         {"original_length": 16, "layout": "half", "factor": 2.0, "base": 500.0},
     ]
 
-    def reference(parameters, shape, options, q, k, v, x, positions, layer, causal):
+    def reference(shape, options, q, k, positions, **others):
         base = options["base"]
         factor = options["factor"]
         original = options["original_length"] or shape.train_length
         laws = []
         for length in lengths(positions):
-            law, _ = frequencies(
-                "dynamic", shape, base, original, length, factor=factor
-            )
+            given = (shape, base, original, length)
+            law, _ = frequencies("dynamic", *given, factor=factor)
             laws.append(law)
         law = torch.stack(laws)[:, None]  # (1|B, 1, Dh/2)
         return rotated(q, k, positions, options["layout"], law)
@@ -259,8 +264,9 @@ class ntk_by_parts(rope):
         {"ramp": "rotations", "alpha": 1.0, "beta": 5.0},
     ]
 
-    def reference(parameters, shape, options, q, k, v, x, positions, layer, causal):
-        return rotated(q, k, positions, options["layout"], by_parts(shape, options)[0])
+    def reference(shape, options, q, k, positions, **others):
+        law, _ = by_parts(shape, options)
+        return rotated(q, k, positions, options["layout"], law)
 
 
 def by_parts(shape, options):
@@ -280,7 +286,7 @@ def by_parts(shape, options):
 class yarn(ntk_by_parts):
     """The same, with YaRN's temperature."""
 
-    def reference(parameters, shape, options, q, k, v, x, positions, layer, causal):
+    def reference(shape, options, q, k, positions, **others):
         law, temperature = by_parts(shape, options)
         return rotated(q, k, positions, options["layout"], law, temperature)
 
@@ -298,7 +304,7 @@ class llama3(rope):
         },
     ]
 
-    def reference(parameters, shape, options, q, k, v, x, positions, layer, causal):
+    def reference(shape, options, q, k, positions, **others):
         names = ("factor", "low_freq_factor", "high_freq_factor")
         parts = {name: options[name] for name in names}
         law, scale = frequencies("llama3", shape, options["base"], **parts)
@@ -315,20 +321,22 @@ class longrope(rope):
         {"original_length": 20, "layout": "half", "factor": 8.0, "base": 500.0},
     ]
 
-    def reference(parameters, shape, options, q, k, v, x, positions, layer, causal):
+    def reference(shape, options, q, k, positions, **others):
         base = options["base"]
         factor = options["factor"]
         original = options["original_length"] or shape.train_length
         plain, _ = frequencies("linear", shape, base, factor=1.0)
         yarn, _ = frequencies("yarn", shape, base, original, factor=factor)
+        divisors = plain / yarn
         parts = {
-            "long_factor": (plain / yarn).tolist(),
+            "long_factor": divisors.tolist(),
             "short_factor": [1.0] * len(plain),
             "factor": factor,
         }
         laws = []
         for length in lengths(positions):
-            law, scale = frequencies("longrope", shape, base, original, length, **parts)
+            given = (shape, base, original, length)
+            law, scale = frequencies("longrope", *given, **parts)
             laws.append(law)
         law = torch.stack(laws)[:, None]  # (1|B, 1, Dh/2)
         return rotated(q, k, positions, options["layout"], law, scale)

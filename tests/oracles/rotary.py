@@ -4,6 +4,7 @@ import math
 
 import torch
 import torch.nn.functional as F
+from torch.func import functional_call
 
 from oracles import third_party
 from oracles._shared import (
@@ -15,6 +16,7 @@ from oracles._shared import (
     powers,
     softmax,
     turned,
+    turned_by,
 )
 from oracles.distance import EVERYWHERE, distances
 
@@ -23,15 +25,15 @@ LOOKS = "looks at the positions' values, to know how many binary digits they hav
 
 def mapped(maps, q, k):
     """Return q and k times the matrices of their places, (1|B, H, T, Dh, Dh)."""
-    return {
-        "q": (maps @ q[..., None])[..., 0],
-        "k": (maps @ k[..., None])[..., 0],
-    }
+    q = (maps @ q[..., None])[..., 0]
+    k = (maps @ k[..., None])[..., 0]
+    return {"q": q, "k": k}
 
 
 def interleaved(a):
     """Return channels in halves as pairs side by side."""
-    return torch.stack(a.chunk(2, dim=-1), -1).flatten(-2)
+    halves = a.chunk(2, dim=-1)
+    return torch.stack(halves, -1).flatten(-2)
 
 
 class xpos:
@@ -57,7 +59,8 @@ class xpos:
         freqs, scale = embedding(positions)
         q = x_transformers.apply_rotary_pos_emb(q, freqs, scale)
         k = x_transformers.apply_rotary_pos_emb(k, freqs, scale**-1)
-        return {"probabilities": softmax(q @ k.mT / math.sqrt(shape.head_dim), causal)}
+        logits = q @ k.mT / math.sqrt(shape.head_dim)
+        return {"probabilities": softmax(logits, causal)}
 
 
 class pope:
@@ -76,15 +79,15 @@ class pope:
 
     def reference(parameters, shape, options, q, k, positions, layer, **others):
         x_transformers = third_party("x_transformers.x_transformers")
-        polar = x_transformers.PolarEmbedding(
-            shape.head_dim, shape.n_heads, base=options["base"]
-        )
-        phase = {"learned_bias": parameters["phase"][layer][:, None]}
+        sizes = (shape.head_dim, shape.n_heads)
+        polar = x_transformers.PolarEmbedding(*sizes, base=options["base"])
+        phase = parameters["phase"][layer]
+        named = {"learned_bias": phase[:, None]}
         turn = x_transformers.apply_polar_pos_emb
         queries = []
         keys = []
         for b, places in enumerate(positions.expand(len(q), -1)):
-            angles, bias = torch.func.functional_call(polar, phase, (places,))
+            angles, bias = functional_call(polar, named, (places,))
             queries.append(turn(q[b : b + 1], angles))
             keys.append(turn(k[b : b + 1], angles + bias))
         return {"q": torch.cat(queries), "k": torch.cat(keys)}
@@ -98,17 +101,20 @@ class rope_pp:
 
     def reference(shape, options, q, k, v, positions, causal, **others):
         law = powers(options["base"], shape.head_dim)
+        scale = shape.head_dim**-0.5
         angles = distances(positions)[..., None] * law  # (1|B, T, T, P)
-        turns = torch.exp(1j * angles).expand(len(q), -1, -1, -1)
+        turns = torch.exp(1j * angles)
+        turns = turns.expand(len(q), -1, -1, -1)
 
         heads = []
         for head in range(shape.n_heads):
-            shared = head - head % 2
+            is_odd = head % 2 == 1
+            shared = head - 1 if is_odd else head
             query = torch.complex(*pairs_of(q[:, shared], options["layout"]))
             key = torch.complex(*pairs_of(k[:, shared], options["layout"]))
             products = torch.einsum("bip,bjp,bijp->bij", query, key.conj(), turns)
-            logits = products.imag if head % 2 else products.real
-            weights = softmax(logits * shape.head_dim**-0.5, causal)
+            logits = products.imag if is_odd else products.real
+            weights = softmax(logits * scale, causal)
             heads.append(weights @ v[:, shared])
         return {"output": torch.stack(heads, dim=1)}
 
@@ -177,7 +183,8 @@ class decoupled_rope:
         if options["placement"] == "trailing":
             reading = deepseek_v4
         turning = options["turning"] or shape.head_dim // 2
-        mask = masked(torch.zeros(1, 1, q.shape[2], q.shape[2]), causal)
+        length = q.shape[2]
+        mask = masked(torch.zeros(1, 1, length, length), causal)
         output = reading(shape, options, turning, mask, q=q, **others)
         return {"output": output}
 
@@ -215,19 +222,22 @@ def deepseek_v3(
     after_qkv = (3 * content, 0)
     query = F.pad(parameters[f"query.{layer}.weight"], after_qkv)
     query = query.unflatten(0, (heads, turning))
+    both = torch.cat((pick_q, query), dim=1)  # (H, Dh + turning, wide)
     key = F.pad(parameters[f"key.{layer}.weight"], after_qkv)
     k_and_v = torch.eye(2 * content).view(2, heads, width, -1)
+    k_and_v = k_and_v.transpose(0, 1)
     weights = {
-        "q_proj.weight": torch.cat((pick_q, query), dim=1).flatten(0, 1),
+        "q_proj.weight": both.flatten(0, 1),
         "kv_a_proj_with_mqa.weight": torch.cat((pick_kv, key)),
-        "kv_b_proj.weight": k_and_v.transpose(0, 1).flatten(0, 2),
+        "kv_b_proj.weight": k_and_v.flatten(0, 2),
     }
 
     wide = torch.cat((flat(q, k, v), x), -1)
-    embedded = module.DeepseekV3RotaryEmbedding(config)(x, positions)
-    given = (wide, embedded, mask)
-    output, _ = torch.func.functional_call(attention, weights, given)
-    return output.unflatten(-1, (heads, width)).transpose(1, 2)
+    embed = module.DeepseekV3RotaryEmbedding(config)
+    given = (wide, embed(x, positions), mask)
+    output, _ = functional_call(attention, weights, given)
+    heads_apart = output.unflatten(-1, (heads, width))
+    return heads_apart.transpose(1, 2)
 
 
 def deepseek_v4(shape, options, turning, mask, q, k, v, positions, **others):
@@ -238,11 +248,14 @@ def deepseek_v4(shape, options, turning, mask, q, k, v, positions, **others):
     sin = angles.sin().float()
     q = turn(q, cos, sin)
     k = turn(k, cos, sin)
-    weights = (q @ k.mT * shape.head_dim**-0.5 + mask).softmax(-1)
+    logits = q @ k.mT * shape.head_dim**-0.5
+    weights = (logits + mask).softmax(-1)
     if not options["turn_values"]:
         return weights @ v
     out = weights @ turn(v, cos, sin)
-    return turn(out.transpose(1, 2), cos, -sin, unsqueeze_dim=2).transpose(1, 2)
+    by_token = out.transpose(1, 2)
+    back = turn(by_token, cos, -sin, unsqueeze_dim=2)
+    return back.transpose(1, 2)
 
 
 # -- by what the tokens say
@@ -261,17 +274,18 @@ class carope(Ordered):
     def reference(parameters, shape, options, q, k, x, layer, **others):
         base = torch.tensor(options["base"], dtype=torch.float64)
         start = base ** (2 / shape.head_dim) - 1  # 1/f - 1 where xW is 0
+        constant = (start.exp() - 1).log()
+        step = parameters["step"][layer]
         pairs = torch.arange(shape.head_dim // 2)
         angles = []
         angle = 0
         for t in range(x.shape[1]):
-            asked = x[:, t] @ parameters["step"][layer].T
-            softplus = F.softplus(asked + (start.exp() - 1).log())
-            f = 1 / (softplus + 1)  # (B, H)
+            asked = x[:, t] @ step.T + constant
+            f = 1 / (F.softplus(asked) + 1)  # (B, H)
             angle = angle + f[..., None] ** pairs  # (B, H, P)
             angles.append(angle)
         angles = torch.stack(angles, 2)
-        return turned(q, k, angles.cos(), angles.sin(), options["layout"])
+        return turned_by(angles, q, k, options["layout"])
 
 
 class selective_rope(Ordered):
@@ -296,7 +310,8 @@ class selective_rope(Ordered):
 
     def reference(parameters, shape, options, q, k, x, layer, **others):
         parts = x.unflatten(-1, (shape.n_heads, -1))
-        size = (parts.pow(2).sum(-1, keepdim=True) + 1e-6).sqrt()
+        squares = parts.pow(2).sum(-1, keepdim=True)
+        size = (squares + 1e-6).sqrt()
         x = (parts / size).flatten(-2)
         low = x @ parameters[f"down.{layer}.weight"].T
         low = low @ parameters[f"up.{layer}.weight"].T
@@ -319,7 +334,7 @@ class selective_rope(Ordered):
             total = total + phi
             totals.append(total)
         angles = torch.stack(totals, 2) * powers(options["base"], shape.head_dim)
-        return turned(q, k, angles.cos(), angles.sin(), options["layout"])
+        return turned_by(angles, q, k, options["layout"])
 
 
 class repo:
@@ -341,7 +356,8 @@ class repo:
 
     def parameter_count(shape, options):
         layers = shape.n_layers - repo.first_of(shape, options)
-        return layers * (shape.d_model // 8) * (2 * shape.d_model + shape.n_heads)
+        hidden = shape.d_model // 8
+        return layers * hidden * (2 * shape.d_model + shape.n_heads)
 
     def reference(parameters, shape, options, q, k, x, positions, layer, **others):
         at = layer - repo.first_of(shape, options)
@@ -349,10 +365,13 @@ class repo:
         if at >= 0:
             gate = x @ parameters[f"gate.{at}.weight"].T
             swish = gate / (1 + (-gate).exp())
-            gated = swish * (x @ parameters[f"content.{at}.weight"].T)
-            places = (gated @ parameters[f"position.{at}.weight"].T).mT  # (B, H, T)
-        angles = places[..., None].double() * powers(options["base"], shape.head_dim)
-        return turned(q, k, angles.cos(), angles.sin(), options["layout"])
+            content = x @ parameters[f"content.{at}.weight"].T
+            gated = swish * content
+            of_heads = gated @ parameters[f"position.{at}.weight"].T
+            places = of_heads.mT  # (B, H, T)
+        law = powers(options["base"], shape.head_dim)
+        angles = places[..., None].double() * law
+        return turned_by(angles, q, k, options["layout"])
 
 
 def generator(entries, width):
@@ -417,15 +436,21 @@ class algebraic:
     def reference(parameters, shape, options, q, k, v, positions, causal, **others):
         heads = []
         for entries in parameters["above"][0, :, 0]:
-            step = torch.linalg.matrix_exp(generator(entries, shape.head_dim))
-            places = positions.flatten().tolist()
-            maps = [torch.linalg.matrix_power(step, place) for place in places]
-            heads.append(torch.stack(maps).unflatten(0, positions.shape))
-        rotated = mapped(torch.stack(heads, dim=1), q, k)
+            of_head = generator(entries, shape.head_dim)
+            step = torch.linalg.matrix_exp(of_head)
+            maps = []
+            for place in positions.flatten().tolist():
+                power = torch.linalg.matrix_power(step, place)
+                maps.append(power)
+            by_place = torch.stack(maps).unflatten(0, positions.shape)
+            heads.append(by_place)
+        maps = torch.stack(heads, dim=1)
+        rotated = mapped(maps, q, k)
 
         far = distances(positions).abs()[:, None]
+        decay = options["decay"] ** far
         logits = rotated["q"] @ rotated["k"].mT / shape.head_dim**0.5
-        weights = softmax(logits * options["decay"] ** far, causal)
+        weights = softmax(logits * decay, causal)
         return {**rotated, "output": weights @ v}
 
 
@@ -445,18 +470,22 @@ class spe:
         parameters, shape, options, q, k, v, positions, layer, causal, **others
     ):
         gain = F.softplus(parameters["gain"][layer])  # (H, Dh, sines)
-        frequency = torch.sigmoid(parameters["frequency"][layer]) / 2  # turns per token
+        share = torch.sigmoid(parameters["frequency"][layer])
+        frequency = share / 2  # turns per token
         phase = parameters["phase"][layer]
         distance = distances(positions).double()
         kernel = 0  # (1|B, H, T, T, Dh)
         for s in range(options["sines"]):
             turns = torch.einsum("bij,hc->bhijc", distance, frequency[..., s])
-            waves = torch.cos(2 * math.pi * turns + phase[:, None, None, :, s])
-            strength = gain[:, None, None, :, s] ** 2 / (2 * options["sines"])
-            kernel = kernel + strength * waves
+            angles = 2 * math.pi * turns + phase[:, None, None, :, s]
+            squared = gain[:, None, None, :, s] ** 2
+            strength = squared / (2 * options["sines"])
+            kernel = kernel + strength * angles.cos()
         if options["gated"]:
-            gate = torch.sigmoid(parameters["gate"][layer])[:, None, None]
+            gate = torch.sigmoid(parameters["gate"][layer])
+            gate = gate[:, None, None]
             kernel = (1 - gate) * kernel + gate
         kernel = kernel.expand(len(q), -1, -1, -1, -1)
-        logits = torch.einsum("bhic,bhjc,bhijc->bhij", q, k, kernel)
-        return {"output": softmax(logits / math.sqrt(shape.head_dim), causal) @ v}
+        products = torch.einsum("bhic,bhjc,bhijc->bhij", q, k, kernel)
+        logits = products / math.sqrt(shape.head_dim)
+        return {"output": softmax(logits, causal) @ v}

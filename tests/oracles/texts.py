@@ -36,7 +36,8 @@ class abacus:
                 rows[b, t] = place
         out = inner(parameters, options, x=x, **others)
         last = options["rows"] - 1
-        out["embedded"] = x + parameters["table"][rows.clamp(max=last)]
+        rows = rows.clamp(max=last)
+        out["embedded"] = x + parameters["table"][rows]
         return out
 
 
@@ -137,7 +138,8 @@ class bipe:
             given = {"shape": shape, "x": x, "positions": positions}
             out = inner(parameters, options, **given, **others)
         else:
-            slopes = torch.tensor(slopes_of(shape.n_heads))[:, None, None]
+            slopes = torch.tensor(slopes_of(shape.n_heads))
+            slopes = slopes[:, None, None]
             far = distances(positions).abs()[:, None]
             out = {"bias": -options["alibi_factor"] * slopes * far}
         out["positions"] = segments
@@ -163,28 +165,32 @@ class rope_2d:
                 if breaks:
                     line += breaks
                     place = 0
-        return {
-            "positions": numbers,
-            "q": turned_2d(q, positions, **options),
-            "k": turned_2d(k, positions, **options),
-        }
+        q = turned_2d(q, positions, **options)
+        k = turned_2d(k, positions, **options)
+        return {"positions": numbers, "q": q, "k": k}
 
 
 def turned_2d(a, positions, base, layout):
     half = a.shape[-1] // 2
     quarter = half // 2
     out = a.clone()
-    for b, row in enumerate(positions.expand(len(a), -1).tolist()):
+    of_each = positions.expand(len(a), -1)
+    for b, row in enumerate(of_each.tolist()):
         for t, number in enumerate(row):
             line, place = divmod(number, 2**20)
             for pair in range(half):
                 axis = line if pair < quarter else place
                 angle = axis * base ** (-(pair % quarter) / quarter)
-                one = pair if layout == "half" else 2 * pair
-                two = pair + half if layout == "half" else 2 * pair + 1
+                cos = math.cos(angle)
+                sin = math.sin(angle)
+                one = 2 * pair
+                two = one + 1
+                if layout == "half":
+                    one = pair
+                    two = pair + half
 
                 first = a[b, :, t, one]
                 second = a[b, :, t, two]
-                out[b, :, t, one] = math.cos(angle) * first - math.sin(angle) * second
-                out[b, :, t, two] = math.sin(angle) * first + math.cos(angle) * second
+                out[b, :, t, one] = cos * first - sin * second
+                out[b, :, t, two] = sin * first + cos * second
     return out

@@ -5,6 +5,7 @@ import math
 import types
 
 import torch
+from torch.func import functional_call
 
 from oracles import third_party
 from oracles._shared import (
@@ -21,6 +22,9 @@ from oracles._shared import (
 from oracles.distance import EVERYWHERE, distances
 
 REBUILT = "each forward pass builds anew what a layer uses of the inner encoding"
+NONE = {"name": "none"}
+SLOW_ROPE = {"name": "rope", "base": 500.0}
+SMALL_T5 = {"name": "t5", "num_buckets": 8, "max_distance": 20}
 
 
 class Counting(Around):
@@ -53,34 +57,30 @@ class canon(Counting):
     ]
 
     def parameter_count(shape, options):
-        heads = {"q": shape.n_heads, "k": shape.n_kv_heads, "v": shape.n_kv_heads}
-        convolved = sum(heads[name] for name in options["convolved"])
         per_head = shape.n_layers * shape.head_dim * options["width"]
-        return convolved * per_head + inner_count(shape, options)
+        count = inner_count(shape, options)
+        for name in options["convolved"]:
+            n_heads = shape.n_heads if name == "q" else shape.n_kv_heads
+            count += n_heads * per_head
+        return count
 
     def reference(parameters, shape, options, layer, q, k, v, **others):
         inkling = third_party("transformers.models.inkling.modeling_inkling")
-        convolution = inkling.InklingShortConvolution(
-            shape.d_model, options["width"], layer_idx=0, conv_idx=0
-        )
+        sizes = (shape.d_model, options["width"])
+        convolution = inkling.InklingShortConvolution(*sizes, layer_idx=0, conv_idx=0)
         convolved = {"q": q, "k": k, "v": v}
         for name in options["convolved"]:
-            weight = parameters[f"weights.{name}"][layer].flatten(0, 1)[:, None]
+            weight = parameters[f"weights.{name}"][layer]
+            by_channel = weight.flatten(0, 1)[:, None]
+            named = {"conv1d.weight": by_channel}
             wide = flat(convolved[name])
-            named = {"conv1d.weight": weight}
-            out = torch.func.functional_call(convolution, named, (wide,))
+            out = functional_call(convolution, named, (wide,))
             if not options["residual"]:
                 out = out - wide
             heads = out.unflatten(2, (shape.n_heads, shape.head_dim))
             convolved[name] = heads.transpose(1, 2)
-        return made_of(
-            options,
-            parameters=parameters,
-            shape=shape,
-            layer=layer,
-            **convolved,
-            **others,
-        )
+        given = {"parameters": parameters, "shape": shape, "layer": layer}
+        return made_of(options, **given, **convolved, **others)
 
 
 class cca(Counting):
@@ -95,10 +95,11 @@ class cca(Counting):
     PARTLY_UNUSED = "biases of keys: what all keys have alike changes no weight"
 
     def parameter_count(shape, options):
-        heads = shape.n_heads + shape.n_kv_heads
-        channel = heads * shape.head_dim * (options["channel_width"] + 1)
-        head = heads * shape.head_dim * (shape.head_dim * options["head_width"] + 1)
-        return shape.n_layers * (channel + head) + inner_count(shape, options)
+        channels = (shape.n_heads + shape.n_kv_heads) * shape.head_dim
+        of_channel = options["channel_width"] + 1
+        of_head = shape.head_dim * options["head_width"] + 1
+        count = shape.n_layers * channels * (of_channel + of_head)
+        return count + inner_count(shape, options)
 
     def reference(parameters, shape, options, layer, q, k, v, **others):
         size = shape.n_heads * shape.head_dim
@@ -126,7 +127,7 @@ class cca(Counting):
             named[f"conv_qk_depthwise.{kind}"] = by_channel
             named[f"conv_qk_grouped.{kind}"] = parameters[f"by_head.{layer}.{kind}"]
         wide = (flat(q, k, v), None)
-        made = torch.func.functional_call(projection, named, wide)
+        made = functional_call(projection, named, wide)
         q, k, v = [each.transpose(1, 2) for each in made]
         given = {"parameters": parameters, "shape": shape, "layer": layer}
         return made_of(options, q, k, v, **given, **others)
@@ -140,7 +141,8 @@ def zero_at_the_query(bias):
     """Return a bias of which the oracle leaves a constant per row open as its formula
     has it.
     """
-    return bias - bias.diagonal(dim1=-2, dim2=-1)[..., None]
+    at_query = bias.diagonal(dim1=-2, dim2=-1)
+    return bias - at_query[..., None]
 
 
 class dape(Counting):
@@ -166,8 +168,9 @@ class dape(Counting):
     def parameter_count(shape, options):
         taps = shape.n_heads * options.get("kernel", 1)
         hidden = options["hidden"]
-        network = (2 * taps + 1) * hidden + hidden * taps + shape.n_heads
-        count = shape.n_layers * network
+        first = (2 * taps + 1) * hidden
+        second = hidden * taps + shape.n_heads
+        count = shape.n_layers * (first + second)
         if options["per_layer"]:
             one = dataclasses.replace(shape, n_layers=1)
             return count + shape.n_layers * inner_count(one, options)
@@ -185,7 +188,8 @@ class dape(Counting):
         bias = of_layer["bias"].expand(logits.shape)
         if options["inner"] in ("alibi", "fox"):
             bias = zero_at_the_query(bias)
-        return bias, torch.cat((logits, bias), dim=1).movedim(1, -1)
+        both = torch.cat((logits, bias), dim=1)
+        return bias, both.movedim(1, -1)
 
     def reference(parameters, layer, **others):
         bias, both = dape.inputs(parameters=parameters, layer=layer, **others)
@@ -220,7 +224,8 @@ class dape_v2(dape):
             total = parameters[f"networks.{layer}.{number}.bias"]
             for tap in range(-reach, reach + 1):
                 if j + tap in keys:
-                    total = total + keys[j + tap] @ weight[:, :, 0, tap + reach].T
+                    of_tap = weight[:, :, 0, tap + reach]
+                    total = total + keys[j + tap] @ of_tap.T
             return total
 
         length = both.shape[1]
@@ -230,7 +235,8 @@ class dape_v2(dape):
             keys = {j: both[:, i, j] for j in range(seen)}
             hidden = {}
             for j in range(seen + reach):
-                hidden[j] = leaky_relu(convolved(keys, j, 0))
+                before = convolved(keys, j, 0)
+                hidden[j] = leaky_relu(before)
             row = torch.zeros_like(bias[:, :, i])
             for j in range(seen):
                 row[:, :, j] = convolved(hidden, j, 2)
@@ -251,22 +257,20 @@ class learned_sinks(Counting):
     def reference(parameters, shape, q, k, v, layer, causal, **others):
         given = {"parameters": parameters, "shape": shape, "layer": layer}
         of_layer = inner(q=q, k=k, v=v, causal=causal, **given, **others)
+        q = of_layer.get("q", q)
+        k = of_layer.get("k", k)
         bias = torch.as_tensor(of_layer.get("bias", 0.0))
         bias = bias.expand(*q.shape[:3], q.shape[2])
         # a sink would see a number that a whole row has
-        mask = masked(zero_at_the_query(bias), causal)
-        module = types.SimpleNamespace(
-            num_key_value_groups=1, sinks=parameters["sinks"][layer], training=False
-        )
+        bias = zero_at_the_query(bias)
+        mask = masked(bias, causal)
+
+        module = types.SimpleNamespace(num_key_value_groups=1, training=False)
+        module.sinks = parameters["sinks"][layer]
+        scaling = shape.head_dim**-0.5
         gpt_oss = third_party("transformers.models.gpt_oss.modeling_gpt_oss")
-        output, _ = gpt_oss.eager_attention_forward(
-            module,
-            of_layer.get("q", q),
-            of_layer.get("k", k),
-            v,
-            mask,
-            scaling=shape.head_dim**-0.5,
-        )
+        attend = gpt_oss.eager_attention_forward
+        output, _ = attend(module, q, k, v, mask, scaling=scaling)
         return {"output": output.transpose(1, 2)}
 
 
@@ -315,6 +319,10 @@ class shape(Around):
         return {"output": inner_output(**given, **others)}
 
 
+def slopes_of_heads(shape):
+    return {"slopes": [1.5 - 0.25 * head for head in range(shape.n_heads)]}
+
+
 class cape:
     """Plain loops: sinusoids and ALiBi at positions that need not be whole;
     test_wrappers.py looks at the draws.
@@ -326,12 +334,7 @@ class cape:
             "inner_options": {"base": 100.0, "layout": "halves", "scale": 1.0},
             "local_shift": 1.0,
         },
-        {
-            "inner": "alibi",
-            "inner_options": lambda shape: {
-                "slopes": [1.5 - 0.25 * h for h in range(shape.n_heads)]
-            },
-        },
+        {"inner": "alibi", "inner_options": slopes_of_heads},
     ]
     POSITIONS = EVERYWHERE
 
@@ -339,23 +342,26 @@ class cape:
         given = options["inner_options"]
         if options["inner"] == "alibi":
             slopes = torch.tensor(given["slopes"])[:, None, None]
-            return {"bias": -slopes * distances(positions).abs()[:, None]}
+            far = distances(positions).abs()[:, None]
+            return {"bias": -slopes * far}
 
         base = given.get("base", 10000.0)
         half = shape.d_model // 2
         code = torch.zeros(*positions.shape, shape.d_model)
-        for b, row in enumerate(positions.tolist()):
-            for t, place in enumerate(row):
-                for pair in range(half):
-                    first = 2 * pair
-                    second = first + 1
-                    if given.get("layout") == "halves":
-                        first = pair
-                        second = pair + half
-                    angle = place * base ** (-pair / half)
+        for pair in range(half):
+            first = 2 * pair
+            second = first + 1
+            if given.get("layout") == "halves":
+                first = pair
+                second = pair + half
+            frequency = base ** (-pair / half)
+            for b, row in enumerate(positions.tolist()):
+                for t, place in enumerate(row):
+                    angle = place * frequency
                     code[b, t, first] = math.sin(angle)
                     code[b, t, second] = math.cos(angle)
-        return {"embedded": x + given.get("scale", shape.token_rms) * code}
+        scale = given.get("scale", shape.token_rms)
+        return {"embedded": x + scale * code}
 
 
 def inside(entry):
@@ -372,26 +378,9 @@ class layered(Around):
 
     CASES = [
         {},
-        {
-            "layers": [
-                {"name": "rope", "window": 5},
-                {"name": "none"},
-                {"name": "rope", "base": 500.0},
-            ]
-        },
-        {
-            "layers": [
-                {"name": "alibi", "window": 7},
-                {"name": "t5", "num_buckets": 8, "max_distance": 20},
-            ]
-        },
-        {
-            "layers": [
-                {"name": "rope", "chunk": 5},
-                {"name": "alibi", "chunk": 3},
-                {"name": "none"},
-            ]
-        },
+        {"layers": [{"name": "rope", "window": 5}, NONE, SLOW_ROPE]},
+        {"layers": [{"name": "alibi", "window": 7}, SMALL_T5]},
+        {"layers": [{"name": "rope", "chunk": 5}, {"name": "alibi", "chunk": 3}, NONE]},
     ]
 
     def entries(shape, options):
@@ -408,27 +397,26 @@ class layered(Around):
         entries, distinct = layered.entries(shape, options)
         count = 0
         for entry in distinct:
-            narrow = dataclasses.replace(shape, n_layers=entries.count(entry))
+            n_layers = entries.count(entry)
+            narrow = dataclasses.replace(shape, n_layers=n_layers)
             count += inner_count(narrow, inside(entry))
         return count
 
     def reference(shape, options, q, k, v, layer, causal, **others):
         entries, distinct = layered.entries(shape, options)
         entry = entries[layer]
-        of_layer = inner(
-            # of a model that has the layers of this entry alone
-            shape=dataclasses.replace(shape, n_layers=entries.count(entry)),
-            layer=entries[:layer].count(entry),
-            options=inside(entry),
-            at=distinct.index(entry),
-            q=q,
-            k=k,
-            v=v,
-            causal=causal,
-            **others,
-        )
-        limits = (entry.get("window"), entry.get("chunk"))
-        return {"output": output_of(of_layer, q, k, v, causal, *limits)}
+        # of a model that has the layers of this entry alone
+        n_layers = entries.count(entry)
+        given = {
+            "shape": dataclasses.replace(shape, n_layers=n_layers),
+            "layer": entries[:layer].count(entry),
+            "options": inside(entry),
+            "at": distinct.index(entry),
+        }
+        of_layer = inner(q=q, k=k, v=v, causal=causal, **given, **others)
+        window = entry.get("window")
+        chunk = entry.get("chunk")
+        return {"output": output_of(of_layer, q, k, v, causal, window, chunk)}
 
 
 class heads(Around):
@@ -438,14 +426,9 @@ class heads(Around):
 
     CASES = [
         {},
-        {"heads": [{"name": "rope", "base": 500.0}, {"name": "none"}, {"name": "fox"}]},
-        {"heads": [{"name": "rope", "base": 500.0}, {"name": "pope", "base": 90.0}]},
-        {
-            "heads": [
-                {"name": "alibi"},
-                {"name": "t5", "num_buckets": 8, "max_distance": 20},
-            ]
-        },
+        {"heads": [SLOW_ROPE, NONE, {"name": "fox"}]},
+        {"heads": [SLOW_ROPE, {"name": "pope", "base": 90.0}]},
+        {"heads": [{"name": "alibi"}, SMALL_T5]},
     ]
     PARTLY_UNUSED = "phases of pope that have left their bounds"
 
@@ -456,16 +439,17 @@ class heads(Around):
         entries = options["heads"]
         blocks = [[] for _ in entries]
         for head in range(shape.n_heads):
-            blocks[head * len(entries) // shape.n_heads].append(head)
+            number = head * len(entries) // shape.n_heads
+            blocks[number].append(head)
         for entry, block in zip(entries, blocks, strict=True):
             if not block:
                 continue
-            width = len(block) * shape.head_dim
+            size = len(block)
+            width = size * shape.head_dim
             if entry["name"] == "fox":  # which reads x
                 width = shape.d_model
-            narrow = dataclasses.replace(
-                shape, d_model=width, n_heads=len(block), n_kv_heads=len(block)
-            )
+            sizes = {"d_model": width, "n_heads": size, "n_kv_heads": size}
+            narrow = dataclasses.replace(shape, **sizes)
             yield entry, block, narrow
 
     def parameter_count(shape, options):
@@ -476,17 +460,10 @@ class heads(Around):
 
     def reference(shape, options, q, k, v, causal, **others):
         outputs = []
-        for at, (entry, block, narrow) in enumerate(heads.blocks(shape, options)):
-            output = inner_output(
-                shape=narrow,
-                options=inside(entry),
-                at=at,
-                q=q[:, block],
-                k=k[:, block],
-                v=v[:, block],
-                causal=causal,
-                **others,
-            )
+        for entry, block, narrow in heads.blocks(shape, options):
+            given = {"shape": narrow, "options": inside(entry), "at": len(outputs)}
+            own = {"q": q[:, block], "k": k[:, block], "v": v[:, block]}
+            output = inner_output(**own, causal=causal, **given, **others)
             outputs.append(output)
         return {"output": torch.cat(outputs, dim=1)}
 
@@ -511,9 +488,8 @@ class temperature(Counting):
 
     def reference(parameters, shape, options, q, k, v, layer, causal, **others):
         given = {"parameters": parameters, "shape": shape, "layer": layer}
-        of_layer = inner(
-            options=options, q=q, k=k, v=v, causal=causal, **given, **others
-        )
+        given["options"] = options
+        of_layer = inner(q=q, k=k, v=v, causal=causal, **given, **others)
         of_layer.pop("output", None)
         turned = of_layer.get("q", q)
         of_layer["q"] = sharpened(turned, parameters, shape, options, layer)
@@ -526,14 +502,14 @@ def sharpened(q, parameters, shape, options, layer):
     alpha = options["alpha"]
     floor = options["floor"] or shape.train_length
     if rule == "mistral_large4":
-        mistral = third_party(
-            "transformers.models.mistral_large4.modeling_mistral_large4"
-        )
+        models = "transformers.models.mistral_large4"
+        mistral = third_party(f"{models}.modeling_mistral_large4")
         module = mistral.MistralLarge4TextSoftmaxScaling(shape.n_heads)
         scale = parameters[f"scale.{layer}"]
-        learned = {"scale": scale, "bias": parameters[f"offset.{layer}"]}
-        given = (q, torch.arange(length)[None], True)
-        return torch.func.functional_call(module, learned, given)
+        bias = parameters[f"offset.{layer}"]
+        positions = torch.arange(length)[None]
+        learned = {"scale": scale, "bias": bias}
+        return functional_call(module, learned, (q, positions, True))
     if rule == "llama4":  # Ministral 3 counts positions from 0, Llama 4 tokens
         module = third_party("transformers.models.ministral3.modeling_ministral3")
         counts = torch.arange(1, length + 1)[None]
@@ -542,15 +518,19 @@ def sharpened(q, parameters, shape, options, layer):
     factors = []
     for count in range(1, length + 1):
         if rule == "ssmax":
-            factors.append(math.log(count))
+            factor = math.log(count)
         elif rule == "logn":
-            factors.append(math.log(max(count, shape.train_length), shape.train_length))
+            longer = max(count, shape.train_length)
+            factor = math.log(longer, shape.train_length)
         else:
-            factors.append(1 + alpha * math.log(max(1, count / floor)))
-    factor = torch.tensor(factors)
+            growth = max(1, count / floor)
+            factor = 1 + alpha * math.log(growth)
+        factors.append(factor)
+    factors = torch.tensor(factors)
     if rule == "ssmax":
-        factor = parameters[f"scale.{layer}"][:, None] * factor  # (H, T)
-    return q * factor[..., None]
+        of_heads = parameters[f"scale.{layer}"]
+        factors = of_heads[:, None] * factors  # (H, T)
+    return q * factors[..., None]
 
 
 class scale_invariant(Around):
@@ -564,5 +544,6 @@ class scale_invariant(Around):
         of_layer = inner(q=q, k=k, v=v, **given, **others)
         far = distances(positions).abs()[:, None]
         growth = torch.log(far / options["tau"] + 1)
-        logits = logits_of(of_layer, q, k) * torch.sqrt(2 * growth + 1) - 2 * growth
+        scale = torch.sqrt(2 * growth + 1)
+        logits = logits_of(of_layer, q, k) * scale - 2 * growth
         return {"output": softmax(logits, causal) @ v}
