@@ -41,7 +41,8 @@ def uses():
     paths = {}
     for path in PACKAGE.rglob("*.py"):
         parts = path.relative_to(PACKAGE).with_suffix("").parts
-        paths[".".join(parts).removesuffix(".__init__")] = path
+        name = ".".join(parts)
+        paths[name.removesuffix(".__init__")] = path
     del paths["__init__"]
 
     uses = {}
@@ -74,7 +75,8 @@ def test_imports_point_down_the_list(uses):
 def test_no_circle_within_a_room(uses):
     left = {}
     for module, others in uses.items():
-        left[module] = {other for other in others if room(other) == room(module)}
+        own_room = room(module)
+        left[module] = {other for other in others if room(other) == own_room}
         left[module].discard(module)
 
     is_less = True
@@ -88,19 +90,19 @@ def test_no_circle_within_a_room(uses):
 HELP = "import sys; sys.argv = ['', '--help']; import posbench.cli as c; c.main()"
 
 
+LIGHT = [
+    (
+        "import posbench as p; p.encodings.names(); dir(p)",
+        "torch hydra pydantic numpy pandas datasets wandb",
+    ),
+    (HELP, "torch hydra omegaconf pydantic numpy datasets tokenizers wandb"),
+    ("import posbench.run", "torch hydra datasets wandb"),
+    ("import posbench.training.train", "datasets wandb hydra matplotlib scipy"),
+]
+
+
 @pytest.mark.sample(2)
-@pytest.mark.parametrize(
-    ("code", "absent"),
-    [
-        (
-            "import posbench as p; p.encodings.names(); dir(p)",
-            "torch hydra pydantic numpy pandas datasets wandb",
-        ),
-        (HELP, "torch hydra omegaconf pydantic numpy datasets tokenizers wandb"),
-        ("import posbench.run", "torch hydra datasets wandb"),
-        ("import posbench.training.train", "datasets wandb hydra matplotlib scipy"),
-    ],
-)
+@pytest.mark.parametrize(("code", "absent"), LIGHT)
 def test_nothing_heavy_is_imported_before_it_is_needed(code, absent):
     python = [sys.executable, "-c", f"{code}; import sys; print(*sys.modules)"]
     done = subprocess.run(python, capture_output=True, text=True, check=True)

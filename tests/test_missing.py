@@ -52,7 +52,8 @@ def test_a_command_keeps_the_folder_of_own_configurations(tmp_path):
     run = tmp_path / "run"
     sweeps.record([run], ["encoding=c"], Path("mine"))
 
-    line = command_line(pd.DataFrame({"folder": [str(run)]}), Missing())
+    frame = pd.DataFrame({"folder": [str(run)]})
+    line = command_line(frame, Missing())
 
     assert line == "posbench sweep encoding=c --config-dir=mine"
 

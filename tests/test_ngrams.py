@@ -6,6 +6,7 @@ import collections
 
 import numpy as np
 import pytest
+from numpy.testing import assert_allclose, assert_array_equal
 
 from posbench.config import compose
 from posbench.config.schema import EvaluationConfig
@@ -23,7 +24,8 @@ def text(n: int = 400, seed: int = 0) -> np.ndarray:
     """Return a text in which some tokens are frequent and one never occurs."""
     rng = np.random.default_rng(seed)
     drawn = rng.geometric(0.4, n)
-    return np.minimum(drawn, V - 2).astype(np.uint16)
+    drawn = np.minimum(drawn, V - 2)
+    return drawn.astype(np.uint16)
 
 
 def repeating(seed: int) -> np.ndarray:
@@ -67,7 +69,7 @@ def test_bigrams_counted_by_hand():
         (1 - 0.2) / 3 + escape * one_token,
         escape * unseen,
     ]
-    np.testing.assert_allclose(p[1], after_a, rtol=0, atol=1e-15)
+    assert_allclose(p[1], after_a, rtol=0, atol=1e-15)
     # Nothing follows da, so that trigrams leave it to ab and ac: each after one token.
     trigram = (1 - 0.6) / 2 + 2 * 0.6 / 2 * one_token
     assert p[2, B] == pytest.approx(trigram)
@@ -89,7 +91,8 @@ def grams_of(part: list[int], size: int) -> list[tuple[int, ...]]:
     """Return all n-grams of a text, in order."""
     grams = []
     for end in range(size, len(part) + 1):
-        grams.append(tuple(part[end - size : end]))
+        gram = part[end - size : end]
+        grams.append(tuple(gram))
     return grams
 
 
@@ -102,11 +105,13 @@ def kneser_ney(
     counts: collections.Counter = collections.Counter()
     if is_highest:
         for part in parts:
-            counts.update(grams_of(part, len(gram)))
+            grams = grams_of(part, len(gram))
+            counts.update(grams)
     else:
         longer = set()
         for part in parts:
-            longer.update(grams_of(part, len(gram) + 1))
+            grams = grams_of(part, len(gram) + 1)
+            longer.update(grams)
         counts.update(each[1:] for each in longer)
 
     lower = kneser_ney(parts, gram[1:], is_highest=False)
@@ -118,12 +123,14 @@ def kneser_ney(
     if gram in after:
         kept = after[gram] - discount(counts, after[gram])
     escape = sum(discount(counts, n) for n in after.values())
-    return (kept + escape * lower) / sum(after.values())
+    total = sum(after.values())
+    return (kept + escape * lower) / total
 
 
-@pytest.mark.parametrize(
-    "spans", [[(0, 400)], [(3, 90), (100, 103), (200, 400)]], ids=["all", "parts"]
-)
+SPANS = [[(0, 400)], [(3, 90), (100, 103), (200, 400)]]
+
+
+@pytest.mark.parametrize("spans", SPANS, ids=["all", "parts"])
 def test_probabilities_are_those_of_the_paper(spans):
     ids = text()
     rng = np.random.default_rng(1)
@@ -141,7 +148,7 @@ def test_probabilities_are_those_of_the_paper(spans):
         for gram in asked:
             last = tuple(gram[-order:])
             expected.append(kneser_ney(parts, last))
-        np.testing.assert_allclose(p[order - 1], expected, rtol=0, atol=1e-12)
+        assert_allclose(p[order - 1], expected, rtol=0, atol=1e-12)
 
 
 def test_few_tokens_give_every_token_a_probability():
@@ -152,7 +159,8 @@ def test_few_tokens_give_every_token_a_probability():
         model = readers(ids, [(0, n)])
         p = model.probabilities(asked)
         assert p.min() > 0
-        np.testing.assert_allclose(p.sum(axis=1), 1, rtol=0, atol=1e-12)
+        sums = p.sum(axis=1)
+        assert_allclose(sums, 1, rtol=0, atol=1e-12)
 
 
 def test_what_the_window_predicts_counted_by_hand():
@@ -173,7 +181,7 @@ def test_what_the_window_predicts_counted_by_hand():
         0.1,  # baba ends the window and does not occur before
         0.1,
     ]
-    np.testing.assert_allclose(parts[:, 0], expected, rtol=0, atol=1e-15)
+    assert_allclose(parts[:, 0], expected, rtol=0, atol=1e-15)
 
 
 def test_only_the_window_is_looked_up():
@@ -186,7 +194,7 @@ def test_only_the_window_is_looked_up():
         alone = ids[place - n : place + 1]
         last = np.array([n])
         window = predictions(alone, last, last, p[:1])
-        np.testing.assert_array_equal(parts[:, number], window[:, 0])
+        assert_array_equal(parts[:, number], window[:, 0])
 
 
 def grams_at(ids: np.ndarray, places: np.ndarray) -> np.ndarray:
@@ -201,7 +209,8 @@ def grams_at(ids: np.ndarray, places: np.ndarray) -> np.ndarray:
 
 
 def test_the_best_order_and_weights_are_those_of_validation_text():
-    model = readers(text(), [(0, 400)])
+    ids = text()
+    model = readers(ids, [(0, 400)])
     places = np.arange(60, 200)
     context = np.arange(60, 200) % 25 + 1
 
@@ -215,12 +224,12 @@ def test_the_best_order_and_weights_are_those_of_validation_text():
     assert order == 1 + likelihoods.argmax()
     grams = grams_at(model.text, places)
     p = model.probabilities(grams)[order - 1]
-    np.testing.assert_allclose(nll, -np.log(p), rtol=0, atol=1e-12)
+    assert_allclose(nll, -np.log(p), rtol=0, atol=1e-12)
 
     mixed = predictions(model.text, places, context, p)
     p_of_window = np.exp(-of_window)
     weights = np.linalg.lstsq(mixed.T, p_of_window)[0]
-    np.testing.assert_allclose(weights @ mixed, p_of_window, rtol=0, atol=1e-12)
+    assert_allclose(weights @ mixed, p_of_window, rtol=0, atol=1e-12)
     assert weights.sum() == pytest.approx(1)
     assert weights.min() > -1e-9
     # Most likely: no part is likelier than the mixture, on the mean of ratios.

@@ -77,7 +77,8 @@ def trained(tmp_path_factory):
 
 
 def test_a_curve_is_the_rows_of_the_file_the_headline_first(study):
-    run = posbench.load(next(study.glob("alibi-s0-*")))
+    (folder,) = study.glob("alibi-s0-*")
+    run = posbench.load(folder)
 
     frame = run.curve()
 
@@ -89,7 +90,8 @@ def test_a_curve_is_the_rows_of_the_file_the_headline_first(study):
 
 
 def test_what_is_undefined_is_nan_in_a_curve(study):
-    run = posbench.load(next(study.glob("learned-s0-*")))
+    (folder,) = study.glob("learned-s0-*")
+    run = posbench.load(folder)
     frame = run.curve()
     plain = frame[frame.curve == "fixed_target"]
     beyond = plain[plain.length > 64]
@@ -180,9 +182,12 @@ def test_training_and_evaluating_return_the_run_and_print_nothing(here, capsys):
 
     assert capsys.readouterr().out == ""
     assert run.status == "done"
-    assert run.folder == next(Path("outputs/text").glob("rope-s0-*"))
-    assert set(run.curve().length) == {16, 32}
-    assert set(more.curve().length) == {16, 32, 64}
+    (folder,) = Path("outputs/text").glob("rope-s0-*")
+    assert run.folder == folder
+    curve = run.curve()
+    longer_curve = more.curve()
+    assert set(curve.length) == {16, 32}
+    assert set(longer_curve.length) == {16, 32, 64}
 
 
 class Slope(posbench.Encoding):
@@ -201,7 +206,8 @@ def test_a_class_typed_into_a_notebook_trains_under_its_name(here):
     run = posbench.train(TINY, encoding={"name": Slope, "slope": 0.25})
 
     assert run.config.encoding.options == {"slope": 0.25}
-    digest = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()
+    source = Path(__file__).read_bytes()
+    digest = hashlib.sha256(source).hexdigest()
     assert run.record["installed_encodings"] == {"slope": digest}
 
 

@@ -69,7 +69,7 @@ def rows() -> list[EvaluationRow]:
 def test_a_class_that_fails_at_a_longer_length_is_refused_with_the_cure(capsys):
     assert train("encoding=mine.py:Table", "encoding.rows=32", "ratio=1,2,4") == 2
 
-    error = capsys.readouterr().err.splitlines()[-1]
+    *_, error = capsys.readouterr().err.splitlines()
     assert "at 64 tokens: 'table', embed: mine.py, line 14: IndexError" in error
     assert "with self.max_length = 32 in __init__" in error
     assert not os.path.lexists("outputs")
@@ -78,7 +78,7 @@ def test_a_class_that_fails_at_a_longer_length_is_refused_with_the_cure(capsys):
 def test_a_class_that_fails_at_the_training_length_is_refused_without_a_cure(capsys):
     assert train("encoding=mine.py:Table", "encoding.rows=8") == 2
 
-    error = capsys.readouterr().err.splitlines()[-1]
+    *_, error = capsys.readouterr().err.splitlines()
     assert "error: 'table', embed: mine.py, line 14: IndexError" in error
     assert "max_length" not in error
 
@@ -102,7 +102,8 @@ class Ending(api.Encoding):
 
     def __init__(self, shape: Shape) -> None:
         super().__init__(shape)
-        self.unused = torch.nn.Parameter(torch.zeros(1))
+        zero = torch.zeros(1)
+        self.unused = torch.nn.Parameter(zero)
 
     def distance_bias(self, distance: torch.Tensor, layer: Layer) -> torch.Tensor:
         if type(self).fails and distance.shape[-1] > 32:
@@ -154,18 +155,18 @@ def test_a_run_is_done_though_a_length_failed(ending, monkeypatch):
     assert statuses == {16: "ok", 32: "ok", 64: "failed"}
 
 
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        (
-            "Narrow",
-            "'narrow', embed: mine.py, line 23: expected embed(self, x, positions,"
-            " ids), not embed(self, x)",
-        ),
-        ("Plain", "Plain is no encoding: derive it from posbench.Encoding"),
-        ("Other", "expected FILE.py:CLASS, one of Table, Slope, Narrow"),
-    ],
-)
+NO_ENCODINGS = [
+    (
+        "Narrow",
+        "'narrow', embed: mine.py, line 23: expected embed(self, x, positions,"
+        " ids), not embed(self, x)",
+    ),
+    ("Plain", "Plain is no encoding: derive it from posbench.Encoding"),
+    ("Other", "expected FILE.py:CLASS, one of Table, Slope, Narrow"),
+]
+
+
+@pytest.mark.parametrize(("name", "message"), NO_ENCODINGS)
 def test_a_class_that_cannot_be_an_encoding_is_refused(capsys, name, message):
     assert train(f"encoding=mine.py:{name}") == 2
 
@@ -215,7 +216,8 @@ def test_an_encoding_is_around_a_class_in_a_file(name, option):
 def test_a_changed_file_inside_another_encoding_is_another_run():
     words = ["encoding=randomized", "encoding.inner=mine.py:Slope", "ratio=1"]
     assert train(*words) == 0
-    Path("mine.py").write_text(OWN.replace("-0.5", "-0.7"), encoding="utf-8")
+    steeper = OWN.replace("-0.5", "-0.7")
+    Path("mine.py").write_text(steeper, encoding="utf-8")
 
     assert train(*words) == 0
 

@@ -42,10 +42,11 @@ def wheel(tmp_path_factory):
     return zipfile.ZipFile(path)
 
 
+CARRIED = [("configs", "posbench/_configs"), ("posbench", "posbench")]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("folder", "inside"), [("configs", "posbench/_configs"), ("posbench", "posbench")]
-)
+@pytest.mark.parametrize(("folder", "inside"), CARRIED)
 def test_the_wheel_carries_every_configuration_and_module(wheel, folder, inside):
     names = set(wheel.namelist())
     source = ROOT / folder

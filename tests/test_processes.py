@@ -231,7 +231,8 @@ def test_a_signal_to_one_stops_all_after_the_same_update_and_the_run_goes_on_to_
     saved = checkpoint.trained(cut)
     expected = checkpoint.trained(whole)
     assert saved.step == STEPS
-    torch.testing.assert_close(saved.weights(), expected.weights(), rtol=0, atol=0)
+    weights = saved.weights()
+    torch.testing.assert_close(weights, expected.weights(), rtol=0, atol=0)
 
 
 def be_killed(*given: Any) -> None:
@@ -250,14 +251,14 @@ def fail(*given: Any) -> None:
     time.sleep(200)
 
 
+FAILURES = [
+    (be_killed, "rank 1 of 2 was killed by SIGKILL", 137),
+    (fail, "rank 1 of 2 failed: no room", 1),
+]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("work", "text", "code"),
-    [
-        (be_killed, "rank 1 of 2 was killed by SIGKILL", 137),
-        (fail, "rank 1 of 2 failed: no room", 1),
-    ],
-)
+@pytest.mark.parametrize(("work", "text", "code"), FAILURES)
 def test_a_rank_that_fails_ends_the_others_and_is_named_in_one_line_with_its_exit_code(
     config, tmp_path, monkeypatch, capfd, work, text, code
 ):
@@ -356,13 +357,13 @@ def test_as_many_processes_are_started_as_are_asked_for(under_torchrun, config):
         launch.train(plan)
 
 
-@pytest.mark.parametrize(
-    ("world", "asked"),
-    [
-        (World(), "cuda:1"),
-        (World(5, 8, local_rank=1), "cuda"),
-    ],
-)
+WITH_GPU_1 = [
+    (World(), "cuda:1"),
+    (World(5, 8, local_rank=1), "cuda"),
+]
+
+
+@pytest.mark.parametrize(("world", "asked"), WITH_GPU_1)
 def test_each_process_has_a_gpu_of_its_own(monkeypatch, world, asked):
     current = Mock()
     monkeypatch.setattr(torch.cuda, "set_device", current)

@@ -68,7 +68,8 @@ def configured(entry: dict[str, Any]) -> Layer:
         options = encodings.options_of(name) | options["inner_options"]
     windowed = entry.get("window") is not None
     turning = options.get("fraction", 1.0)
-    return Layer(options.get("base"), turning, name == "p_rope", windowed)
+    fastest = name == "p_rope"
+    return Layer(options.get("base"), turning, fastest, windowed)
 
 
 def test_every_preset_is_compared():

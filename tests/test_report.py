@@ -182,7 +182,8 @@ WIDTHS = [(40, False, False), (100, True, False), (200, True, True)]
 
 @pytest.mark.parametrize(("width", "has_interval", "has_longest"), WIDTHS)
 def test_columns_drop_until_the_table_fits(study, width, has_interval, has_longest):
-    table = tables.main_table(compare(read([study])))
+    compared = compare(read([study]))
+    table = tables.main_table(compared)
     console = Console(width=width, record=True, file=io.StringIO())
 
     table.print(console)
@@ -254,7 +255,8 @@ def test_runs_without_a_loss_are_a_report_that_says_so(template, tmp_path):
 @pytest.fixture
 def two_texts(template, tmp_path) -> Path:
     """Return a study of runs on two texts, one with an encoding of the user's own."""
-    study = write_study(tmp_path / "fake", template, {"rope": Truth(3.6, 0.1)}, seeds=2)
+    rope = {"rope": Truth(3.6, 0.1)}
+    study = write_study(tmp_path / "fake", template, rope, seeds=2)
     data: dict[str, Any] = {"name": "text", "split": "document", "tokens": {}}
     data["sha256"] = "d00d" + "0" * 60
     for seed in range(2):

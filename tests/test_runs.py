@@ -49,7 +49,8 @@ def stands(folder: Path) -> tuple[Any, ...]:
 
 
 def has_weights(folder: Path) -> None:
-    checkpoint.save(folder, 1, {"w": torch.zeros(1)}, {}, {})
+    weights = {"w": torch.zeros(1)}
+    checkpoint.save(folder, 1, weights, {}, {})
 
 
 def test_run_json_says_from_the_start_how_a_run_stands_and_why_it_ended(

@@ -27,7 +27,8 @@ TOLERANCE = 2e-5
 
 
 def model_of(tiny_config: Config, name: str = "rope", **options: Any) -> GPT:
-    model = build(encoded(tiny_config, name, **options), V).eval()
+    config = encoded(tiny_config, name, **options)
+    model = build(config, V).eval()
     # some begin as zeros, which would hide what they do
     for parameter in model.encoding.parameters():
         torch.nn.init.normal_(parameter)
@@ -57,7 +58,8 @@ def test_every_target_is_scored_after_the_context_that_its_window_holds(
     targets = targets_of(windows)
     ids = torch.from_numpy(split.ids.astype(np.int64))
 
-    nll = score(subject_of(model), split, windows, 2048).ravel()
+    subject = subject_of(model)
+    nll = score(subject, split, windows, 2048).ravel()
 
     for i in [*range(0, 24, 5), *range(30, len(nll), 7)]:
         at = targets.indices[i]

@@ -88,10 +88,10 @@ def frame_of(problems: int) -> pd.DataFrame:
     )
 
 
-@pytest.mark.parametrize(
-    ("problems", "order"),
-    [(100, ["pi", "none", "yarn"]), (5, ["none", "pi", "yarn"])],
-)
+ORDERS = [(100, ["pi", "none", "yarn"]), (5, ["none", "pi", "yarn"])]
+
+
+@pytest.mark.parametrize(("problems", "order"), ORDERS)
 def test_the_worse_rank_counts_where_one_beats_chance_else_the_loss(problems, order):
     """The share of right answers of `pi` is beyond chance in 100 problems, not in 5."""
     frame = frame_of(problems)
@@ -99,9 +99,10 @@ def test_the_worse_rank_counts_where_one_beats_chance_else_the_loss(problems, or
     assert list(ranks["extension"]) == order
 
 
-@pytest.mark.parametrize(
-    "changes", [{"variant": "sinks", "extension": "sinks"}, {"newest": False}]
-)
+NO_CANDIDATES = [{"variant": "sinks", "extension": "sinks"}, {"newest": False}]
+
+
+@pytest.mark.parametrize("changes", NO_CANDIDATES)
 def test_baselines_and_rows_on_other_targets_are_no_candidates(changes):
     frame = frame_of(100)
     others = frame.assign(nll=0.5, **changes)
@@ -113,17 +114,17 @@ def test_baselines_and_rows_on_other_targets_are_no_candidates(changes):
     pd.testing.assert_frame_equal(ranks, expected)
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        ("", "needs one length beyond 48, such as length=192"),
-        ("length=48", "needs one length beyond 48"),
-        ("length=96,192", "needs one length beyond 48"),
-        ("length=192 task=induction", "evaluation.tasks cannot be set"),
-        ("length=192 split=test", "evaluation.split cannot be set"),
-        ("length=192 protocol=nonoverlap", "evaluation.protocols cannot be set"),
-    ],
-)
+REFUSED = [
+    ("", "needs one length beyond 48, such as length=192"),
+    ("length=48", "needs one length beyond 48"),
+    ("length=96,192", "needs one length beyond 48"),
+    ("length=192 task=induction", "evaluation.tasks cannot be set"),
+    ("length=192 split=test", "evaluation.split cannot be set"),
+    ("length=192 protocol=nonoverlap", "evaluation.protocols cannot be set"),
+]
+
+
+@pytest.mark.parametrize(("words", "message"), REFUSED)
 def test_words_that_a_search_cannot_follow_are_refused(
     words, message, tmp_path, monkeypatch, capsys
 ):

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import support
 import torch
+from numpy.testing import assert_allclose
 
 import posbench
 from posbench.model.gpt import build
@@ -43,7 +44,7 @@ def test_a_bias_is_drawn_by_distance_for_each_head():
         "head 4": -distance / 256,
     }
     for head, bias in expected.items():
-        np.testing.assert_allclose(panel.curves[head], bias, atol=1e-4)
+        assert_allclose(panel.curves[head], bias, atol=1e-4)
 
 
 def test_what_depends_on_the_place_is_drawn_with_its_spread():
@@ -64,16 +65,16 @@ def test_a_rotation_is_drawn_by_the_product_of_ones():
     frequencies = 100 ** (-np.arange(8) / 8)
     angles = np.arange(128)[:, None] * frequencies
     expected = 2 * np.cos(angles).sum(1)
-    np.testing.assert_allclose(panel.curves["at every place"], expected, atol=1e-3)
+    assert_allclose(panel.curves["at every place"], expected, atol=1e-3)
 
 
-@pytest.mark.parametrize(
-    ("name", "lengths"),
-    [
-        ("learned", ["at 16"]),
-        ("stick_breaking", ["at 16", "at 32", "at 64"]),
-    ],
-)
+DRAWN_TO = [
+    ("learned", ["at 16"]),
+    ("stick_breaking", ["at 16", "at 32", "at 64"]),
+]
+
+
+@pytest.mark.parametrize(("name", "lengths"), DRAWN_TO)
 @torch.no_grad()
 def test_attention_is_drawn_as_far_as_the_encoding_is_defined(
     name, lengths, tiny_config
@@ -112,5 +113,7 @@ def test_a_run_is_drawn_as_learned_and_left_as_it_was(tmp_path, monkeypatch):
     assert png.startswith(b"\x89PNG")
     assert support.snapshot(run) == before
     model = posbench.load(run).model()
-    learned = model.encoding.distance_bias(torch.arange(64), 0).detach()
-    np.testing.assert_allclose(list(curves.values()), learned, atol=1e-5)
+    distance = torch.arange(64)
+    learned = model.encoding.distance_bias(distance, 0).detach()
+    drawn = list(curves.values())
+    assert_allclose(drawn, learned, atol=1e-5)

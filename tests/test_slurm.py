@@ -91,15 +91,15 @@ def test_a_machine_without_slurm_is_one_line(tmp_path, monkeypatch):
 
 
 # A limit that comes at once leaves no time to train, however often the task is queued.
+SIGNALS = [
+    (signal.SIGUSR1, 100, ["requeue 7_0"]),
+    (signal.SIGTERM, 100, []),
+    (signal.SIGUSR1, -100, []),
+]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("number", "seconds", "queued"),
-    [
-        (signal.SIGUSR1, 100, ["requeue 7_0"]),
-        (signal.SIGTERM, 100, []),
-        (signal.SIGUSR1, -100, []),
-    ],
-)
+@pytest.mark.parametrize(("number", "seconds", "queued"), SIGNALS)
 def test_a_task_near_its_time_limit_saves_its_run_and_is_queued_again(
     number, seconds, queued
 ):
@@ -115,7 +115,7 @@ def test_a_task_near_its_time_limit_saves_its_run_and_is_queued_again(
         "SLURM_CPUS_PER_TASK": "1",
         "SECONDS": str(seconds),
     }
-    script = Path("given").read_text().splitlines()[-1]
+    *_, script = Path("given").read_text().splitlines()
 
     task = subprocess.Popen(["bash", script], env=environment)
     until(lambda: rows.exists() and rows.stat().st_size > 0)

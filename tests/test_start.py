@@ -233,8 +233,9 @@ def test_a_start_has_the_weights_that_it_had(here):
     config = begun(here, f"start={source('rope')}")
     assert config.start is not None
     other = dataclasses.replace(config.start, weights_sha256="0" * 64)
+    config = changed(config, start=other)
     with pytest.raises(UserError, match="not those that this run was to begin from"):
-        train(changed(config, start=other), here / "other", [])
+        train(config, here / "other", [])
 
 
 GATE = [
@@ -249,7 +250,8 @@ def test_the_gate_is_that_of_the_tokens_of_both_runs(here):
     theirs = Path(source("rope", seed=1))
     ours = trained_on(here, f"start={theirs}", *GATE)
     rows = evaluation_rows(ours)
-    tokens = prepare(load_config(theirs).data, Path("cache"))
+    data = load_config(theirs).data
+    tokens = prepare(data, Path("cache"))
     planned = place_windows("fixed_target", tokens.test, [16, 64], 8, 8, "auto")
     targets = targets_of(planned[64])
     is_read = np.zeros(len(tokens.train.ids), bool)

@@ -19,10 +19,10 @@ def on(encoding: str) -> Console:
     return Console(file=file)
 
 
-@pytest.mark.parametrize(
-    ("encoding", "shown"),
-    [("utf-8", "1.2 ±0.3 ▇▇"), ("latin-1", "1.2 ±0.3 ??"), ("ascii", "1.2 ?0.3 ??")],
-)
+SHOWN = [("utf-8", "1.2 ±0.3 ▇▇"), ("latin-1", "1.2 ±0.3 ??"), ("ascii", "1.2 ?0.3 ??")]
+
+
+@pytest.mark.parametrize(("encoding", "shown"), SHOWN)
 def test_no_terminal_fails_for_a_sign_that_it_does_not_have(
     monkeypatch, encoding, shown
 ):
@@ -103,9 +103,10 @@ def test_other_work_says_how_much_is_done_and_how_long_it_will_take(clock, caplo
     assert caplog.messages == ["tokens 1,000 of 4,000, 0:00:33 left"]
 
 
-@pytest.mark.parametrize(
-    ("room", "columns"), [(11, [0, 1, 2]), (10, [0, 1]), (6, [0, 1]), (5, [1])]
-)
+FITTING = [(11, [0, 1, 2]), (10, [0, 1]), (6, [0, 1]), (5, [1])]
+
+
+@pytest.mark.parametrize(("room", "columns"), FITTING)
 def test_columns_that_do_not_fit_are_dropped_in_order(room, columns):
     fitting = console.fitting_columns([2, 2, 3], [2, 0], room)
     assert fitting == columns

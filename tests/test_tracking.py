@@ -248,7 +248,8 @@ def test_a_later_evaluation_goes_to_the_same_run(server, config, folder):
 
     with Run.open(folder, config, None) as run:
         mirror(config, run)
-        run.log(evaluation_row(length=64, length_ratio=4, nll=7.0))
+        row = evaluation_row(length=64, length_ratio=4, nll=7.0)
+        run.log(row)
 
     sent = only(server)
     assert sent.history == rows_to_send(folder, config)
@@ -309,15 +310,15 @@ def test_a_failing_wandb_costs_one_warning_and_no_row(
     assert "\n" not in warning
 
 
-@pytest.mark.parametrize(
-    ("change", "curve"),
-    [
-        ({"extension": "yarn:factor=4"}, "eval/fixed_target_yarn:factor=4"),
-        ({"split": "validation"}, "eval/validation text"),
-        ({"checkpoint_step": 5, "tokens": 640}, "eval/640 tokens"),
-        ({"targets_sha256": "cd12cd"}, "eval/targets cd12cd"),
-    ],
-)
+NAMES = [
+    ({"extension": "yarn:factor=4"}, "eval/fixed_target_yarn:factor=4"),
+    ({"split": "validation"}, "eval/validation text"),
+    ({"checkpoint_step": 5, "tokens": 640}, "eval/640 tokens"),
+    ({"targets_sha256": "cd12cd"}, "eval/targets cd12cd"),
+]
+
+
+@pytest.mark.parametrize(("change", "curve"), NAMES)
 def test_names_tell_checkpoints_texts_and_targets_apart(config, change, curve):
     targets: dict[Any, Any] = {}
     plain = evaluation_row()

@@ -155,15 +155,15 @@ def test_what_is_due_falls_on_its_cadence_and_on_the_last_update(config):
     }
 
 
-@pytest.mark.parametrize(
-    ("typed", "can_validate", "expected"),
-    [
-        (None, True, 3),  # of twelve updates
-        (None, False, 0),
-        (0, True, 0),
-        (5, True, 5),
-    ],
-)
+CADENCES = [
+    (None, True, 3),  # of twelve updates
+    (None, False, 0),
+    (0, True, 0),
+    (5, True, 5),
+]
+
+
+@pytest.mark.parametrize(("typed", "can_validate", "expected"), CADENCES)
 def test_a_run_validates_four_times_unless_it_says_how_often_or_has_no_data(
     config, typed, can_validate, expected
 ):
@@ -184,7 +184,8 @@ def test_the_validation_loss_is_a_mean_over_tokens_whatever_the_batch(config, fo
     model = build(config, tokens.tokenizer.vocab_size)
     trained = checkpoint.trained(folder)
     model.load_state_dict(trained.weights())
-    expected = float(model(batch.ids, batch.labels).detach())
+    loss = model(batch.ids, batch.labels)
+    expected = float(loss.detach())
 
     assert len(losses) == STEPS
     assert losses[-1] == pytest.approx(expected, abs=1e-6)
@@ -222,7 +223,10 @@ def test_a_constant_learning_rate_falls_in_its_last_part(schedule):
     assert rates[100] == pytest.approx(0.1)
 
 
-@pytest.mark.parametrize(("share", "last_high"), [(0.0, 100), (1.0, 4)])
+LAST_HIGH = [(0.0, 100), (1.0, 4)]
+
+
+@pytest.mark.parametrize(("share", "last_high"), LAST_HIGH)
 def test_a_constant_learning_rate_may_never_fall_or_fall_from_the_warmup_on(
     schedule, share, last_high
 ):
@@ -459,7 +463,8 @@ def drope(config):
 
 def test_an_encoding_that_changes_on_the_way_does_so_at_its_update(drope, tmp_path):
     train(drope, tmp_path / "drope", [])
-    train(encoded(drope, "rope"), tmp_path / "rope", [])
+    rope = encoded(drope, "rope")
+    train(rope, tmp_path / "rope", [])
 
     half = STEPS // 2
     dropped = losses(tmp_path / "drope")
@@ -487,7 +492,8 @@ def test_an_encoding_that_changes_on_the_way_does_so_in_a_continued_run(
 def test_rows_on_the_way_are_of_the_encoding_that_a_run_ends_with(drope, tmp_path):
     drope = changed(drope, evaluation={"at_tokens": (4 * 128,)})
     train(drope, tmp_path / "drope", [])
-    train(encoded(drope, "rope"), tmp_path / "rope", [])
+    rope = encoded(drope, "rope")
+    train(rope, tmp_path / "rope", [])
 
     without_positions, *_ = evaluation_rows(tmp_path / "drope")
     with_rope, *_ = evaluation_rows(tmp_path / "rope")

@@ -34,7 +34,8 @@ class ServedRun:
         for _, line in sorted(self.streams["wandb-history.jsonl"].items()):
             row = json.loads(line)
             row.pop("curve", None)
-            rows.append({key: row[key] for key in row if not key.startswith("_")})
+            own = {key: row[key] for key in row if not key.startswith("_")}
+            rows.append(own)
         return rows
 
     @property
@@ -120,7 +121,8 @@ class Server(http.server.ThreadingHTTPServer):
 
     def append(self, run: ServedRun, sent: dict[str, Any]) -> None:
         for name, part in (sent.get("files") or {}).items():
-            run.streams[name].update(enumerate(part["content"], part["offset"]))
+            lines = enumerate(part["content"], part["offset"])
+            run.streams[name].update(lines)
         if sent.get("complete"):
             run.exit_code = sent.get("exitcode")
 

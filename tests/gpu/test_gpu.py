@@ -117,9 +117,10 @@ def test_loss_and_gradients_are_those_of_the_cpu(tiny_config, name, window):
         assert float(difference.norm()) < tolerance * size, key
 
 
-@pytest.mark.parametrize(
-    "changes", [["compile"], ["checkpointing"], ["compile", "checkpointing"]]
-)
+CHANGES = [["compile"], ["checkpointing"], ["compile", "checkpointing"]]
+
+
+@pytest.mark.parametrize("changes", CHANGES)
 @pytest.mark.parametrize("name", ["rope", "alibi", "t5", "fox", "fire", "cope"])
 def test_compiled_and_recomputed_training_is_the_eager_one(tiny_config, name, changes):
     config = configured(tiny_config, name)

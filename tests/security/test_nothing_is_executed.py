@@ -71,7 +71,8 @@ def test_a_huggingface_folder_runs_no_code_and_opens_no_pickle(
 
     code = posbench("evaluate", str(folder), f"runtime.outputs={tmp_path / 'out'}")
 
-    lines = capfd.readouterr().err.strip().splitlines()
+    printed = capfd.readouterr().err
+    lines = printed.strip().splitlines()
     assert code == 2
     assert lines[-1].startswith("error: ")
     assert not canary.exists()
@@ -159,9 +160,10 @@ RUN = [
 ]
 
 
-@pytest.mark.parametrize(
-    "command", [["--help"], pytest.param(["sweep", *RUN], marks=pytest.mark.slow)]
-)
+COMMANDS = [["--help"], pytest.param(["sweep", *RUN], marks=pytest.mark.slow)]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
 def test_nothing_is_imported_from_the_current_folder(
     command, tmp_path, canary, monkeypatch
 ):
@@ -174,7 +176,8 @@ def test_nothing_is_imported_from_the_current_folder(
         path.write_text(code)
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("PYTHONSAFEPATH", raising=False)
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
+    checkout = Path(__file__).parents[2]
+    monkeypatch.setenv("PYTHONPATH", str(checkout))
 
     def status(*options: str) -> int:
         python = [sys.executable, *options, "-m", "posbench", *command]

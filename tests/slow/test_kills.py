@@ -57,7 +57,8 @@ def work(config: Config, folder: Path) -> None:
     repeated would.
     """
     config = changed(config, runtime={"cache": f"{folder}-cache"})
-    launch.run(Plan(config, folder, ("posbench", "train")))
+    plan = Plan(config, folder, ("posbench", "train"))
+    launch.run(plan)
     launch.evaluate_runs([folder], ["ratio=1,2,4,6"])
 
 
@@ -71,7 +72,8 @@ def start(
     def quietly() -> None:
         sys.stdout = sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 -- the process ends with it
         before()
-        os._exit(exits.run(lambda: work(config, folder)))
+        code = exits.run(lambda: work(config, folder))
+        os._exit(code)
 
     return start_child(quietly)
 
@@ -216,7 +218,8 @@ class Watch:
             if not set(mode) & set("wax+"):
                 return opened(file, mode, buffering, encoding, *rest)
             reach()
-            raw = Watched(file, mode.replace("b", "").replace("t", ""))
+            mode_of_bytes = mode.replace("b", "").replace("t", "")
+            raw = Watched(file, mode_of_bytes)
             if buffering == 0:
                 return raw
             buffered = io.BufferedRandom if "+" in mode else io.BufferedWriter
