@@ -218,10 +218,11 @@ def _length_lines(frame: pd.DataFrame) -> list[str]:
         if n_longest < n_runs:
             texts = [f"{ratio:g}" for ratio in ratios]
             studies = sorted({str(Path(folder).parent) for folder in group["folder"]})
-            command = ["posbench", "evaluate", *studies, f"ratio={','.join(texts)}"]
+            asked = f"ratio={','.join(texts)}"
+            command = shlex.join(["posbench", "evaluate", *studies, asked])
             lines.append(
                 f"At {texts[-1]}x are rows of {n_longest} of {n_runs} runs:"
-                f" '{shlex.join(command)}' computes the others"
+                f" '{command}' computes the others"
             )
     return lines
 

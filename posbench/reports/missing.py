@@ -156,16 +156,20 @@ def _joined(runs: pd.DataFrame) -> Words:
     """
     if runs["command"].isna().any():
         return {}
-    values: dict[str, list[str]] = {"encoding": [], "seed": []}
+    encodings = list[str]()
+    seeds = list[str]()
     others = []
     for run in runs.to_dict("records"):
-        words = {split(word)[0]: word for word in shlex.split(run["command"])[2:]}
-        for key, known in values.items():
-            value = words.pop(key, f"{key}={run[key]}").removeprefix(f"{key}=")
-            if value not in known:
-                known.append(value)
+        typed = shlex.split(run["command"])[2:]
+        words = {split(word)[0]: word for word in typed}
+        encoding = words.pop("encoding", f"encoding={run['encoding']}")
+        seed = words.pop("seed", f"seed={run['seed']}")
+        encodings.append(encoding.partition("=")[2])
+        seeds.append(seed.partition("=")[2])
         others.append(words)
-    if others.count(others[0]) < len(others):
+    shared = others[0]
+    if others.count(shared) < len(others):
         return {}
-    lists = {key: f"{key}={','.join(known)}" for key, known in values.items()}
-    return lists | others[0]
+    encoding = ",".join(dict.fromkeys(encodings))
+    seed = ",".join(dict.fromkeys(seeds))
+    return {"encoding": f"encoding={encoding}", "seed": f"seed={seed}", **shared}
