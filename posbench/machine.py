@@ -274,6 +274,13 @@ def device_memory(device: torch.device) -> int:
     return torch.mps.recommended_max_memory()
 
 
+def free_memory(device: torch.device) -> int:
+    """Return the memory of a CUDA or MPS device that nothing uses, in bytes."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    return torch.mps.recommended_max_memory() - torch.mps.driver_allocated_memory()
+
+
 def is_out_of_memory(error: Exception) -> bool:
     """Return whether memory ran out. The CPU's allocator, cuBLAS, cuDNN and MPS have no
     exception class for that.

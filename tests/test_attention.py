@@ -251,6 +251,24 @@ def test_training_on_long_inputs_never_keeps_all_scores():
     assert max(sizes) < ALL_SCORES / 8
 
 
+@pytest.mark.parametrize(
+    ("free", "deterministic", "expected"),
+    [
+        (0, False, 2**26),
+        (2**34, False, 2**26),
+        (2**37, False, 2**28),
+        (2**37, True, 2**26),
+    ],
+)
+def test_a_block_on_an_accelerator_has_scores_for_which_there_is_room(
+    free, deterministic, expected, monkeypatch
+):
+    monkeypatch.setattr(
+        torch, "are_deterministic_algorithms_enabled", lambda: deterministic
+    )
+    assert module.at_once(free) == expected
+
+
 def test_a_block_mask_never_holds_all_pairs():
     with Largest() as largest:
         flex.block_mask(LONG, 100, 4, torch.device("cpu"))

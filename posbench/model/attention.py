@@ -32,10 +32,14 @@ KEPT_BYTES = 128 * 2**20
 KEPT_SHARE_ACCELERATOR = 1 / 64
 SCORE_BYTES = 8  # bytes of a pair's score in fp32, before and after softmax
 # scores of a block that is computed again or without gradients: as many as a CPU's
-# cache holds
+# cache holds; on an accelerator at least as many as keep it busy
 AT_ONCE = 2**21
-AT_ONCE_ACCELERATOR = 2**24
+AT_ONCE_ACCELERATOR = 2**26
+# an accelerator's free bytes for each score of a block, with all that hooks and the
+# backward pass compute from it
+ROOM_OF_SCORE = 512
 MIN_ROWS = 64
+MASK_KEPT = 2**22  # pairs of the largest mask that is kept for other blocks
 FUSED_FROM = 512  # tokens from which on the fused kernel is faster in bf16 training
 
 
@@ -128,7 +132,8 @@ def by_rows(
     encoding: Encoding, q: Tensor, k: Tensor, v: Tensor, layer: Layer
 ) -> Tensor:
     """Return attention of what `prepared` returns at `layer.rows`, in blocks of query
-    rows, each with just the keys that it may see.
+    rows, each with just the keys that it may see. No row depends on another, so results
+    depend on the blocks in rounding only.
 
     If all scores would be too many to keep, the backward pass computes those of each
     block again.
@@ -140,15 +145,14 @@ def by_rows(
     trains = torch.is_grad_enabled()
     score_bytes = batch * heads * n_rows * length * SCORE_BYTES
     recompute = trains and score_bytes > _kept_bytes(q.device)
-    # rows of a block
-    if trains and not recompute:
+    step = n_rows  # rows of a block
+    if trains:
         # quarters compute fewer hidden pairs than one block would
         quarter = -(-n_rows // 4)  # rounded up
         step = max(2 * MIN_ROWS, quarter)
-    else:
+    if recompute or not trains:
         # only one block's scores exist at a time
-        budget = AT_ONCE if q.device.type == "cpu" else AT_ONCE_ACCELERATOR
-        step = max(MIN_ROWS, budget // (batch * heads * length))
+        step = min(step, _rows_at_once(q.device, batch * heads * length))
     if layer.window is not None:
         # a block reads the keys of its window, and those between its rows
         step = min(step, max(MIN_ROWS, layer.window))
@@ -158,7 +162,8 @@ def by_rows(
         queries = slice(start, min(rows.stop, start + step))
         keys = _keys_of(queries, length, encoding, layer)
         parts = part_of(q, queries), part_of(k, keys), part_of(v, keys)
-        block = encoding, *parts, layer.replace(rows=queries, keys=keys)
+        part = layer.replace(rows=queries, keys=keys)
+        block = encoding, *parts, part, mask_of(part, _exact_dtype(q))
         if recompute:
             outputs.append(checkpoint(_block, *block, use_reentrant=False))
         else:
@@ -166,6 +171,27 @@ def by_rows(
     if len(outputs) == 1:
         return outputs[0]
     return torch.cat(outputs, dim=2)
+
+
+def _rows_at_once(device: torch.device, row_scores: int) -> int:
+    """Return how many rows a block has whose scores alone exist."""
+    if device.type == "cpu":
+        return max(MIN_ROWS, AT_ONCE // row_scores)
+    rows = at_once(_free_memory(device)) // row_scores
+    return max(MIN_ROWS, rows - rows % MIN_ROWS)  # matrices of whole tiles
+
+
+def at_once(free: int) -> int:
+    """Return how many scores a block may have on an accelerator with so many free
+    bytes. Deterministic training has the same blocks whatever else uses the memory.
+    """
+    if torch.are_deterministic_algorithms_enabled():
+        return AT_ONCE_ACCELERATOR
+    return max(AT_ONCE_ACCELERATOR, free // ROOM_OF_SCORE)
+
+
+# Asked once: a layer that is computed again must have the blocks of its forward pass.
+_free_memory = functools.cache(machine.free_memory)
 
 
 def _keys_of(
@@ -181,7 +207,9 @@ def _keys_of(
     # hooks that sum over keys also get those in between
     if first <= layer.sinks or encoding.hooks & {"scores", "attend"}:
         return slice(0, stop)
-    return torch.cat((torch.arange(layer.sinks), torch.arange(first, stop)))
+    device = layer.positions.device
+    sinks = torch.arange(layer.sinks, device=device)
+    return torch.cat((sinks, torch.arange(first, stop, device=device)))
 
 
 def logits_by_rows(
@@ -193,7 +221,8 @@ def logits_by_rows(
     """Return a block's logits (B, H, Tq, Tk): scaled, biased, -inf where hidden; all
     but the product q·k is in fp32.
     """
-    return _logits(encoding, q, k, layer, _biases(encoding, q, k, layer))
+    mask = mask_of(layer, _exact_dtype(q))
+    return _logits(encoding, q, k, layer, mask, _biases(encoding, q, k, layer))
 
 
 def _logits(
@@ -201,9 +230,9 @@ def _logits(
     q: Tensor,
     k: Tensor,
     layer: Layer,
+    mask: Tensor,
     biases: Tensor | None,
 ) -> Tensor:
-    mask = mask_of(layer, exact(q).dtype)
     scores = q @ k.mT
     scale = encoding.logit_scale
     if "scores" in encoding.hooks:
@@ -225,9 +254,12 @@ def _logits(
     return logits
 
 
-def _block(encoding: Encoding, q: Tensor, k: Tensor, v: Tensor, layer: Layer) -> Tensor:
-    """Return the outputs (B, H, Tq, Dh) of a block of query rows."""
-    mask = mask_of(layer, exact(q).dtype)
+def _block(
+    encoding: Encoding, q: Tensor, k: Tensor, v: Tensor, layer: Layer, mask: Tensor
+) -> Tensor:
+    """Return the outputs (B, H, Tq, Dh) of a block of query rows; `mask` as `mask_of`
+    returns it.
+    """
     biases = _biases(encoding, q, k, layer)
     needs_logits = bool(encoding.hooks & {"scores", "attend"})
     # Fused kernels take biases as a mask. They give no gradient of it, and cannot hide
@@ -243,7 +275,7 @@ def _block(encoding: Encoding, q: Tensor, k: Tensor, v: Tensor, layer: Layer) ->
         )
     if needs_logits:
         layer = layer.replace(visible=mask == 0)
-    logits = _logits(encoding, q, k, layer, biases)
+    logits = _logits(encoding, q, k, layer, mask, biases)
     return encoding.attend(logits, v, layer)
 
 
@@ -302,7 +334,9 @@ def mask_of(layer: Layer, dtype: torch.dtype) -> Tensor:
     if isinstance(keys, Tensor):
         return _mask(rows.start, rows.stop, keys, *settings)
     shift = 0 if sinks else keys.start  # blocks of equal shape share one mask
-    make_mask = _mask if torch.compiler.is_compiling() else _kept_mask
+    pairs = (rows.stop - rows.start) * (keys.stop - keys.start)
+    is_kept = pairs <= MASK_KEPT and not torch.compiler.is_compiling()
+    make_mask = _kept_mask if is_kept else _mask
     return make_mask(
         rows.start - shift,
         rows.stop - shift,
@@ -322,14 +356,19 @@ def _mask(
     device: torch.device,
 ) -> Tensor:
     if isinstance(keys, range):
-        keys = torch.arange(keys.start, keys.stop)
-    gap = torch.arange(start, stop)[:, None] - keys
-    mask = torch.zeros(gap.shape, dtype=dtype)
+        keys = torch.arange(keys.start, keys.stop, device=device)
+    gap = torch.arange(start, stop, device=device)[:, None] - keys
+    mask = torch.zeros(gap.shape, dtype=dtype, device=device)
     if causal:
         mask.masked_fill_(gap < 0, -math.inf)
     if window is not None:
         mask.masked_fill_((gap >= window) & (keys >= sinks), -math.inf)
-    return mask.to(device)
+    return mask
+
+
+def _exact_dtype(q: Tensor) -> torch.dtype:
+    """Return the dtype of a block's logits and mask."""
+    return torch.promote_types(q.dtype, torch.float32)
 
 
 # Masks must not be inference tensors: training may use one that an evaluation has made.

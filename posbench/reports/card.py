@@ -69,16 +69,15 @@ def card_table(frame: pd.DataFrame, table: pd.DataFrame) -> Table:
     for column in main_table(table).columns:
         if column.name in ("encoding", "loss", "holds_to"):
             columns.append(column)
-    columns += [
-        Column("interval", "95 %", interval_cell("low", "high", ".3f"), of="nll"),
-        Column("right", f"{PROBE} at {FARTHER}x", ".0%"),
-        Column("time", f"time ({BESIDE} = 1)", ".2f"),
-        Column("memory", f"memory ({BESIDE} = 1)", ".2f"),
-        Column("kernels", "kernels", text=True),
-        Column("cache", "cache", text=True),
-        Column("architectures", "exports", text=True),
-        Column("models", "in transformers", text=True),
-    ]
+    interval = interval_cell("low", "high", ".3f")
+    columns.append(Column("interval", "95 %", interval, of="nll"))
+    columns.append(Column("right", f"{PROBE} at {FARTHER}x", ".0%"))
+    columns.append(Column("time", f"time ({BESIDE} = 1)", ".2f"))
+    columns.append(Column("memory", f"memory ({BESIDE} = 1)", ".2f"))
+    columns.append(Column("kernels", "kernels", text=True))
+    columns.append(Column("cache", "cache", text=True))
+    columns.append(Column("architectures", "exports", text=True))
+    columns.append(Column("models", "in transformers", text=True))
     note = (
         f"time: of the fastest seed; memory: at {FARTHER}x; both as multiples of those"
         f" of '{BESIDE}'; kernels: any, with a bias, or posbench's own; cache: whether"

@@ -18,6 +18,7 @@ from posbench.data.tokens import TokenSplit
 from posbench.errors import Stopped, UserError
 from posbench.evaluation.models import TrainedGPT, nll_of, score
 from posbench.evaluation.protocols import Windows
+from posbench.model import attention
 from posbench.model.gpt import GPT, build
 from posbench.model.loss import linear_cross_entropy
 from posbench.run.checkpoint import newest
@@ -134,6 +135,27 @@ def test_compiled_and_recomputed_training_is_the_eager_one(tiny_config, name, ch
         computed = update(other, batch(step), step)
         assert computed == pytest.approx(expected, rel=tolerance)
     assert other.model.recomputes is ("checkpointing" in changes)
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize("name", ["fire", "cope", "path"])
+def test_free_memory_changes_rounding_only(
+    tiny_config, name, checkpointing, monkeypatch
+):
+    config = support.changed(
+        configured(tiny_config, name), runtime={"checkpointing": checkpointing}
+    )
+    monkeypatch.setattr(attention, "_kept_bytes", lambda device: 0)
+    monkeypatch.setattr(attention, "AT_ONCE_ACCELERATOR", 1)
+    results = []
+    for free in (0, 2**34):  # blocks of 64 rows, and of 128
+        monkeypatch.setattr(attention, "_free_memory", lambda device, free=free: free)
+        results.append(loss_and_gradients(config, DEVICE))
+    of_64_rows, of_128_rows = results
+    for key, expected in of_64_rows.items():
+        error = float((of_128_rows[key] - expected).norm())
+        size = max(float(expected.norm()), 1e-2)
+        assert error < ROUGH.get(name, 1e-4) * size, key
 
 
 @pytest.mark.parametrize("name", encodings.names())
