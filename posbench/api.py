@@ -158,7 +158,7 @@ class LoadedRun:
         """
 
         def as_trained_first(row: EvaluationRow) -> tuple[Any, ...]:
-            is_variant = ":" in (row.task or "") or row.kind != PLAIN
+            is_variant = ":" in (row.task or "") or row.variant != PLAIN
             return (
                 is_variant,
                 row.curve_name != "fixed_target",

@@ -66,7 +66,7 @@ def write(path: Path, data: bytes) -> None:
     """Replace a file by `data`, wholly or not at all. Missing folders are made."""
     with _renamed_into(path, len(data)) as new:
         new.write_bytes(data)
-        _force(new)
+        _flush_to_disk(new)
 
 
 @contextlib.contextmanager
@@ -80,7 +80,7 @@ def atomic_folder(path: Path, needed: int | None = None) -> Iterator[Path]:
         new.mkdir()
         yield new
         for file in (*new.iterdir(), new):
-            _force(file)
+            _flush_to_disk(file)
 
 
 @contextlib.contextmanager
@@ -93,10 +93,10 @@ def _renamed_into(path: Path, needed: int | None) -> Iterator[Path]:
             os.replace(new, path)
         finally:
             delete(new)
-        _force(path.parent)
+        _flush_to_disk(path.parent)
 
 
-def _force(path: Path) -> None:
+def _flush_to_disk(path: Path) -> None:
     """Force the content of a file, or the names in a folder, to the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:

@@ -51,13 +51,14 @@ def comments_by_key(path: Path) -> dict[str, str]:
     for number, line in enumerate(path.read_text(encoding="utf-8").splitlines()):
         if line.lstrip().startswith("#"):
             # the first line is about the file
-            above += [line.strip("# ")] if number else []
+            if number > 0:
+                above.append(line.strip("# "))
             continue
         match = re.match(r"( *)(\w+):", line)
         if match:
             parents = [*parents[: len(match[1]) // 2], match[2]]
-            _, beside, comment = re.split(r"(\s# |$)", line, maxsplit=1)
-            texts[".".join(parents)] = comment if beside else " ".join(above)
+            _, mark, comment = line.partition(" # ")
+            texts[".".join(parents)] = comment if mark else " ".join(above)
         above = []
     return texts
 

@@ -10,7 +10,7 @@ import random
 import re
 import resource
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
@@ -153,6 +153,18 @@ def to_device(tensor: Tensor, device: torch.device) -> Tensor:
     change the tensor meanwhile.
     """
     return tensor.to(device, non_blocking=device.type == "cuda")
+
+
+def to_host(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Return tensors of one device and dtype on the host, which waits for the device
+    once.
+    """
+    if not tensors:
+        return []
+    joined = torch.cat([tensor.flatten() for tensor in tensors]).cpu()
+    sizes = [tensor.numel() for tensor in tensors]
+    parts = torch.split(joined, sizes)
+    return [part.view_as(tensor) for part, tensor in zip(parts, tensors, strict=True)]
 
 
 def dtype_name(dtype: torch.dtype) -> str:

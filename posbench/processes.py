@@ -103,12 +103,14 @@ class World:
         return next(iter(self.received), None)
 
     def map(
-        self, work: Callable[[_Item], _Result], items: Sequence[_Item]
+        self,
+        work: Callable[[Sequence[_Item]], list[_Result]],
+        items: Sequence[_Item],
     ) -> list[_Result]:
-        """Apply `work` to the items and return all results in order. Each process
-        computes every `size`-th item.
+        """Return a result for each item, in order. `work` returns those of this
+        process, which are of every `size`-th item.
         """
-        results = [work(item) for item in items[self.rank :: self.size]]
+        results = work(items[self.rank :: self.size])
         parts = [results] * self.size
         if self.size > 1:
             _exchange(dist.all_gather_object, parts, results)

@@ -13,7 +13,8 @@ import torch
 
 def derive(seed: int, *stream: str | int) -> int:
     """Return a 63-bit seed for a named stream of a run's seed."""
-    digest = hashlib.sha256("/".join(map(str, (seed, *stream))).encode()).digest()
+    path = "/".join(map(str, (seed, *stream)))
+    digest = hashlib.sha256(path.encode()).digest()
     return int.from_bytes(digest[:8], "big") >> 1
 
 

@@ -1,5 +1,5 @@
-"""Optimizers and trackers by name: each is a class in a file of its own, and is found
-by the file's name.
+"""Optimizers, trackers and probes by name: each stands in a file of its own, and is
+found by the file's name.
 """
 
 import importlib

@@ -7,7 +7,6 @@ import functools
 import hashlib
 import json
 import math
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -151,7 +150,7 @@ def begin_run(study: Path, config: Config, status: str, **record: Any) -> Path:
     return folder
 
 
-def _evaluation(config: Config, truth: Truth) -> Iterator[dict[str, Any]]:
+def _evaluation(config, truth):
     """Yield the rows of a run, by checkpoint, length and window."""
     encoding = hashlib.sha256(config.encoding.name.encode()).digest()
     rng = np.random.default_rng([config.seed, encoding[0], encoding[1]])
@@ -179,19 +178,13 @@ def _evaluation(config: Config, truth: Truth) -> Iterator[dict[str, Any]]:
                 yield row
 
 
-def _ratios(truth: Truth) -> tuple[float, ...]:
+def _ratios(truth):
     if truth.used is None:
         return RATIOS
     return (0.125, 0.25, 0.5, 0.75, *RATIOS)
 
 
-def _sums(
-    truth: Truth,
-    ratio: float,
-    window: int | None,
-    trained: int,
-    rng: np.random.Generator,
-) -> np.ndarray:
+def _sums(truth, ratio, window, trained, rng):
     """Return the nats of each block: the truth, the text, and noise."""
     doublings = max(0.0, math.log2(ratio))
     rise = 0.002 if window else truth.rise
@@ -210,9 +203,7 @@ def _sums(
     return (mean + TEXT + noise) * TARGETS
 
 
-def _row(
-    length: int, ratio: float, window: int | None, truth: Truth, sums: np.ndarray
-) -> dict[str, Any]:
+def _row(length, ratio, window, truth, sums):
     place = {
         "protocol": "fixed_target",
         "length": length,
@@ -247,7 +238,7 @@ def _row(
     return EvaluationRow(**place, status="ok", **result).to_json()
 
 
-def _units(truth: Truth, sums: np.ndarray) -> dict[str, list[Any]]:
+def _units(truth, sums):
     """Return the sums by block, each of which is a document."""
     units = {
         "document": list(range(BLOCKS)),

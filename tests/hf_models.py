@@ -111,11 +111,27 @@ GEMMA3 = {
     "vision_config": VISION,
 }
 
-# Kinds outside the list: scaled logits, a module with rules of its own, a recurrent
-# state, a text part of a model of several.
+QWEN3_MOE = {
+    **GROUPED,
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
+    "head_dim": 8,
+}
+COHERE = {
+    **GROUPED,
+    **ENDS,
+    "rope_parameters": {"rope_theta": 1e4},
+    "logit_scale": 1.0,
+}
+
+# Kinds outside the list: a mixture of experts, scaled logits, a module with rules of its own, pairs of
+# neighbours that turn, a recurrent state, a text part of a model of several.
 UNTESTED = {
+    "qwen3_moe": ("Qwen3MoeConfig", QWEN3_MOE),
     "granite": ("GraniteConfig", GRANITE),
     "phi3": ("Phi3Config", {**GROUPED, **ENDS}),
+    "cohere": ("CohereConfig", COHERE),
     "mamba": ("MambaConfig", MAMBA),
     "gemma3": ("Gemma3Config", GEMMA3),
 }

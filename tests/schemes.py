@@ -2,7 +2,6 @@
 contract and the oracle tests.
 """
 
-from collections.abc import Callable, Sequence
 from typing import Any
 
 import oracles
@@ -11,7 +10,7 @@ import torch
 from torch import Tensor
 
 from posbench import encodings
-from posbench.encodings.base import Encoding, Layer, Shape, narrower
+from posbench.encodings.base import Encoding, Shape, narrower
 from posbench.model.attention import (
     attention,
     logits_by_rows,
@@ -112,9 +111,7 @@ def layer_inputs(
     return q, k, v, x
 
 
-def positions_of(
-    kind: str, batch: int, length: int, below: int, offset: int = 3
-) -> Tensor:
+def positions_of(kind, batch, length, below, offset=3):
     """Return positions. consecutive, offset: (1, T) from 0 or `offset`; gaps, far,
     fractional: (B, T), with gaps.
     """
@@ -136,13 +133,7 @@ def positions_of(
     return torch.stack(sequences).sort(dim=-1).values
 
 
-def one_layer(
-    encoding: Encoding,
-    tokens: Tensor,
-    positions: Tensor | None = None,
-    layer: int = 0,
-    consecutive: bool = False,
-) -> Tensor:
+def one_layer(encoding, tokens, positions=None, layer=0, consecutive=False):
     """Put tokens (B, T, token_dim) through embed, fixed projections and a layer's
     attention; return (B, H, T, Dh).
     """
@@ -163,35 +154,23 @@ def one_layer(
 
 
 def layer_attention(
-    encoding: Encoding,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    x: Tensor | None,
-    positions: Tensor,
-    layer: int,
-    consecutive: bool = False,
-    last: int | None = None,
-    **limits: Any,
-) -> Tensor:
+    encoding, q, k, v, x, positions, layer, consecutive=False, last=None, **limits
+):
     """Return a layer's attention at positions (1|B, T), by the path that posbench
-    chooses. `limits` are the layer's window and sinks.
+    chooses; with `last` that of the last rows. `limits` are the layer's window and
+    sinks.
     """
     described = make_layer(encoding, positions, layer, x, consecutive)
     limited = described.replace(**limits)
     return attention(encoding, q, k, v, limited, last)
 
 
-def used_at(
-    encoding: Encoding, positions: Tensor, layer: int = 0, x: Tensor | None = None
-) -> tuple[Encoding, Layer]:
+def used_at(encoding, positions, layer=0, x=None):
     """Return the encoding that a layer uses, and the layer that its hooks read."""
     return encoding.at(make_layer(encoding, positions, layer, x))
 
 
-def rotated_at(
-    encoding: Encoding, q: Tensor, k: Tensor, positions: Tensor, x: Tensor | None = None
-) -> Any:
+def rotated_at(encoding, q, k, positions, x=None):
     """Return queries and keys after `rotate` in the first layer."""
     used, layer = used_at(encoding, positions, 0, x)
     return used.rotate(q, k, layer)
@@ -205,16 +184,16 @@ def counts_tokens(encoding: Encoding) -> bool:
 
 
 def by_definition(
-    encoding: Encoding,
-    inputs: Sequence[Any],
-    positions: Tensor,
-    layer: int,
-    block: int | None = None,
-    causal: bool = True,
-    window: int | None = None,
-    sinks: int = 0,
-    last: int | None = None,
-) -> Tensor:
+    encoding,
+    inputs,
+    positions,
+    layer,
+    block=None,
+    causal=True,
+    window=None,
+    sinks=0,
+    last=None,
+):
     """Return a layer's attention by the pairwise hooks, in blocks of rows: q, k, v, x
     to (B, H, T, Dh), or to the last rows.
     """
@@ -246,9 +225,7 @@ def by_definition(
     return output[:, :, -(last or length) :]
 
 
-def with_gradients(
-    encoding: Encoding, inputs: Sequence[Tensor], compute: Callable[..., Tensor]
-) -> dict[str, Tensor]:
+def with_gradients(encoding, inputs, compute):
     """Return `compute`'s output for q, k, v, x, and the gradients of all inputs and
     parameters, 0 if there is none.
     """

@@ -5,13 +5,12 @@ the rows of readers whose share of right answers is known beforehand.
 import dataclasses
 import re
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import numpy as np
 import pytest
 import torch
 from scipy import stats
-from torch import Tensor
 
 from posbench.config.schema import Config
 from posbench.data.tokenizer import Tokenizer, train_bpe
@@ -19,14 +18,7 @@ from posbench.data.tokens import TokenSplit
 from posbench.errors import Undefined
 from posbench.evaluation import probes, problems
 from posbench.evaluation.evaluate import Evaluation, evaluate
-from posbench.evaluation.models import (
-    Subject,
-    TrainedGPT,
-    Variant,
-    Varied,
-    nll_of,
-    predicted,
-)
+from posbench.evaluation.models import TrainedGPT, VariedSubject, nll_of, predicted
 from posbench.evaluation.probes import Choice, Encode, Material
 from posbench.model.gpt import build
 from posbench.run.rows import EvaluationRow
@@ -36,6 +28,7 @@ V = 400
 PROBLEMS = 128
 # of what is read (C,) and candidates (K,): (K,)
 Nll = Callable[[np.ndarray, np.ndarray], np.ndarray]
+Rows = list[EvaluationRow]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,9 +40,7 @@ class Planted:
     train_length: int = L
     window: int | None = None
 
-    def logits(
-        self, ids: np.ndarray, scored: np.ndarray, first: int
-    ) -> Iterator[Tensor]:
+    def logits(self, ids, scored, first):
         candidates = np.arange(V)
         count = scored.sum() // len(ids)
         start = None if self.window is None else -self.window - 1
@@ -58,12 +49,12 @@ class Planted:
             logits = torch.from_numpy(-nll).float()
             yield logits.expand(count, V)
 
-    def shifted(self, offset: int) -> Subject:
+    def shifted(self, offset):
         return self
 
-    def varied(self, variant: Variant, length: int) -> Varied:
+    def in_variant(self, variant, length):
         narrowed = dataclasses.replace(self, window=variant.window)
-        return Varied(narrowed, None)
+        return VariedSubject(narrowed, None)
 
 
 def looks_up(ids, candidates):
@@ -104,7 +95,7 @@ def text(n: int = 40_000) -> TokenSplit:
 
 def pose_of(task: str, length: int, material: Material) -> probes.Pose:
     (probe,) = probes.of(task, length, 8, L)
-    return probe.poses(material)
+    return probe.pose_from(material)
 
 
 def material(tokenizer: Tokenizer) -> Material:
@@ -233,9 +224,7 @@ def test_problems_are_those_of_rows_that_exist(task, digest, tokenizer):
     assert problems.sha256(choices)[:16] == digest
 
 
-def rows_of(
-    expects: Nll, config: Config, encode: Encode, *tasks: str
-) -> list[EvaluationRow]:
+def rows_of(expects: Nll, config: Config, encode: Encode, *tasks: str) -> Rows:
     settings = dataclasses.replace(
         config.evaluation,
         ratios=(1, 8),
@@ -313,7 +302,7 @@ def test_a_model_of_ours_ranks_by_the_loss_that_it_has(tiny_config, tokenizer):
     candidates = choice.candidates[None]
     is_last = window[None] == L - 1
 
-    ranked = predicted(model, ids, is_last, 0, candidates).nll[0]
+    ranked = predicted(model, ids, is_last, 0, candidates).nll[0].numpy()
 
     for nll, candidate in zip(ranked, choice.candidates, strict=True):
         ids[0, -1] = candidate
@@ -329,6 +318,20 @@ def as_bytes(texts):
 
 def as_zeros(texts):
     return [np.zeros(30, np.int64)] * len(texts)
+
+
+@pytest.mark.parametrize(
+    ("task", "reason"),
+    [
+        ("passkey", "sentences are 75 tokens of this model"),
+        ("induction:pairs=40", "there is no room for 40 pairs"),
+    ],
+)
+def test_what_a_window_has_no_room_for_says_why(task, reason):
+    many = Material(np.arange(99), as_bytes)
+    window = np.arange(L)
+    with pytest.raises(Undefined, match=reason):
+        pose_of(task, L, many)(window, 0)
 
 
 @pytest.mark.parametrize(

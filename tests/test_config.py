@@ -2,7 +2,6 @@
 nothing in a file is executed.
 """
 
-import ast
 import math
 import operator
 import os
@@ -83,6 +82,17 @@ def test_what_yaml_guesses_in_a_file_never_becomes_a_setting(
     assert message in said
 
 
+def test_a_file_of_data_without_the_defaults_is_told_so(tmp_path):
+    path = tmp_path / "data" / "mine.yaml"
+    path.parent.mkdir()
+    path.write_text("name: mine\nsource: text\npath: novels/\n", encoding="utf-8")
+
+    said = refused("data=mine", config_dir=tmp_path)
+
+    expected = "missing key 'data.dataset': begin your file with 'defaults: [_base]'"
+    assert expected in said
+
+
 def test_text_in_quotation_marks_is_text_as_written(tmp_path):
     text = "# @package _global_\nstudy: '2024_05_01'\nseed: 10\n"
     write(tmp_path / "experiment" / "mine.yaml", text)
@@ -135,108 +145,180 @@ def test_an_experiment_sets_values_beside_a_choice_in_its_own_name_only(
     assert config.training.tokens == tokens
 
 
-# Words | key | its value; "refused" is one line, and a list is what a sweep makes of
-# it.
-TYPED = r"""
-seed=012 | seed | 12
-seed=1_000 | seed | 1000
-seed=1e3 | seed | 1000
-seed=12:30 | seed | refused
-seed=true | seed | refused
-seed=null | seed | refused
-training.learning_rate=1e-4 | training.learning_rate | 0.0001
-training.learning_rate=inf | training.learning_rate | refused
-training.tokens=2e6 | training.tokens | 2000000
-training.tokens=2M | training.tokens | refused
-training.tokens=${evaluation.blocks}000000 | training.tokens | 128000000
-seed=1 device=cpu seed=2 | seed | 2
-experiment=small model=llama | model.mlp | 'swiglu'
-experiment=small model=llama | study | 'small'
-experiment=small training.train_length=96 | training.train_length | 96
-experiment=small data=wikitext-2 | data.name | 'wikitext-2'
-encoding=t5 | encoding.options | {'num_buckets': 32, 'max_distance': 64, 'rate': 10.0}
-encoding=t5 experiment=small | encoding.options | {'num_buckets': 32, 'max_distance': 128, 'rate': 10.0}
-encoding=t5 encoding.max_distance=40 | encoding.options | {'num_buckets': 32, 'max_distance': 40, 'rate': 10.0}
-model=qwen3 | model.norm | 'rmsnorm'
-model.d_ff=null | model.d_ff | None
-model.d_ff=${model.d_model} | model.d_ff | 128
-model.tie_embeddings=off | model.tie_embeddings | False
-compile=true | runtime.compile | True
-study=1e3 | study | '1e3'
-study=2024-01-01 | study | '2024-01-01'
-study='a,b' | study | refused
-tracking.project=a b | tracking.project | 'a b'
-tracking.tags=[1e3,012] | tracking.tags | ('1e3', '012')
-tracking.entity=null | tracking.entity | None
-data.path=notes (1).txt | data.path | 'notes (1).txt'
-data.path=[draft] one=two.txt | data.path | '[draft] one=two.txt'
-data.path=~/text#1 | data.path | 'HOME/text#1'
-data.path='a,b.txt' | data.path | 'a,b.txt'
-data.path=*.txt | data.path | '*.txt'
-data.path=it's.txt | data.path | "it's.txt"
-data.dataset='a/Tiny Stories' | data.name | 'Tiny-Stories'
-data.dataset='a/Tiny Stories' | study | 'Tiny-Stories'
-data=wikitext-2 experiment=reader | study | 'wikitext-2'
-data.path=books/novels/ | study | 'novels'
-data.path=books/novels/*/*.txt | study | 'novels'
-data.path=books/war and peace.jsonl.gz | study | 'war-and-peace'
-data=text study=mine | study | 'mine'
-data=text data.name=prose | study | 'prose'
-data.path=a.txt,b.txt | study | ['a', 'b']
-data.dataset='a/Tiny Stories' | data.dataset | 'a/Tiny Stories'
-runtime.outputs=~/runs | runtime.outputs | 'HOME/runs'
-protocol=nonoverlap,fixed_target | evaluation.protocols | ('nonoverlap', 'fixed_target')
-ratio=4,1,2 | evaluation.ratios | (4, 1, 2)
-length=64,128 | evaluation.ratios | (1, 2)
-length=128 ratio=1,4 | evaluation.ratios | (1, 4)
-ratio=1,4 length=128 | evaluation.ratios | (2,)
-training.train_length=64,128 length=256,64 | evaluation.ratios | [(1, 4), (0.5, 2)]
-extension=yarn:factor=4,ntk | evaluation.extensions | ('yarn:factor=4', 'ntk')
-extension=longrope:long_factor=[1,2] | evaluation.extensions | ('longrope:long_factor=[1,2]',)
-extension=[longrope:long_factor=[1,2],pi] | evaluation.extensions | ('longrope:long_factor=[1,2]', 'pi')
-encoding.base=1e5 | encoding.options | {'base': 100000.0, 'layout': 'interleaved', 'frequencies': 'geometric'}
-encoding={name: rope, base: 5, layout: half} | encoding.options | refused
-data=hub data.dataset=x/y data.splits={train:t} | data.splits | {'train': 't'}
-data=hub data.dataset=x/y data.splits.train=t | data.splits | {'train': 't'}
-data=hub data.dataset=x/y data.revision=1234567 | data.revision | '1234567'
-seed=0,1,2 | seed | [0, 1, 2]
-seed=range(0,5) | seed | refused
-encoding=rope,alibi | encoding.name | ['rope', 'alibi']
-encoding=glob(t*) | encoding.name | refused
-training.schedule=wsd | training.schedule | 'constant'
-training.betas=[0.9,0.95],[0.9,0.99] | training.betas | [(0.9, 0.95), (0.9, 0.99)]
-data.path='a,b.txt',c.txt | data.path | ['a,b.txt', 'c.txt']
-device=cuda:1 | runtime.device | 'cuda:1'
-"""
+# Words, a key, and its value.
+TYPED = [
+    (["seed=012"], "seed", 12),
+    (["seed=1_000"], "seed", 1000),
+    (["seed=1e3"], "seed", 1000),
+    (["training.learning_rate=1e-4"], "training.learning_rate", 0.0001),
+    (["training.tokens=2e6"], "training.tokens", 2000000),
+    (["training.tokens=${evaluation.blocks}000000"], "training.tokens", 128000000),
+    (["seed=1", "device=cpu", "seed=2"], "seed", 2),
+    (["experiment=small", "model=llama"], "model.mlp", "swiglu"),
+    (["experiment=small", "model=llama"], "model.norm", "rmsnorm"),
+    (["experiment=small", "model=llama"], "study", "small"),
+    (["experiment=small", "training.train_length=96"], "training.train_length", 96),
+    (["experiment=small", "data=wikitext-2"], "data.name", "wikitext-2"),
+    (
+        ["encoding=t5"],
+        "encoding.options",
+        {"num_buckets": 32, "max_distance": 64, "rate": 10.0},
+    ),
+    (
+        ["encoding=t5", "experiment=small"],
+        "encoding.options",
+        {"num_buckets": 32, "max_distance": 128, "rate": 10.0},
+    ),
+    (
+        ["encoding=t5", "encoding.max_distance=40"],
+        "encoding.options",
+        {"num_buckets": 32, "max_distance": 40, "rate": 10.0},
+    ),
+    (["model=qwen3"], "model.norm", "rmsnorm"),
+    (["model.d_ff=null"], "model.d_ff", None),
+    (["model.d_ff=${model.d_model}"], "model.d_ff", 128),
+    (["model.tie_embeddings=off"], "model.tie_embeddings", False),
+    (["compile=true"], "runtime.compile", True),
+    (["study=1e3"], "study", "1e3"),
+    (["study=2024-01-01"], "study", "2024-01-01"),
+    (["tracking.project=a b"], "tracking.project", "a b"),
+    (["tracking.tags=[1e3,012]"], "tracking.tags", ("1e3", "012")),
+    (["tracking.entity=null"], "tracking.entity", None),
+    (["data.path=notes (1).txt"], "data.path", "notes (1).txt"),
+    (["data.path=[draft] one=two.txt"], "data.path", "[draft] one=two.txt"),
+    (["data.path='a,b.txt'"], "data.path", "a,b.txt"),
+    (["data.path=*.txt"], "data.path", "*.txt"),
+    (["data.path=it's.txt"], "data.path", "it's.txt"),
+    (["data.dataset='a/Tiny Stories'"], "data.name", "Tiny-Stories"),
+    (["data.dataset='a/Tiny Stories'"], "study", "Tiny-Stories"),
+    (["data=wikitext-2", "experiment=reader"], "study", "wikitext-2"),
+    (["data.path=books/novels/"], "study", "novels"),
+    (["data.path=books/novels/*/*.txt"], "study", "novels"),
+    (["data.path=books/war and peace.jsonl.gz"], "study", "war-and-peace"),
+    (["data=text", "study=mine"], "study", "mine"),
+    (["data=text", "data.name=prose"], "study", "prose"),
+    (["data.dataset='a/Tiny Stories'"], "data.dataset", "a/Tiny Stories"),
+    (
+        ["protocol=nonoverlap,fixed_target"],
+        "evaluation.protocols",
+        ("nonoverlap", "fixed_target"),
+    ),
+    (["ratio=4,1,2"], "evaluation.ratios", (4, 1, 2)),
+    (["length=64,128"], "evaluation.ratios", (1, 2)),
+    (["length=128", "ratio=1,4"], "evaluation.ratios", (1, 4)),
+    (["ratio=1,4", "length=128"], "evaluation.ratios", (2,)),
+    (
+        ["extension=yarn:factor=4,ntk"],
+        "evaluation.extensions",
+        ("yarn:factor=4", "ntk"),
+    ),
+    (
+        ["extension=longrope:long_factor=[1,2]"],
+        "evaluation.extensions",
+        ("longrope:long_factor=[1,2]",),
+    ),
+    (
+        ["extension=[longrope:long_factor=[1,2],pi]"],
+        "evaluation.extensions",
+        ("longrope:long_factor=[1,2]", "pi"),
+    ),
+    (
+        ["encoding.base=1e5"],
+        "encoding.options",
+        {"base": 100000.0, "layout": "interleaved", "frequencies": "geometric"},
+    ),
+    (
+        ["data=hub", "data.dataset=x/y", "data.splits={train:t}"],
+        "data.splits",
+        {"train": "t"},
+    ),
+    (
+        ["data=hub", "data.dataset=x/y", "data.splits.train=t"],
+        "data.splits",
+        {"train": "t"},
+    ),
+    (
+        ["data=hub", "data.dataset=x/y", "data.revision=1234567"],
+        "data.revision",
+        "1234567",
+    ),
+    (["training.schedule=wsd"], "training.schedule", "constant"),
+    (["device=cuda:1"], "runtime.device", "cuda:1"),
+]
+# Words, a key, and its value in each configuration that a sweep makes of them.
+SEVERAL = [
+    (["data.path=a.txt,b.txt"], "study", ["a", "b"]),
+    (
+        ["training.train_length=64,128", "length=256,64"],
+        "evaluation.ratios",
+        [(1, 4), (0.5, 2)],
+    ),
+    (["seed=0,1,2"], "seed", [0, 1, 2]),
+    (["encoding=rope,alibi"], "encoding.name", ["rope", "alibi"]),
+    (
+        ["training.betas=[0.9,0.95],[0.9,0.99]"],
+        "training.betas",
+        [(0.9, 0.95), (0.9, 0.99)],
+    ),
+    (["data.path='a,b.txt',c.txt"], "data.path", ["a,b.txt", "c.txt"]),
+]
 
 
 @pytest.mark.sample(2)
-@pytest.mark.parametrize("line", TYPED.strip().splitlines())
-def test_a_typed_value_is_what_it_says(line, tmp_path, monkeypatch):
-    home = str(tmp_path.parent)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("HOME", home)
-    typed, key, expected = line.split(" | ")
-    words = [typed]
-    if not typed.startswith("data.path"):
-        words = re.split(r" (?=[a-z_.]+=)", typed)
+@pytest.mark.parametrize(("words", "key", "expected"), TYPED)
+def test_a_typed_value_is_what_it_says(words, key, expected):
+    ((_, config),) = compose.configs(words)
 
-    if expected == "refused":
-        refused(*words)
-        return
+    value = operator.attrgetter(key)(config)
+    assert value == expected
+    assert isinstance(value, bool) is isinstance(expected, bool)
 
-    wanted = ast.literal_eval(expected.replace("HOME", home))
-    if not isinstance(wanted, list):
-        wanted = [wanted]
+
+@pytest.mark.parametrize(("words", "key", "expected"), SEVERAL)
+def test_a_list_is_a_configuration_for_each_value(words, key, expected):
     made = compose.configs(words)
-    assert len(made) == len(wanted)
-    for (_, config), value in zip(made, wanted, strict=True):
-        found = operator.attrgetter(key)(config)
-        assert found == value
-        assert isinstance(found, bool) is isinstance(value, bool)
-    if len(made) > 1:  # the command that a sweep records is the run
-        for command, config in made:
-            assert composed(*command) == config
+
+    value_of = operator.attrgetter(key)
+    assert [value_of(config) for _, config in made] == expected
+    # the command that a sweep records is the run
+    for command, config in made:
+        assert composed(*command) == config
+
+
+@pytest.mark.parametrize(
+    "word",
+    [
+        "seed=12:30",
+        "seed=true",
+        "seed=null",
+        "training.learning_rate=inf",
+        "training.tokens=2M",
+        "study='a,b'",
+        "encoding={name: rope, base: 5, layout: half}",
+        "seed=range(0,5)",
+        "encoding=glob(t*)",
+    ],
+)
+def test_a_value_that_a_key_does_not_have_is_refused_in_one_line(word):
+    refused(word)
+
+
+@pytest.mark.parametrize(
+    ("word", "key", "below_home"),
+    [
+        ("data.path=~/text#1", "data.path", "text#1"),
+        ("runtime.outputs=~/runs", "runtime.outputs", "runs"),
+    ],
+)
+def test_a_tilde_is_the_home(tmp_path, monkeypatch, word, key, below_home):
+    home = tmp_path.parent
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(home))
+
+    config = composed(word)
+
+    value = operator.attrgetter(key)(config)
+    assert value == f"{home}/{below_home}"
 
 
 def test_words_are_applied_to_a_configuration():
@@ -325,7 +407,7 @@ def numbers() -> list[str]:
     """Return the keys of numbers, but for those of a start, which few runs have."""
     found = []
     for key, hint in schema.keys().items():
-        is_number = schema.value_type(hint).startswith(("int", "float"))
+        is_number = schema.value_type(hint).is_number
         if is_number and not key.startswith("start."):
             found.append(key)
     return found

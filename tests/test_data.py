@@ -29,7 +29,7 @@ STRANGE = "naïve café\r\nпривет мир 你好 🙂👩‍👩‍👧 \u2
 FOX = "the quick brown fox jumps over"
 
 
-def config(name: str, **changes: Any) -> DataConfig:
+def config(name: str = "text", **changes: Any) -> DataConfig:
     values = {}
     for file in ("_base", name):
         content = (CONFIGS / f"{file}.yaml").read_text(encoding="utf-8")
@@ -357,6 +357,22 @@ def test_the_tokens_of_bytes_are_the_bytes(given):
     assert made.token_bytes[ids].sum() == len(ids)
 
 
+@pytest.mark.parametrize(
+    ("given", "longest"),
+    [((STRANGE + " the lazy dog isn't  quick . ") * 40, 140), ("x" * 1000, 70)],
+)
+def test_a_text_is_cut_into_pieces_of_a_size_also_where_it_has_no_words(
+    monkeypatch, given, longest
+):
+    monkeypatch.setattr(tokenizer, "PIECE", 70)
+
+    pieces = list(tokenizer.pieces(given))
+
+    assert "".join(pieces) == given
+    assert len(pieces) > 14
+    assert max(map(len, pieces)) <= longest
+
+
 def test_a_long_text_is_learnt_and_encoded_in_pieces_as_if_whole(monkeypatch):
     given = (STRANGE + " the lazy dog isn't  quick . ") * 40
     bpe = tokenizer.train_bpe([given], 400)
@@ -613,6 +629,20 @@ def test_copies_within_training_are_said_and_counted(tmp_path, caplog):
     assert line in caplog.text
 
 
+@pytest.mark.parametrize(
+    "normalizer", [normalizers.Lowercase(), normalizers.Replace("e", "")]
+)
+def test_a_tokenizer_that_changes_text_is_refused(bpe, tmp_path, normalizer):
+    inner = tokenizers.Tokenizer.from_str(bpe._inner.to_str())
+    inner.normalizer = normalizer
+    file = saved(inner, tmp_path)
+    folder = write(tmp_path / "texts", {"a.txt": "The Hen SAT there. " * 500})
+    settings = text_in(folder, tokenizer=str(file))
+
+    with pytest.raises(UserError, match="% of the characters do not come back"):
+        tokens.prepare(settings, tmp_path / "cache")
+
+
 def test_a_tokenizer_of_bytes_without_some_bytes_is_refused(tmp_path):
     model = tokenizers.models.BPE(vocab={"a": 0, "b": 1}, merges=[])
     inner = tokenizers.Tokenizer(model)
@@ -679,6 +709,16 @@ def test_another_seed_gives_another_batch():
         ids = data.batch(step).ids
         other_ids = other.batch(step).ids
         assert not torch.equal(ids, other_ids)
+
+
+@pytest.mark.parametrize(("rank", "rows"), [(0, [0, 1, 4, 5]), (1, [2, 3, 6, 7])])
+def test_a_process_has_a_share_of_each_part_of_a_batch(rank, rows):
+    batch = batches.TrainingBatches(IDS, 16, 8, seed=3).batch(2)
+
+    share = batch.share(2, rank, 2)
+
+    assert torch.equal(share.ids, batch.ids[rows])
+    assert share.n_scored == 8 * 16
 
 
 def test_an_epoch_visits_nearly_every_token_once_in_another_order_and_offset():

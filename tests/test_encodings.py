@@ -194,14 +194,14 @@ def test_torch_compile_traces_it_as_one_graph(name):
 @pytest.mark.parametrize("layout", ["half", "interleaved"])
 def test_compiled_turns_are_the_uncompiled_ones_to_the_last_bit(layout, monkeypatch):
     angles = schemes.random(1, 20, 8, seed=0).double()
-    turns = rope.turns(angles, torch.device("cpu"))
+    tables = rope.cos_sin(angles, torch.device("cpu"))
     x = schemes.random(2, 3, 20, 16, seed=1).requires_grad_()
     weights = schemes.random(2, 3, 20, 16, seed=2)
 
-    plain = rope.turn(x, turns, layout)
+    plain = rope.rotate_pairs(x, tables, layout)
     (gradient,) = torch.autograd.grad(plain, x, weights)
     monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
-    compiled = rope.turn(x, turns, layout)
+    compiled = rope.rotate_pairs(x, tables, layout)
     (gradient_of_compiled,) = torch.autograd.grad(compiled, x, weights)
 
     assert compiled.equal(plain)

@@ -25,7 +25,7 @@ from posbench.errors import RowsFailed, Stopped, Undefined, UserError
 from posbench.evaluation import probes, protocols
 from posbench.evaluation.evaluate import Evaluation, evaluate
 from posbench.evaluation.job import evaluate_run
-from posbench.evaluation.models import Subject, TrainedGPT, Variant, Varied
+from posbench.evaluation.models import Subject, TrainedGPT, Variant, VariedSubject
 from posbench.evaluation.protocols import Windows
 from posbench.launch.run import config_with_measured_lengths, evaluate_runs
 from posbench.model.gpt import build
@@ -71,13 +71,13 @@ class Planted:
     def shifted(self, offset: int) -> Subject:
         return self
 
-    def varied(self, variant: Variant, length: int) -> Varied:
+    def in_variant(self, variant: Variant, length: int) -> VariedSubject:
         if self.max_length is not None and length > self.max_length:
             raise Undefined(f"beyond the end of 'planted' ({self.max_length})")
         changed = copy.copy(self)
         changed.variant = variant
         facts = {"sinks": variant.sinks} if variant.sinks else None
-        return Varied(changed, facts)
+        return VariedSubject(changed, facts)
 
     def expects(self, ids: Tensor) -> Tensor:
         """Logits (B, T, V) of token ids (B, T)."""
@@ -145,7 +145,7 @@ def lengths_in(rows: Rows) -> list[int]:
 
 
 def of_kind(rows: Rows, kind: str) -> list[EvaluationRow]:
-    return [row for row in rows if row.kind == kind]
+    return [row for row in rows if row.variant == kind]
 
 
 def in_tokens(*ratios: int) -> list[int]:
@@ -222,7 +222,7 @@ def test_a_row_has_its_sums_by_document(config, documents):
     split = text_of(STARTS[documents])
     wanted = fixed_target(config, documents=documents, targets=4, windowed=True)
     sizes = ([L], 4, 32, documents)
-    windows = protocols.plan("fixed_target", split, *sizes, longest=16 * L)
+    windows = protocols.place_windows("fixed_target", split, *sizes, longest=16 * L)
     expected = first_documents(split, windows[L])
     over = "documents" if len(set(expected)) >= 8 else "segments"
 
@@ -446,6 +446,19 @@ def test_where_a_scheme_has_no_such_extension_rows_are_undefined(config):
     for row in rows:
         expected = "undefined" if row.extension else "ok"
         assert row.status == expected
+
+
+def test_an_extended_row_that_was_read_from_a_file_is_known(config):
+    wanted = fixed_target(config, extensions=("pi", "pi:factor=4"))
+    rows = gpt_rows("rope", wanted)
+    known = []
+    for row in rows:
+        line = json.dumps(row.to_json())
+        known.append(EvaluationRow.from_json(json.loads(line)))
+
+    again = gpt_rows("rope", wanted, known)
+
+    assert again == []
 
 
 @pytest.fixture

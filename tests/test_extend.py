@@ -306,12 +306,16 @@ SQUEEZED = [
 ]
 
 
-@pytest.mark.parametrize(("name", "method", "options"), SQUEEZED)
-def test_what_is_squeezed_is_the_trained_one_at_divided_positions(
-    name, method, options
-):
+@pytest.fixture(params=SQUEEZED)
+def squeezed(request):
+    """Return an encoding, and itself stretched to four times its length."""
+    name, method, options = request.param
     trained = encodings.build(name, SHAPE, options)
-    after = extended(trained, method, 4 * L)
+    return trained, extended(trained, method, 4 * L)
+
+
+def test_what_is_squeezed_is_the_trained_one_at_divided_positions(squeezed):
+    trained, after = squeezed
     q, k, _, x = layer_inputs(SHAPE, L)
     near = torch.arange(L)
     far = 4 * near
@@ -326,12 +330,8 @@ def test_what_is_squeezed_is_the_trained_one_at_divided_positions(
     assert_close(stretched, wanted)
 
 
-@pytest.mark.parametrize(("name", "method", "options"), SQUEEZED)
-def test_what_is_squeezed_does_not_use_the_trained_ones_cheap_form(
-    name, method, options
-):
-    trained = encodings.build(name, SHAPE, options)
-    after = extended(trained, method, 4 * L)
+def test_what_is_squeezed_does_not_use_the_trained_ones_cheap_form(squeezed):
+    _, after = squeezed
     q, k, v, x = layer_inputs(SHAPE, L)
     positions = torch.arange(L)[None]
 

@@ -216,7 +216,7 @@ def context(row):
 
 def frozen_cells(study: str, table: pd.DataFrame) -> list[list[str]]:
     """Return the frozen cells, with the context used only for schemes that beat the
-    cached n-gram model, as today.
+    n-gram model with the window, as today.
     """
     silent = set(table.loc[table["uses_context"] != "yes", "label"])
     rows = []

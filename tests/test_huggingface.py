@@ -71,7 +71,7 @@ def subject(folder: Path) -> HuggingFaceModel:
 
 def extended(model: HuggingFaceModel, text: str, length: int = LONG) -> Any:
     variant = Variant(extension=text)
-    return model.varied(variant, length).subject
+    return model.in_variant(variant, length).subject
 
 
 def ids_for(kind):
@@ -183,7 +183,7 @@ def test_a_window_with_sinks_is_the_librarys_own_mask(folder_of, kind, sinks):
     ids = ids_for(kind)
     length = ids.shape[1] - 1
     variant = Variant(window=WINDOW, sinks=sinks)
-    narrowed = model.varied(variant, length).subject
+    narrowed = model.in_variant(variant, length).subject
 
     narrow = every_nll(narrowed, ids)
 
@@ -203,7 +203,7 @@ def test_a_window_hides_all_before_it_but_the_sinks(
 ):
     model = subject(folder_of(kind))
     variant = Variant(window=8, sinks=3)  # 2 layers see 14 back
-    narrowed = model.varied(variant, LENGTH).subject
+    narrowed = model.in_variant(variant, LENGTH).subject
     ids = SHORT_IDS[:1]
     other = ids.copy()
     other[0, changed_ids] += 1
@@ -262,6 +262,16 @@ def test_an_extension_leaves_the_model_itself_as_it_was(folder_of):
     assert_close(after, before)
 
 
+def test_pairs_of_neighbours_are_extended_as_pairs_half_a_head_apart(folder_of):
+    folder = folder_of("cohere")
+
+    made = subject(folder).in_variant(Variant(extension="yarn:factor=4"), LONG)
+
+    parameters = made.facts["rope_parameters"]
+    wanted = theirs(folder, IDS, rope_parameters=parameters)
+    assert_close(every_nll(made.subject, IDS), wanted)
+
+
 # their factor is by default that of the length
 FOLLOWING = ("pi", "ntk", "dynamic_ntk", "ntk_by_parts", "yarn", "llama3", "longrope")
 FIXED = (
@@ -271,7 +281,7 @@ FIXED = (
     "longrope:factor=4",
     "abf",
 )
-ROTARY = [*ROPE, "granite", "gemma3"]
+ROTARY = [*ROPE, "granite", "gemma3", "cohere"]
 
 
 @pytest.mark.sample(12)
@@ -285,7 +295,7 @@ def test_every_method_is_the_library_with_the_parameters_that_the_row_records(
     model = subject(folder_of(kind))
     plain = every_nll(model, IDS)
     for text in (*FOLLOWING, *FIXED):
-        varied = model.varied(Variant(extension=text), LONG)
+        varied = model.in_variant(Variant(extension=text), LONG)
         parameters = varied.facts["rope_parameters"]
         if "gemma3" in kind:
             changes = {"full_attention": parameters}
@@ -458,6 +468,10 @@ def beside_shards(folder):
     shutil.copy(folder / WEIGHTS, shard)
 
 
+def beside_an_index(folder):
+    (folder / "model.safetensors.index.json").write_text("{}")
+
+
 def high_ids(folder):
     path = folder / "tokenizer.json"
     text = path.read_text()
@@ -479,6 +493,7 @@ WRONG = [
     (with_keys(intermediate_size=48), "transformers cannot load it"),
     (pickled, "pickled weights may run code"),
     (beside_shards, "two sets of weights, model.safetensors and model-00001-of-00002"),
+    (beside_an_index, "two sets of weights, model.safetensors and model.safetensors.i"),
     (with_keys(quantization_config={"bits": 4}), "quantised"),
     (with_keys(auto_map={"AutoModel": "evil.Evil"}), "auto_map"),
     (high_ids, "it gives id 999, its"),
@@ -612,13 +627,13 @@ def test_without_rope_an_extension_and_longer_inputs_are_undefined(results_of_ma
 def test_an_untested_kind_without_rope_is_undefined_beyond_its_length(folder_of):
     model = subject(folder_of("mamba"))
     with pytest.raises(Undefined, match="mamba is untested and has no RoPE"):
-        model.varied(Variant(), LENGTH + 1)
+        model.in_variant(Variant(), LENGTH + 1)
 
 
 def test_a_recurrent_state_has_no_windows(folder_of):
     model = subject(folder_of("mamba"))
     with pytest.raises(Undefined, match="do not restrict all layers of mamba"):
-        model.varied(Variant(window=9), LENGTH)
+        model.in_variant(Variant(window=9), LENGTH)
 
 
 def test_random_weights_are_called_not_learned(

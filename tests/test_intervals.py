@@ -25,7 +25,8 @@ def over_text(
     """Return the estimate of one checkpoint from the means of blocks of 32 tokens."""
     unit = units_of_text(documents, stretches)
     sums = np.bincount(unit, 32 * values)
-    return estimate(sums[None], 32 * np.bincount(unit))
+    tokens = 32 * np.bincount(unit)
+    return estimate(sums[None], tokens)
 
 
 def check_interval(made: Estimate, means: np.ndarray) -> None:
@@ -50,8 +51,9 @@ def test_documents_of_unequal_size_weigh_by_their_tokens_as_a_ratio_of_sums_does
         residual = sums[i] - ratio * tokens[i]
         squares += residual**2
     variance = squares / (n - 1) / n / tokens.mean() ** 2
+    error = math.sqrt(variance)
     assert made.mean == pytest.approx(ratio, rel=1e-12)
-    assert made.error == pytest.approx(math.sqrt(variance), rel=1e-12)
+    assert made.error == pytest.approx(error, rel=1e-12)
 
 
 def crossed() -> np.ndarray:
@@ -70,7 +72,8 @@ def test_seeds_and_documents_are_crossed_random_factors():
     values = crossed()
     a, b = values.shape
 
-    made = estimate(values * 32, np.full(b, 32.0))
+    tokens = np.full(b, 32.0)
+    made = estimate(32 * values, tokens)
 
     grand = values.mean()
     seeds = values.mean(1)
@@ -96,7 +99,8 @@ def test_of_one_document_the_interval_is_over_seeds():
     values = crossed()
     sums = 32 * values.sum(1, keepdims=True)
 
-    made = estimate(sums, np.array([32.0 * 12]))
+    tokens = np.array([32.0 * 12])
+    made = estimate(sums, tokens)
 
     check_interval(made, values.mean(1))
     assert made.units == 0
@@ -115,7 +119,8 @@ ONE_DOCUMENT = np.zeros(128, int)
 def test_one_document_is_cut_into_segments_of_neighbours():
     made = over_text(BLOCKS, ONE_DOCUMENT)
     assert made.units == 16
-    check_interval(made, BLOCKS.reshape(16, 8).mean(1))
+    segments = BLOCKS.reshape(16, 8)
+    check_interval(made, segments.mean(1))
 
 
 def test_each_of_few_documents_has_its_share_of_the_segments():
@@ -136,7 +141,8 @@ def test_the_segments_of_a_text_are_the_stretches_that_were_held_out():
     stretches = np.arange(128) // 4
     made = over_text(BLOCKS, ONE_DOCUMENT, stretches)
     assert made.units == 32
-    check_interval(made, BLOCKS.reshape(32, 4).mean(1))
+    segments = BLOCKS.reshape(32, 4)
+    check_interval(made, segments.mean(1))
 
 
 def check_coverage(
@@ -171,14 +177,14 @@ def test_intervals_over_segments_hold_the_truth():
     check_coverage(("rope",), "1x", 20, method, 0.9, 1)
 
 
+NOT_USED = [
+    (8, "one checkpoint, blocks", 0.86),
+    (20, "five seeds, seeds", 0.5),
+]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("documents", "method", "most"),
-    [
-        (8, "one checkpoint, blocks", 0.86),
-        (20, "five seeds, seeds", 0.5),
-    ],
-)
+@pytest.mark.parametrize(("documents", "method", "most"), NOT_USED)
 def test_intervals_that_posbench_does_not_use_hold_the_truth_less_often(
     documents, method, most
 ):

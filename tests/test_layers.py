@@ -21,7 +21,8 @@ ROOMS = _ROOMS.split()
 def imports_of(path: pathlib.Path) -> set[str]:
     """Return the names that a module imports from posbench, anywhere in it."""
     names = set()
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom):
             names.update(f"{node.module}.{alias.name}" for alias in node.names)
         elif isinstance(node, ast.Import):
@@ -40,7 +41,8 @@ def uses():
     paths = {}
     for path in PACKAGE.rglob("*.py"):
         parts = path.relative_to(PACKAGE).with_suffix("").parts
-        paths[".".join(parts).removesuffix(".__init__")] = path
+        name = ".".join(parts)
+        paths[name.removesuffix(".__init__")] = path
     del paths["__init__"]
 
     uses = {}
@@ -56,14 +58,16 @@ def uses():
 
 
 def test_every_room_has_its_place_and_every_place_its_room(uses):
-    assert sorted(ROOMS) == sorted({room(module) for module in uses})
+    found = {room(module) for module in uses}
+    assert sorted(ROOMS) == sorted(found)
 
 
 def test_imports_point_down_the_list(uses):
     up = []
     for module, others in uses.items():
+        place = ROOMS.index(room(module))
         for other in others:
-            if ROOMS.index(room(other)) < ROOMS.index(room(module)):
+            if ROOMS.index(room(other)) < place:
                 up.append((module, other))
     assert up == []
 
@@ -71,7 +75,8 @@ def test_imports_point_down_the_list(uses):
 def test_no_circle_within_a_room(uses):
     left = {}
     for module, others in uses.items():
-        left[module] = {other for other in others if room(other) == room(module)}
+        own_room = room(module)
+        left[module] = {other for other in others if room(other) == own_room}
         left[module].discard(module)
 
     is_less = True
@@ -85,20 +90,21 @@ def test_no_circle_within_a_room(uses):
 HELP = "import sys; sys.argv = ['', '--help']; import posbench.cli as c; c.main()"
 
 
+LIGHT = [
+    (
+        "import posbench as p; p.encodings.names(); dir(p)",
+        "torch hydra pydantic numpy pandas datasets wandb",
+    ),
+    (HELP, "torch hydra omegaconf pydantic numpy datasets tokenizers wandb"),
+    ("import posbench.run", "torch hydra datasets wandb"),
+    ("import posbench.training.train", "datasets wandb hydra matplotlib scipy"),
+]
+
+
 @pytest.mark.sample(2)
-@pytest.mark.parametrize(
-    ("code", "absent"),
-    [
-        (
-            "import posbench as p; p.encodings.names(); dir(p)",
-            "torch hydra pydantic numpy pandas datasets wandb",
-        ),
-        (HELP, "torch hydra omegaconf pydantic numpy datasets tokenizers wandb"),
-        ("import posbench.run", "torch hydra datasets wandb"),
-        ("import posbench.training.train", "datasets wandb hydra matplotlib scipy"),
-    ],
-)
+@pytest.mark.parametrize(("code", "absent"), LIGHT)
 def test_nothing_heavy_is_imported_before_it_is_needed(code, absent):
     python = [sys.executable, "-c", f"{code}; import sys; print(*sys.modules)"]
     done = subprocess.run(python, capture_output=True, text=True, check=True)
-    assert not set(absent.split()) & set(done.stdout.split())
+    imported = set(done.stdout.split())
+    assert imported.isdisjoint(absent.split())

@@ -16,14 +16,14 @@ WIDTH = 24
 VOCABULARY = 50
 
 
+DTYPES = [
+    (torch.float64, torch.float64, 1e-12),
+    (torch.bfloat16, torch.float32, 2e-2),
+]
+
+
 @pytest.mark.parametrize("at_once", [2**29, 128 * 7])
-@pytest.mark.parametrize(
-    ("dtype", "sums", "close"),
-    [
-        (torch.float64, torch.float64, 1e-12),
-        (torch.bfloat16, torch.float32, 2e-2),
-    ],
-)
+@pytest.mark.parametrize(("dtype", "sums", "close"), DTYPES)
 def test_loss_and_gradients_are_torchs_of_the_whole_logits(
     monkeypatch, dtype, sums, close, at_once
 ):
@@ -39,7 +39,9 @@ def test_loss_and_gradients_are_torchs_of_the_whole_logits(
         return F.cross_entropy(logits, labels)
 
     def results(loss_of: Any) -> list[Tensor]:
-        leaves = [hidden.clone().requires_grad_(), weight.clone().requires_grad_()]
+        own_hidden = hidden.clone().requires_grad_()
+        own_weight = weight.clone().requires_grad_()
+        leaves = [own_hidden, own_weight]
         in_bf16 = dtype == torch.bfloat16
         with torch.autocast("cpu", dtype=dtype, enabled=in_bf16):
             loss = loss_of(*leaves, labels) / 3  # what is divided comes from above

@@ -52,7 +52,8 @@ def test_a_command_keeps_the_folder_of_own_configurations(tmp_path):
     run = tmp_path / "run"
     sweeps.record([run], ["encoding=c"], Path("mine"))
 
-    line = command_line(pd.DataFrame({"folder": [str(run)]}), Missing())
+    frame = pd.DataFrame({"folder": [str(run)]})
+    line = command_line(frame, Missing())
 
     assert line == "posbench sweep encoding=c --config-dir=mine"
 
@@ -77,18 +78,60 @@ def test_what_is_missing_takes_the_place_of_what_was_typed(
     assert line.removeprefix("posbench sweep ") == expected
 
 
-def test_runs_of_several_sweeps_have_no_command(tmp_path):
-    first = tmp_path / "first"
-    second = tmp_path / "second"
-    sweeps.record([first], ["encoding=a"], None)
-    sweeps.record([second], ["encoding=b"], None)
-    frame = pd.DataFrame({"folder": [str(first), str(second)]})
+def runs_of(folder: Path, *commands: str) -> pd.DataFrame:
+    """Return a frame of a run for each command; the last word names its encoding."""
+    runs = []
+    for number, command in enumerate(commands):
+        encoding = command.rpartition("=")[2]
+        run = {"folder": str(folder / str(number)), "command": command, "seed": 0}
+        runs.append(run | {"encoding": encoding})
+    return pd.DataFrame(runs)
+
+
+def test_runs_of_several_sweeps_that_differ_otherwise_have_no_command(tmp_path):
+    frame = runs_of(
+        tmp_path,
+        "posbench train training.tokens=1e5 encoding=a",
+        "posbench train training.tokens=2e5 encoding=b",
+    )
+    first, second = map(Path, frame["folder"])
+    sweeps.record([first], ["training.tokens=1e5", "encoding=a"], None)
+    sweeps.record([second], ["training.tokens=2e5", "encoding=b"], None)
 
     assert command_line(frame, SEEDS) == ""
 
 
-def test_runs_without_a_sweep_have_no_command(tmp_path):
-    frame = pd.DataFrame({"folder": [str(tmp_path / "run")]})
+def test_runs_of_several_commands_that_differ_in_encoding_and_seed_have_one(tmp_path):
+    frame = runs_of(
+        tmp_path,
+        "posbench train 'data.path=my text' encoding=a",
+        "posbench train 'data.path=my text' seed=1 encoding=b",
+    )
+    sweeps.record([Path(frame["folder"][1])], ["seed=1", "encoding=b"], None)
+
+    line = command_line(frame, Missing())
+
+    assert line == "posbench sweep encoding=a,b seed=0,1 'data.path=my text'"
+
+
+def test_one_run_without_a_sweep_has_a_command(tmp_path):
+    frame = runs_of(tmp_path, "posbench train encoding=a")
+
+    assert command_line(frame, SEEDS) == "posbench sweep encoding=a seed=0,1,2"
+
+
+def test_runs_that_begin_from_others_have_no_command(tmp_path):
+    frame = runs_of(
+        tmp_path,
+        "posbench train start=outputs/x/a-s0-1 encoding=a",
+        "posbench train start=outputs/x/b-s0-1 encoding=b",
+    )
+
+    assert command_line(frame, SEEDS) == ""
+
+
+def test_runs_without_a_command_have_none(tmp_path):
+    frame = runs_of(tmp_path, "encoding=a").assign(command=None)
 
     assert command_line(frame, SEEDS) == ""
 

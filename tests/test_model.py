@@ -8,6 +8,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 from support import changed, encoded
+from torch import Tensor
+from torch.testing import assert_close
 
 import posbench
 from posbench.config.schema import AttentionConfig, Config
@@ -25,16 +27,17 @@ def built(
     block: dict[str, Any] | None = None,
     **options: object,
 ) -> GPT:
-    config = changed(encoded(config, name, **options), model=block or {})
+    config = encoded(config, name, **options)
+    config = changed(config, model=block or {})
     return build(config, vocab_size)
 
 
-def random_ids(*size: int, seed: int = 0) -> torch.Tensor:
+def random_ids(*size: int, seed: int = 0) -> Tensor:
     generator = torch.Generator().manual_seed(seed)
     return torch.randint(V, size, generator=generator)
 
 
-def weights_of(model: GPT) -> dict[str, torch.Tensor]:
+def weights_of(model: GPT) -> dict[str, Tensor]:
     """Return the weights outside of the encoding."""
     weights = {}
     for name, weight in model.named_parameters():
@@ -93,17 +96,17 @@ def test_a_model_without_mlps_has_a_norm_and_attention_in_each_block(tiny_config
     assert counts["non_embedding"] == d + tiny_config.model.n_layers * block
 
 
-def deviation(weight: torch.Tensor) -> float:
+def deviation(weight: Tensor) -> float:
     return float(weight.detach().std())
 
 
-@pytest.mark.parametrize(
-    ("init", "tokens", "qkv", "out"),
-    [
-        ("fan_in", 0.05, 256**-0.5, 256**-0.5),
-        ("gpt2", 0.02, 0.02, 0.02 / 2),  # 0.02 / sqrt(2 x 2)
-    ],
-)
+DEVIATIONS = [
+    ("fan_in", 0.05, 256**-0.5, 256**-0.5),
+    ("gpt2", 0.02, 0.02, 0.02 / 2),  # 0.02 / sqrt(2 x 2)
+]
+
+
+@pytest.mark.parametrize(("init", "tokens", "qkv", "out"), DEVIATIONS)
 def test_initialisation_is_by_fan_in_or_like_gpt2(tiny_config, init, tokens, qkv, out):
     block = {"d_model": 256, "n_heads": 4, "init": init}
     model = built(tiny_config, "none", 500, block)
@@ -113,7 +116,10 @@ def test_initialisation_is_by_fan_in_or_like_gpt2(tiny_config, init, tokens, qkv
     assert deviation(last.attention.out.weight) == pytest.approx(out, rel=0.03)
 
 
-@pytest.mark.parametrize(("window", "sees"), [(8, False), (9, True), (64, True)])
+WINDOWS = [(8, False), (9, True), (64, True)]
+
+
+@pytest.mark.parametrize(("window", "sees"), WINDOWS)
 @pytest.mark.parametrize("of_encoding", [True, False])
 def test_sinks_of_a_reading_are_hidden_where_the_window_of_a_layer_is_as_narrow(
     tiny_config, window, sees, of_encoding
@@ -125,12 +131,16 @@ def test_sinks_of_a_reading_are_hidden_where_the_window_of_a_layer_is_as_narrow(
         attention = AttentionConfig(window, sinks=0)
         model = built(tiny_config, "rope", block={"attention": attention})
     ids = random_ids(1, 64)
-    plain = model.hidden(ids, reading=Reading(window=8, sinks=0))
-    with_sinks = model.hidden(ids, reading=Reading(window=8, sinks=2))
+    no_sinks = Reading(window=8, sinks=0)
+    two_sinks = Reading(window=8, sinks=2)
+
+    plain = model.hidden(ids, reading=no_sinks)
+    with_sinks = model.hidden(ids, reading=two_sinks)
+
     assert torch.equal(plain, with_sinks) != sees
 
 
-def masked(share: float) -> tuple[torch.Tensor, torch.Tensor]:
+def masked(share: float) -> tuple[Tensor, Tensor]:
     """Return ids and labels, (3, 11) each; about this share of the labels is scored."""
     ids, labels = random_ids(2, 3, 11)
     generator = torch.Generator().manual_seed(1)
@@ -138,12 +148,16 @@ def masked(share: float) -> tuple[torch.Tensor, torch.Tensor]:
     return ids, labels.masked_fill(drawn >= share, IGNORED)
 
 
-def gradients(model: GPT, loss: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    return torch.autograd.grad(loss, list(model.parameters()))
+def gradients(model: GPT, loss: Tensor) -> tuple[Tensor, ...]:
+    parameters = list(model.parameters())
+    return torch.autograd.grad(loss, parameters)
+
+
+SHARES = [(0.1, True), (0.5, False)]
 
 
 @pytest.mark.parametrize("counted", [True, False])
-@pytest.mark.parametrize(("share", "tied"), [(0.1, True), (0.5, False)])
+@pytest.mark.parametrize(("share", "tied"), SHARES)
 def test_the_loss_of_masked_labels_and_its_gradients_are_torchs(
     tiny_config, share, counted, tied
 ):
@@ -158,10 +172,10 @@ def test_the_loss_of_masked_labels_and_its_gradients_are_torchs(
 
     logits = model(ids).flatten(0, 1)
     theirs = F.cross_entropy(logits, labels.flatten(), ignore_index=IGNORED)
-    torch.testing.assert_close(ours, theirs, atol=1e-6, rtol=0)
+    assert_close(ours, theirs, atol=1e-6, rtol=0)
     our_gradients = gradients(model, ours)
     their_gradients = gradients(model, theirs)
-    torch.testing.assert_close(our_gradients, their_gradients, atol=1e-6, rtol=1e-5)
+    assert_close(our_gradients, their_gradients, atol=1e-6, rtol=1e-5)
 
 
 def test_the_loss_of_no_label_is_0_and_so_are_its_gradients(tiny_config):
@@ -187,7 +201,7 @@ QWEN3 = {
 }
 
 
-def weights_of_qwen3(model: GPT, width: int) -> dict[str, torch.Tensor]:
+def weights_of_qwen3(model: GPT, width: int) -> dict[str, Tensor]:
     ours = dict(model.named_parameters())
     weights = {
         "model.embed_tokens.weight": ours["tokens.weight"],
@@ -245,4 +259,4 @@ def test_logits_equal_qwen3s_of_transformers_with_shared_heads_and_norms_of_q_an
     ours = model(ids)
     theirs = qwen3(ids).logits
 
-    torch.testing.assert_close(ours, theirs, atol=2e-5, rtol=0)
+    assert_close(ours, theirs, atol=2e-5, rtol=0)

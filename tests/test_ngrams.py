@@ -6,18 +6,26 @@ import collections
 
 import numpy as np
 import pytest
+from numpy.testing import assert_allclose, assert_array_equal
 
+from posbench.config import compose
+from posbench.config.schema import EvaluationConfig
+from posbench.data.tokens import TokenSplit, data_of
 from posbench.evaluation.ngrams import ORDERS, Readers, predictions
+from posbench.evaluation.protocols import targets_of
+from posbench.evaluation.requests import measurements, with_windows
 
 V = 6  # size of the vocabulary
 A, B, C, D = range(4)
+BUILT_IN = "639fd9706e91be557aedb7ecc88f1a1472dc2945bc7e70d9c9db1926b8dcd01a"
 
 
 def text(n: int = 400, seed: int = 0) -> np.ndarray:
     """Return a text in which some tokens are frequent and one never occurs."""
     rng = np.random.default_rng(seed)
     drawn = rng.geometric(0.4, n)
-    return np.minimum(drawn, V - 2).astype(np.uint16)
+    drawn = np.minimum(drawn, V - 2)
+    return drawn.astype(np.uint16)
 
 
 def repeating(seed: int) -> np.ndarray:
@@ -61,7 +69,7 @@ def test_bigrams_counted_by_hand():
         (1 - 0.2) / 3 + escape * one_token,
         escape * unseen,
     ]
-    np.testing.assert_allclose(p[1], after_a, rtol=0, atol=1e-15)
+    assert_allclose(p[1], after_a, rtol=0, atol=1e-15)
     # Nothing follows da, so that trigrams leave it to ab and ac: each after one token.
     trigram = (1 - 0.6) / 2 + 2 * 0.6 / 2 * one_token
     assert p[2, B] == pytest.approx(trigram)
@@ -83,7 +91,8 @@ def grams_of(part: list[int], size: int) -> list[tuple[int, ...]]:
     """Return all n-grams of a text, in order."""
     grams = []
     for end in range(size, len(part) + 1):
-        grams.append(tuple(part[end - size : end]))
+        gram = part[end - size : end]
+        grams.append(tuple(gram))
     return grams
 
 
@@ -96,11 +105,13 @@ def kneser_ney(
     counts: collections.Counter = collections.Counter()
     if is_highest:
         for part in parts:
-            counts.update(grams_of(part, len(gram)))
+            grams = grams_of(part, len(gram))
+            counts.update(grams)
     else:
         longer = set()
         for part in parts:
-            longer.update(grams_of(part, len(gram) + 1))
+            grams = grams_of(part, len(gram) + 1)
+            longer.update(grams)
         counts.update(each[1:] for each in longer)
 
     lower = kneser_ney(parts, gram[1:], is_highest=False)
@@ -112,12 +123,14 @@ def kneser_ney(
     if gram in after:
         kept = after[gram] - discount(counts, after[gram])
     escape = sum(discount(counts, n) for n in after.values())
-    return (kept + escape * lower) / sum(after.values())
+    total = sum(after.values())
+    return (kept + escape * lower) / total
 
 
-@pytest.mark.parametrize(
-    "spans", [[(0, 400)], [(3, 90), (100, 103), (200, 400)]], ids=["all", "parts"]
-)
+SPANS = [[(0, 400)], [(3, 90), (100, 103), (200, 400)]]
+
+
+@pytest.mark.parametrize("spans", SPANS, ids=["all", "parts"])
 def test_probabilities_are_those_of_the_paper(spans):
     ids = text()
     rng = np.random.default_rng(1)
@@ -135,7 +148,7 @@ def test_probabilities_are_those_of_the_paper(spans):
         for gram in asked:
             last = tuple(gram[-order:])
             expected.append(kneser_ney(parts, last))
-        np.testing.assert_allclose(p[order - 1], expected, rtol=0, atol=1e-12)
+        assert_allclose(p[order - 1], expected, rtol=0, atol=1e-12)
 
 
 def test_few_tokens_give_every_token_a_probability():
@@ -146,7 +159,8 @@ def test_few_tokens_give_every_token_a_probability():
         model = readers(ids, [(0, n)])
         p = model.probabilities(asked)
         assert p.min() > 0
-        np.testing.assert_allclose(p.sum(axis=1), 1, rtol=0, atol=1e-12)
+        sums = p.sum(axis=1)
+        assert_allclose(sums, 1, rtol=0, atol=1e-12)
 
 
 def test_what_the_window_predicts_counted_by_hand():
@@ -167,7 +181,7 @@ def test_what_the_window_predicts_counted_by_hand():
         0.1,  # baba ends the window and does not occur before
         0.1,
     ]
-    np.testing.assert_allclose(parts[:, 0], expected, rtol=0, atol=1e-15)
+    assert_allclose(parts[:, 0], expected, rtol=0, atol=1e-15)
 
 
 def test_only_the_window_is_looked_up():
@@ -180,7 +194,7 @@ def test_only_the_window_is_looked_up():
         alone = ids[place - n : place + 1]
         last = np.array([n])
         window = predictions(alone, last, last, p[:1])
-        np.testing.assert_array_equal(parts[:, number], window[:, 0])
+        assert_array_equal(parts[:, number], window[:, 0])
 
 
 def grams_at(ids: np.ndarray, places: np.ndarray) -> np.ndarray:
@@ -195,7 +209,8 @@ def grams_at(ids: np.ndarray, places: np.ndarray) -> np.ndarray:
 
 
 def test_the_best_order_and_weights_are_those_of_validation_text():
-    model = readers(text(), [(0, 400)])
+    ids = text()
+    model = readers(ids, [(0, 400)])
     places = np.arange(60, 200)
     context = np.arange(60, 200) % 25 + 1
 
@@ -209,12 +224,12 @@ def test_the_best_order_and_weights_are_those_of_validation_text():
     assert order == 1 + likelihoods.argmax()
     grams = grams_at(model.text, places)
     p = model.probabilities(grams)[order - 1]
-    np.testing.assert_allclose(nll, -np.log(p), rtol=0, atol=1e-12)
+    assert_allclose(nll, -np.log(p), rtol=0, atol=1e-12)
 
     mixed = predictions(model.text, places, context, p)
     p_of_window = np.exp(-of_window)
     weights = np.linalg.lstsq(mixed.T, p_of_window)[0]
-    np.testing.assert_allclose(weights @ mixed, p_of_window, rtol=0, atol=1e-12)
+    assert_allclose(weights @ mixed, p_of_window, rtol=0, atol=1e-12)
     assert weights.sum() == pytest.approx(1)
     assert weights.min() > -1e-9
     # Most likely: no part is likelier than the mixture, on the mean of ratios.
@@ -223,3 +238,43 @@ def test_the_best_order_and_weights_are_those_of_validation_text():
     ratios = parts / (weights @ parts)
     assert ratios.mean(axis=1).max() < 1.01
     assert of_window.mean() < nll.mean()  # the text repeats itself
+
+
+def targets_at_1x(settings: EvaluationConfig, split: TokenSplit, train_length: int):
+    rows = measurements(settings, train_length)
+    for row in with_windows(rows, settings, split, train_length):
+        if row.protocol == "fixed_target" and row.length == train_length:
+            return targets_of(row.windows)
+    raise AssertionError("no row at 1x")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("words", "ngram", "of_window"),
+    [
+        ([], 3.408, 2.932),
+        (["experiment=reader_wide", "ratio=0.125,0.25,0.5,1,2,4"], 3.408, 2.791),
+        (["experiment=reader_wide"], 3.535, 2.832),
+    ],
+    ids=["reader", "ladder", "wide patterns"],
+)
+def test_the_readers_are_as_good_as_an_independent_measurement(words, ngram, of_window):
+    """Measured by others on the built-in text of Python 3.11.7."""
+    config = compose.single(["experiment=reader", *words])
+    data = data_of(config.data)
+    if data.record["sha256"] != BUILT_IN:
+        pytest.skip("another Python has another built-in text")
+    batches = data.batches(config.training, config.seed)
+    spans = batches.spans(config.training.steps)
+    vocab_size = data.tokenizer.vocab_size
+    held_out = (data.test.ids, data.validation.ids)
+    made = Readers(data.train.ids, spans, vocab_size, *held_out)
+    train_length = config.training.train_length
+    targets = targets_at_1x(config.evaluation, data.test, train_length)
+
+    order, nll = made.ngram(targets.indices)
+    with_window = made.with_window(targets.indices, targets.context)
+
+    assert order == 6
+    assert nll.mean() == pytest.approx(ngram, abs=0.02)
+    assert with_window.mean() == pytest.approx(of_window, abs=0.03)

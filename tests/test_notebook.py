@@ -42,10 +42,11 @@ TINY = [
 def study(tmp_path_factory):
     folder = tmp_path_factory.mktemp("outputs") / "fake"
     template = fake_study.demo_config()
-    schemes = {name: fake_study.SCHEMES[name] for name in ("rope", "alibi", "learned")}
+    truths = fake_study.SCHEMES
+    schemes = {name: truths[name] for name in ("rope", "alibi", "learned")}
     fake_study.write_study(folder, template, schemes, 2)
     other = fake_study.configured(template, "rope", 0, base=64)
-    fake_study.write_run(folder, other, fake_study.SCHEMES["rope"], tokens=38_912)
+    fake_study.write_run(folder, other, truths["rope"], tokens=38_912)
     failed = fake_study.configured(template, "t5", 0)
     fake_study.write_run(folder, failed, None, "failed", reason="diverged")
     return folder
@@ -70,12 +71,14 @@ def trained(tmp_path_factory):
     ):
         patch.chdir(folder)
         support.write_text()
-        run = thread.submit(posbench.train, ["encoding=alibi", *TINY]).result()
+        future = thread.submit(posbench.train, ["encoding=alibi", *TINY])
+        run = future.result()
     return folder / run.folder
 
 
 def test_a_curve_is_the_rows_of_the_file_the_headline_first(study):
-    run = posbench.load(next(study.glob("alibi-s0-*")))
+    (folder,) = study.glob("alibi-s0-*")
+    run = posbench.load(folder)
 
     frame = run.curve()
 
@@ -87,8 +90,11 @@ def test_a_curve_is_the_rows_of_the_file_the_headline_first(study):
 
 
 def test_what_is_undefined_is_nan_in_a_curve(study):
-    frame = posbench.load(next(study.glob("learned-s0-*"))).curve()
-    beyond = frame[(frame.length > 64) & (frame.curve == "fixed_target")]
+    (folder,) = study.glob("learned-s0-*")
+    run = posbench.load(folder)
+    frame = run.curve()
+    plain = frame[frame.curve == "fixed_target"]
+    beyond = plain[plain.length > 64]
     assert beyond.status.tolist() == ["undefined"] * 4
     assert beyond.nll.isna().all()
 
@@ -99,7 +105,8 @@ def test_a_table_has_a_row_per_run_with_its_headline(study):
     assert len(table) == 8
     row = table[table.label == "rope base=64"].iloc[0]
     assert row.tokens == 38_912  # what it was trained on
-    for name, expected in headline(read([Path(row.folder)])).items():
+    rows = read([Path(row.folder)])
+    for name, expected in headline(rows).items():
         if expected is None:
             assert pd.isna(row[name])
         elif name != "learned":
@@ -117,10 +124,12 @@ def test_a_run_that_failed_has_a_row_without_numbers(study):
 
 def test_units_add_up_to_the_curve(trained):
     run = posbench.load(trained)
-    by_row = run.units().groupby(["protocol", "length", "window"], dropna=False)
+    units = run.units()
+    by_row = units.groupby(["protocol", "length", "window"], dropna=False)
     sums = by_row[["nll", "tokens"]].sum()
     means = (sums.nll / sums.tokens).astype(float)
-    np.testing.assert_allclose(sorted(means), sorted(run.curve().nll), rtol=1e-5)
+    expected = run.curve().nll
+    np.testing.assert_allclose(sorted(means), sorted(expected), rtol=1e-5)
 
 
 def test_metrics_have_a_row_per_step(trained, tmp_path):
@@ -141,25 +150,30 @@ def test_metrics_have_a_row_per_step(trained, tmp_path):
 def test_the_model_is_the_newest_checkpoint_in_eval_mode(trained):
     run = posbench.load(trained)
     model = run.model()
+    weights = model.state_dict()
+    saved = checkpoint.trained(trained).weights()
     assert not model.training
-    for name, weight in checkpoint.trained(trained).weights().items():
-        assert torch.equal(model.state_dict()[name], weight), name
+    for name, weight in saved.items():
+        assert torch.equal(weights[name], weight), name
 
 
 def test_ids_are_those_of_a_document(trained):
     run = posbench.load(trained)
-    (first, *rest) = run.ids("word1 follows")[0].tolist()
+    (ids,) = run.ids("word1 follows").tolist()
+    first, *rest = ids
     assert first == run.tokenizer.separator
     assert run.tokenizer.decode(rest) == "word1 follows"
 
 
 def test_the_tokenizer_of_another_run_is_refused(trained, tmp_path):
-    run = shutil.copytree(trained, tmp_path / "run")
-    record = json.loads((run / "run.json").read_text())
+    folder = shutil.copytree(trained, tmp_path / "run")
+    path = folder / "run.json"
+    record = json.loads(path.read_text())
     record["tokenizer_sha256"] = "0" * 64
-    (run / "run.json").write_text(json.dumps(record))
+    path.write_text(json.dumps(record))
+    run = posbench.load(folder)
     with pytest.raises(UserError, match="is not the tokenizer that the run was"):
-        posbench.load(run).model()
+        run.model()
 
 
 def test_training_and_evaluating_return_the_run_and_print_nothing(here, capsys):
@@ -168,9 +182,12 @@ def test_training_and_evaluating_return_the_run_and_print_nothing(here, capsys):
 
     assert capsys.readouterr().out == ""
     assert run.status == "done"
-    assert run.folder == next(Path("outputs/text").glob("rope-s0-*"))
-    assert {*run.curve().length} == {16, 32}
-    assert {*more.curve().length} == {16, 32, 64}
+    (folder,) = Path("outputs/text").glob("rope-s0-*")
+    assert run.folder == folder
+    curve = run.curve()
+    longer_curve = more.curve()
+    assert set(curve.length) == {16, 32}
+    assert set(longer_curve.length) == {16, 32, 64}
 
 
 class Slope(posbench.Encoding):
@@ -189,7 +206,8 @@ def test_a_class_typed_into_a_notebook_trains_under_its_name(here):
     run = posbench.train(TINY, encoding={"name": Slope, "slope": 0.25})
 
     assert run.config.encoding.options == {"slope": 0.25}
-    digest = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()
+    source = Path(__file__).read_bytes()
+    digest = hashlib.sha256(source).hexdigest()
     assert run.record["installed_encodings"] == {"slope": digest}
 
 
@@ -203,8 +221,9 @@ def test_a_class_takes_the_place_of_an_earlier_one_but_not_of_ours(here):
     posbench.register(again)
 
     assert posbench.encodings.load("slope") is again
+    of_our_name = type("ALiBi", (Slope,), {})
     with pytest.raises(UserError, match="another encoding has that name"):
-        posbench.register(type("ALiBi", (Slope,), {}))
+        posbench.register(of_our_name)
 
 
 class Leak(Slope):
@@ -232,7 +251,8 @@ def test_a_class_that_learns_to_see_later_tokens_gets_no_numbers(here):
         posbench.train(TINY, encoding=encoding)
 
     (folder,) = Path("outputs/text").glob("leak-*")
-    assert len([*folder.glob("checkpoint/step-*")]) == 1
+    saved = list(folder.glob("checkpoint/step-*"))
+    assert len(saved) == 1
     assert evaluation_rows(folder) == []
 
 
@@ -240,7 +260,10 @@ def test_keywords_are_the_words_of_the_command_line():
     encoding = {"name": "rope", "base": 100}
     training = {"betas": [0.9, 0.95], "tokens": 512}
     settings = {"encoding": encoding, "training": training, "start": None}
-    assert api._words(["model=llama"], settings) == [
+
+    words = api._words(["model=llama"], settings)
+
+    assert words == [
         "model=llama",
         "encoding=rope",
         "encoding.base=100",
@@ -258,7 +281,8 @@ def test_a_list_is_the_values_of_a_sweep():
 
 def test_any_text_in_a_value_comes_back():
     entries = [{"name": "bipe", "separators": [".", "\n", "1", ","]}, {"base": 5.5}]
-    assert yaml.safe_load(api._typed_value(entries)) == entries
+    typed = api._typed_value(entries)
+    assert yaml.safe_load(typed) == entries
 
 
 def test_overrides_in_one_string_are_refused():
@@ -281,7 +305,8 @@ print(len(posbench.report("outputs/text", out="again", reference="none")))
 @pytest.mark.slow
 def test_a_sweep_from_a_plain_script_returns_its_runs(tmp_path):
     support.write_text(tmp_path)
-    (tmp_path / "script.py").write_text(SWEEP.replace("{TINY!r}", repr(TINY)))
+    code = SWEEP.replace("{TINY!r}", repr(TINY))
+    (tmp_path / "script.py").write_text(code)
 
     python = [sys.executable, "script.py"]
     done = subprocess.run(python, cwd=tmp_path, capture_output=True, text=True)
@@ -291,7 +316,8 @@ def test_a_sweep_from_a_plain_script_returns_its_runs(tmp_path):
     assert "rope,done" in done.stdout
     assert "mine,done" in done.stdout
     assert done.stdout.splitlines()[-1] == "3"
-    assert len([*tmp_path.glob("outputs/text/[!.]*-s0-*")]) == 3
+    runs = list(tmp_path.glob("outputs/text/[!.]*-s0-*"))
+    assert len(runs) == 3
     assert (tmp_path / "again/index.html").is_file()
 
 
@@ -314,12 +340,15 @@ def test_the_example_runs_from_training_to_figure(tmp_path, monkeypatch):
     client.execute()
 
     log = ""
-    data = []
+    texts = ""
+    kinds = set()
     for cell in notebook.cells:
         for output in cell.get("outputs", []):
+            data = output.get("data", {})
             log += output.get("text", "")
-            data.append(output.get("data", {}))
+            texts += data.get("text/plain", "")
+            kinds.update(data)
     assert log.count("step 40/40") == 2
     assert log.count("<run ") == 3
-    assert any("learned" in each.get("text/plain", "") for each in data)
-    assert any("image/png" in each for each in data)
+    assert "learned" in texts
+    assert "image/png" in kinds

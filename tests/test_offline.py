@@ -18,11 +18,7 @@ def test_nothing_leaves_this_machine(host):
 @pytest.mark.parametrize("options", [[], ["-P"]])
 def test_nothing_leaves_it_from_a_process_of_a_test(options):
     code = f"import socket; socket.create_connection(('{ELSEWHERE}', 443), timeout=1)"
-    done = subprocess.run(
-        [sys.executable, *options, "-c", code],
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+    python = [sys.executable, *options, "-c", code]
+    done = subprocess.run(python, capture_output=True, text=True, timeout=60)
     assert done.returncode == 1
     assert "tests use no network" in done.stderr

@@ -149,7 +149,8 @@ def compare(name: str, options: dict[str, Any], setting: Setting, causal: bool) 
         bias = expected["bias"].expand(actual["bias"].shape)
         expected["bias"] = comparable(bias, causal)
     for key, value in expected.items():
-        close(actual[key], value, f"{name}: {key}", largest(value), **tolerance)
+        what = f"{name}: {key}"
+        close(actual[key], value, what, largest(value), **tolerance)
 
     ours = gradients_of(actual, our_inputs | parameters)
     theirs = gradients_of(expected, their_inputs | their_parameters)
@@ -200,8 +201,9 @@ def gradients_of(
     for seed, output in enumerate(outputs.values()):
         upstream = schemes.random(*output.shape, seed=seed)
         total = total + (output * upstream).sum()
+    of = list(leaves.values())
     gradients = torch.autograd.grad(
-        total, list(leaves.values()), allow_unused=True, materialize_grads=True
+        total, of, allow_unused=True, materialize_grads=True
     )
     return dict(zip(leaves, gradients, strict=True))
 
@@ -252,7 +254,8 @@ def comparable(bias: Tensor, causal: bool) -> Tensor:
     bias = bias - bias[..., :1]
     if not causal:
         return bias
-    hidden = torch.ones(bias.shape[-2:], dtype=torch.bool).triu(1)
+    pairs = torch.ones(bias.shape[-2:], dtype=torch.bool)
+    hidden = pairs.triu(1)
     return bias.masked_fill(hidden, 0)
 
 

@@ -2,7 +2,6 @@
 
 import os
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ from posbench import encodings
 from posbench.config.schema import load_saved
 from posbench.encodings.base import Layer, Shape
 from posbench.run.rows import EvaluationRow, evaluation_rows
+from posbench.training import train as training
 
 OWN = """import torch
 import posbench
@@ -48,7 +48,7 @@ class Plain(torch.nn.Module):
 
 
 @pytest.fixture(autouse=True)
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def here(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(encodings, "_registered", {})
@@ -69,7 +69,7 @@ def rows() -> list[EvaluationRow]:
 def test_a_class_that_fails_at_a_longer_length_is_refused_with_the_cure(capsys):
     assert train("encoding=mine.py:Table", "encoding.rows=32", "ratio=1,2,4") == 2
 
-    error = capsys.readouterr().err.splitlines()[-1]
+    *_, error = capsys.readouterr().err.splitlines()
     assert "at 64 tokens: 'table', embed: mine.py, line 14: IndexError" in error
     assert "with self.max_length = 32 in __init__" in error
     assert not os.path.lexists("outputs")
@@ -78,7 +78,7 @@ def test_a_class_that_fails_at_a_longer_length_is_refused_with_the_cure(capsys):
 def test_a_class_that_fails_at_the_training_length_is_refused_without_a_cure(capsys):
     assert train("encoding=mine.py:Table", "encoding.rows=8") == 2
 
-    error = capsys.readouterr().err.splitlines()[-1]
+    *_, error = capsys.readouterr().err.splitlines()
     assert "error: 'table', embed: mine.py, line 14: IndexError" in error
     assert "max_length" not in error
 
@@ -88,7 +88,11 @@ def test_a_class_that_says_where_it_ends_is_undefined_beyond():
 
     assert train(*words, "protocol=fixed_target") == 0
 
-    assert {row.length: row.status for row in rows()} == {16: "ok", 32: "undefined"}
+    short, long = rows()
+    assert short.length == 16
+    assert short.status == "ok"
+    assert long.length == 32
+    assert long.status == "undefined"
 
 
 class Ending(api.Encoding):
@@ -98,7 +102,8 @@ class Ending(api.Encoding):
 
     def __init__(self, shape: Shape) -> None:
         super().__init__(shape)
-        self.unused = torch.nn.Parameter(torch.zeros(1))
+        zero = torch.zeros(1)
+        self.unused = torch.nn.Parameter(zero)
 
     def distance_bias(self, distance: torch.Tensor, layer: Layer) -> torch.Tensor:
         if type(self).fails and distance.shape[-1] > 32:
@@ -108,10 +113,9 @@ class Ending(api.Encoding):
 
 
 @pytest.fixture
-def ending(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def ending(monkeypatch):
     monkeypatch.setattr(Ending, "fails", False)
     api.register(Ending)
-    return
 
 
 def test_a_failed_length_costs_no_other_row(ending, monkeypatch, capsys):
@@ -134,45 +138,35 @@ def test_a_failed_length_costs_no_other_row(ending, monkeypatch, capsys):
 
 
 def test_a_run_is_done_though_a_length_failed(ending, monkeypatch):
-    from posbench.training import train as training
+    begin = training.record_begin
 
-    def begun(*_: Any) -> None:
+    def begin_and_fail(*given: Any, **named: Any) -> None:
+        begin(*given, **named)
         monkeypatch.setattr(Ending, "fails", True)
 
-    monkeypatch.setattr(training, "begin", begun_after(training.begin, begun))
+    monkeypatch.setattr(training, "record_begin", begin_and_fail)
 
     assert train("encoding=ending", "ratio=1,4") == 1
 
     (folder,) = Path("outputs/text").glob("[!.]*")
     assert api.load(folder).status == "done"
     assert train("encoding=ending", "ratio=1,2,4") == 0
-    assert {row.length: row.status for row in rows()} == {
-        16: "ok",
-        32: "ok",
-        64: "failed",
-    }
+    statuses = {row.length: row.status for row in rows()}
+    assert statuses == {16: "ok", 32: "ok", 64: "failed"}
 
 
-def begun_after(begin: Any, then: Any) -> Any:
-    def both(*given: Any, **named: Any) -> None:
-        begin(*given, **named)
-        then()
+NO_ENCODINGS = [
+    (
+        "Narrow",
+        "'narrow', embed: mine.py, line 23: expected embed(self, x, positions,"
+        " ids), not embed(self, x)",
+    ),
+    ("Plain", "Plain is no encoding: derive it from posbench.Encoding"),
+    ("Other", "expected FILE.py:CLASS, one of Table, Slope, Narrow"),
+]
 
-    return both
 
-
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        (
-            "Narrow",
-            "'narrow', embed: mine.py, line 23: expected embed(self, x, positions,"
-            " ids), not embed(self, x)",
-        ),
-        ("Plain", "Plain is no encoding: derive it from posbench.Encoding"),
-        ("Other", "expected FILE.py:CLASS, one of Table, Slope, Narrow"),
-    ],
-)
+@pytest.mark.parametrize(("name", "message"), NO_ENCODINGS)
 def test_a_class_that_cannot_be_an_encoding_is_refused(capsys, name, message):
     assert train(f"encoding=mine.py:{name}") == 2
 
@@ -185,9 +179,8 @@ def test_a_file_without_an_encoding_says_what_to_derive_from(capsys):
 
     assert train("encoding=empty.py:Any") == 2
 
-    assert "no class in the file derives from posbench.Encoding" in (
-        capsys.readouterr().err
-    )
+    message = "no class in the file derives from posbench.Encoding"
+    assert message in capsys.readouterr().err
 
 
 def test_a_class_in_a_file_is_described(capsys):
@@ -208,12 +201,11 @@ AROUND = [
 
 @pytest.mark.parametrize(("name", "option"), AROUND)
 def test_an_encoding_is_around_a_class_in_a_file(name, option):
-    words = [f"encoding={name}", option, "ratio=1"]
-
-    assert train(*words) == 0
+    assert train(f"encoding={name}", option, "ratio=1") == 0
 
     (folder,) = Path("outputs/text").glob("[!.]*")
-    encoding = load_saved(folder / "config.yaml").encoding
+    config = load_saved(folder / "config.yaml")
+    encoding = config.encoding
     assert encoding.name == name
     assert encoding.file == "mine.py:Slope"
     assert "slope" in str(encoding.options)
@@ -224,11 +216,13 @@ def test_an_encoding_is_around_a_class_in_a_file(name, option):
 def test_a_changed_file_inside_another_encoding_is_another_run():
     words = ["encoding=randomized", "encoding.inner=mine.py:Slope", "ratio=1"]
     assert train(*words) == 0
-    Path("mine.py").write_text(OWN.replace("-0.5", "-0.7"), encoding="utf-8")
+    steeper = OWN.replace("-0.5", "-0.7")
+    Path("mine.py").write_text(steeper, encoding="utf-8")
 
     assert train(*words) == 0
 
-    assert len([*Path("outputs/text").glob("[!.]*")]) == 2
+    runs = list(Path("outputs/text").glob("[!.]*"))
+    assert len(runs) == 2
 
 
 def test_a_file_that_nobody_approved_here_is_not_executed(capsys):

@@ -35,26 +35,31 @@ for name, module in sys.modules.items():
 def wheel(tmp_path_factory):
     folder = tmp_path_factory.mktemp("wheel")
     build = [sys.executable, "-m", "build", "--wheel", "--no-isolation"]
-    done = subprocess.run([*build, "--outdir", folder, ROOT], capture_output=True)
+    command = [*build, "--outdir", folder, ROOT]
+    done = subprocess.run(command, capture_output=True)
     assert done.returncode == 0, done.stderr
-    return zipfile.ZipFile(next(folder.glob("*.whl")))
+    (path,) = folder.glob("*.whl")
+    return zipfile.ZipFile(path)
+
+
+CARRIED = [("configs", "posbench/_configs"), ("posbench", "posbench")]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("folder", "inside"), [("configs", "posbench/_configs"), ("posbench", "posbench")]
-)
+@pytest.mark.parametrize(("folder", "inside"), CARRIED)
 def test_the_wheel_carries_every_configuration_and_module(wheel, folder, inside):
     names = set(wheel.namelist())
-    for path in (ROOT / folder).rglob("*"):
+    source = ROOT / folder
+    for path in source.rglob("*"):
         if path.is_file() and "__pycache__" not in path.parts:
-            name = path.relative_to(ROOT / folder).as_posix()
+            name = path.relative_to(source).as_posix()
             assert f"{inside}/{name}" in names
 
 
 @pytest.mark.slow
 def test_the_wheel_carries_no_tests(wheel):
-    assert not [name for name in wheel.namelist() if name.startswith("tests/")]
+    for name in wheel.namelist():
+        assert not name.startswith("tests/")
 
 
 @pytest.mark.slow
@@ -71,7 +76,8 @@ def test_the_wheel_is_enough_for_the_commands(wheel, tmp_path, monkeypatch):
     path = os.pathsep.join([str(site), os.environ["PYTHONPATH"]])
     monkeypatch.setenv("PYTHONPATH", path)
 
-    code = COMMANDS.replace("CHECKOUT", repr(str(ROOT / "posbench")))
+    checkout = str(ROOT / "posbench")
+    code = COMMANDS.replace("CHECKOUT", repr(checkout))
     python = [sys.executable, "-P", "-c", code]
     done = subprocess.run(python, capture_output=True, text=True, timeout=200)
 
@@ -84,7 +90,8 @@ def test_links_of_the_packages_page_lead_into_the_repository():
     page = "[![drawn](docs/a.png)](docs/b.md) [c](https://example.org) [d](#e)"
     home = "https://github.com/somebody/posbench"
 
-    absolute = support.script("metadata").absolute(page, home, "v1.2.3")
+    metadata = support.script("metadata")
+    absolute = metadata.absolute(page, home, "v1.2.3")
 
     drawn = f"[![drawn]({home}/raw/v1.2.3/docs/a.png)]({home}/blob/v1.2.3/docs/b.md)"
     assert absolute == f"{drawn} [c](https://example.org) [d](#e)"

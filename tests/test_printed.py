@@ -77,7 +77,8 @@ RISING = [row(16, 4.0), row(32, 4.5), row(64, 5.0)]
 def test_a_line_has_the_context_and_its_loss(draw):
     out = draw(RISING, 120)
 
-    first_words = [line.split()[:3] for line in lines_of_curve(out)]
+    lines = lines_of_curve(out)
+    first_words = [line.split()[:3] for line in lines]
     assert first_words == [
         ["16", "(1x)", "4.000"],
         ["32", "(2x)", "4.500"],
@@ -88,7 +89,8 @@ def test_a_line_has_the_context_and_its_loss(draw):
 def test_bars_rise_with_the_loss(draw):
     out = draw(RISING)
 
-    sizes = [line.count("▇") for line in lines_of_curve(out)]
+    lines = lines_of_curve(out)
+    sizes = [line.count("▇") for line in lines]
     assert sizes == [1, 9, 17]
 
 
@@ -126,14 +128,18 @@ def test_a_curve_is_of_one_checkpoint(draw):
 
 
 def test_rows_in_two_precisions_are_named(draw):
-    out = draw([row(16, 4.1), row(64, 4.4, dtype="bf16")])
+    in_fp32 = row(16, 4.1)
+    in_bf16 = row(64, 4.4, dtype="bf16")
+
+    out = draw([in_fp32, in_bf16])
 
     assert "Rows in fp32 and bf16: only those in one precision are comparable." in out
 
 
-@pytest.mark.parametrize(
-    ("lengths", "targets"), [((16, 32), "later"), ((16, 64), "earlier")]
-)
+ASKED_FOR = [((16, 32), "later"), ((16, 64), "earlier")]
+
+
+@pytest.mark.parametrize(("lengths", "targets"), ASKED_FOR)
 def test_the_curve_is_on_the_targets_of_the_lengths_asked_for(
     draw, tmp_path, lengths, targets
 ):
@@ -230,7 +236,8 @@ def test_a_run_that_does_not_beat_its_reader_says_so(draw, nll, remark):
     }
     reader = {"ngram_nll": 4.0, "ngram_order": 3, "n_documents": 8}
 
-    out = draw([row(16, nll, units=units, **reader)])
+    measured = row(16, nll, units=units, **reader)
+    out = draw([measured])
 
     in_one_line = " ".join(out.split())
     assert remark in in_one_line

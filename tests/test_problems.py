@@ -25,7 +25,7 @@ from posbench.config.shipped import configs_dir
 from posbench.data.batches import fixed_problems
 from posbench.data.tokens import data_of
 from posbench.evaluation.evaluate import evaluate
-from posbench.evaluation.models import Variant, Varied
+from posbench.evaluation.models import Variant, VariedSubject
 from posbench.evaluation.problems import TaskEvaluation
 from posbench.model.loss import IGNORED
 from posbench.results.frame import GATE
@@ -71,8 +71,8 @@ class Knows:
     def nll(self, n: int) -> list[float]:
         return [self.right] * n
 
-    def varied(self, variant: Variant, length: int) -> Varied:
-        return Varied(self, None)
+    def in_variant(self, variant: Variant, length: int) -> VariedSubject:
+        return VariedSubject(self, None)
 
     def shifted(self, offset: int) -> "Knows":
         return self
@@ -186,7 +186,7 @@ def known() -> list[EvaluationRow]:
 @pytest.fixture(scope="module")
 def curve(known) -> list[EvaluationRow]:
     """Return the rows of unchanged problems from position 0."""
-    plain = [row for row in known if row.kind == "plain"]
+    plain = [row for row in known if row.variant == "plain"]
     unmoved = [row for row in plain if not row.offset]
     return [row for row in unmoved if row.task == "passkey"]
 
@@ -207,7 +207,7 @@ def test_a_task_is_asked_at_its_lengths_and_multiples_of_the_longest(curve):
 
 
 def test_a_task_is_asked_windowed_beyond_the_training_length(known, curve):
-    windowed = {row.length for row in known if row.kind == "windowed"}
+    windowed = {row.length for row in known if row.variant == "windowed"}
     beyond = {row.length for row in curve if row.length > 42}
     assert windowed == beyond
 
@@ -252,7 +252,7 @@ def test_a_row_worked_by_hand():
     """Two problems of two symbols: three answer tokens each, of which one is wrong."""
     task = tasks.build("copy", {"shortest": 2, "longest": 2, "vocabulary": 5})
     words = ["evaluation.blocks=2", "evaluation.ratios=[1]", "offsets=[]"]
-    row = asked(OneWrong(), task, *words)[0]
+    row, *_ = asked(OneWrong(), task, *words)
     assert row.length == 6
     assert row.problem_length == 2
     assert row.offset == 0
@@ -298,7 +298,8 @@ def test_the_docs_have_the_trivial_readers_share_which_is_below_the_gate(name):
     cells = " | ".join(f"{100 * share:.0f}" for share in shares)
     page = pathlib.Path(__file__).parents[1] / "docs" / "data.md"
     row = rf"^\| {name} \| [^|]+ \| {re.escape(cells)} \|$"
-    assert re.search(row, page.read_text(encoding="utf-8"), re.MULTILINE)
+    text = page.read_text(encoding="utf-8")
+    assert re.search(row, text, re.MULTILINE)
 
 
 @pytest.fixture(scope="module")

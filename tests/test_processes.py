@@ -50,8 +50,11 @@ def config(tiny_config, tmp_path):
     write_words(tmp_path)
     data = {"path": str(tmp_path / "text.txt")}
     evaluation = {"batch_tokens": 128}
-    runtime = {"validate_every_steps": 6, "checkpoint_every_steps": 5}
-    runtime["cache"] = str(tmp_path / "cache")
+    runtime = {
+        "validate_every_steps": 6,
+        "checkpoint_every_steps": 5,
+        "cache": str(tmp_path / "cache"),
+    }
     return changed(tiny_config, data=data, evaluation=evaluation, runtime=runtime)
 
 
@@ -66,12 +69,18 @@ def together(size: int, folder: Path, work: Callable[[World], object]) -> None:
         with joined(Place(rank, size, rank, store)) as world:
             work(world)
 
-    others = [start_child(functools.partial(process, rank)) for rank in range(1, size)]
+    others = []
+    for rank in range(1, size):
+        other = start_child(functools.partial(process, rank))
+        others.append(other)
+    statuses = []
     try:
         process(0)
     finally:
-        codes = [os.waitpid(other, 0)[1] for other in others]
-    assert not any(codes)
+        for other in others:
+            _, status = os.waitpid(other, 0)
+            statuses.append(status)
+    assert set(statuses) <= {0}
 
 
 def train_together(config: Config, folder: Path, size: int) -> None:
@@ -90,13 +99,15 @@ def check_alike(folder: Path, other: Path) -> None:
     # later norms, not in losses.
     tolerances = {"train/loss": 1e-6, "val/loss": 1e-6, "train/grad_norm": 1e-5}
     for name, relative in tolerances.items():
-        expected = pytest.approx(logged(folder, name), rel=relative, abs=1e-6)
-        assert logged(other, name) == expected
+        ours = logged(folder, name)
+        theirs = logged(other, name)
+        assert theirs == pytest.approx(ours, rel=relative, abs=1e-6)
     assert len(logged(folder, "train/loss")) == STEPS
     assert logged(other, "val/accuracy") == logged(folder, "val/accuracy")
 
+    expected_rows = evaluation_rows(folder)
     rows = evaluation_rows(other)
-    for row, expected in zip(rows, evaluation_rows(folder), strict=True):
+    for row, expected in zip(rows, expected_rows, strict=True):
         assert row.status == "ok"
         assert row.nll == pytest.approx(expected.nll, abs=1e-6)
         assert row.targets_sha256 == expected.targets_sha256
@@ -108,12 +119,14 @@ def check_alike(folder: Path, other: Path) -> None:
 def test_two_processes_give_what_one_gives(config, tmp_path):
     updates = {"accumulation": 2, "tokens": 16 * 8 * STEPS * 2}
     config = changed(encoded(config, "randomized"), training=updates)
+    one = tmp_path / "one"
+    two = tmp_path / "two"
 
-    train(config, tmp_path / "one", [])
-    train_together(config, tmp_path / "two", 2)
+    train(config, one, [])
+    train_together(config, two, 2)
 
-    check_alike(tmp_path / "one", tmp_path / "two")
-    record = load_record(tmp_path / "two")
+    check_alike(one, two)
+    record = load_record(two)
     assert record["status"] == "done"
     assert record["attempt"]["processes"] == 2
     assert record["cpu_seconds"] > 0
@@ -125,11 +138,13 @@ def test_four_processes_give_what_one_gives_on_a_task(config, tmp_path):
     data = {"name": "problems", "source": "task", "path": None, "task": task}
     asked = {"protocols": ("problems",), "ratios": (1.0, 2.0), "blocks": 9}
     config = changed(config, data=data, evaluation=asked)
+    one = tmp_path / "one"
+    four = tmp_path / "four"
 
-    train(config, tmp_path / "one", [])
-    train_together(config, tmp_path / "four", 4)
+    train(config, one, [])
+    train_together(config, four, 4)
 
-    check_alike(tmp_path / "one", tmp_path / "four")
+    check_alike(one, four)
 
 
 def numbers_of(folder: Path) -> list[dict[str, Any]]:
@@ -180,9 +195,10 @@ def send_signal_at(step: int, rank: int, patch: pytest.MonkeyPatch) -> None:
     """Send SIGTERM to one process at an update."""
 
     def update(trainer: Trainer, batch: Any, number: int, rate: float) -> Any:
+        world = trainer.world
         # it reads the rows that it computes
-        assert len(batch.ids) * trainer.world.size == trainer.training.batch_size
-        if number == step and trainer.world.rank == rank:
+        assert len(batch.ids) * world.size == trainer.training.batch_size
+        if number == step and world.rank == rank:
             os.kill(os.getpid(), signal.SIGTERM)
         return begin_update(trainer, batch, number, rate)
 
@@ -212,10 +228,11 @@ def test_a_signal_to_one_stops_all_after_the_same_update_and_the_run_goes_on_to_
     assert stopped.value.exit_code == 143
     assert record["status"] == "stopped"
     assert record["reason"] == "signal"
-    assert checkpoint.trained(cut).step == STEPS
-    weights = checkpoint.trained(cut).weights()
-    expected = checkpoint.trained(whole).weights()
-    torch.testing.assert_close(weights, expected, rtol=0, atol=0)
+    saved = checkpoint.trained(cut)
+    expected = checkpoint.trained(whole)
+    assert saved.step == STEPS
+    weights = saved.weights()
+    torch.testing.assert_close(weights, expected.weights(), rtol=0, atol=0)
 
 
 def be_killed(*given: Any) -> None:
@@ -234,28 +251,32 @@ def fail(*given: Any) -> None:
     time.sleep(200)
 
 
+FAILURES = [
+    (be_killed, "rank 1 of 2 was killed by SIGKILL", 137),
+    (fail, "rank 1 of 2 failed: no room", 1),
+]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("work", "text", "code"),
-    [
-        (be_killed, "rank 1 of 2 was killed by SIGKILL", 137),
-        (fail, "rank 1 of 2 failed: no room", 1),
-    ],
-)
+@pytest.mark.parametrize(("work", "text", "code"), FAILURES)
 def test_a_rank_that_fails_ends_the_others_and_is_named_in_one_line_with_its_exit_code(
     config, tmp_path, monkeypatch, capfd, work, text, code
 ):
     monkeypatch.setattr(launch.training, "train", work)
     # a busy machine ends processes slowly
     monkeypatch.setattr(launch, "_GRACE_SECONDS", 2.0)
-    plan = Plan(changed(config, runtime={"processes": 2}), tmp_path / "run", ())
+    in_two = changed(config, runtime={"processes": 2})
+    plan = Plan(in_two, tmp_path / "run", ())
     began = time.monotonic()
 
-    assert exits.run(lambda: launch.run(plan)) == code
+    exit_code = exits.run(lambda: launch.run(plan))
 
-    assert time.monotonic() - began < 150
+    seconds = time.monotonic() - began
+    assert exit_code == code
+    assert seconds < 150
     assert not multiprocessing.active_children()
-    errors = re.findall(r"^error: .*", capfd.readouterr().err, flags=re.M)
+    printed = capfd.readouterr().err
+    errors = re.findall(r"^error: .*", printed, flags=re.M)
     assert errors == [f"error: {text}"]
     record = load_record(tmp_path / "run")
     assert record["status"] == "failed"
@@ -274,13 +295,30 @@ def test_an_empty_rank_is_none(monkeypatch):
     assert place(1) is None
 
 
+BY_SRUN = {
+    "SLURM_PROCID": "3",
+    "SLURM_STEP_NUM_TASKS": "4",
+    "SLURM_LOCALID": "1",
+    "SLURM_STEP_NUM_NODES": "1",
+    "SLURM_JOB_ID": "7",
+    "SLURM_STEP_ID": "0",
+}
+BY_TORCHRUN = {
+    "RANK": "2",
+    "WORLD_SIZE": "4",
+    "LOCAL_RANK": "0",
+    "MASTER_ADDR": "127.0.0.1",
+    "MASTER_PORT": "29500",
+}
+
+
+def set_variables(patch: pytest.MonkeyPatch, values: dict[str, str]) -> None:
+    for name, value in values.items():
+        patch.setenv(name, value)
+
+
 def test_srun_gives_a_process_its_place(monkeypatch):
-    monkeypatch.setenv("SLURM_PROCID", "3")
-    monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "4")
-    monkeypatch.setenv("SLURM_LOCALID", "1")
-    monkeypatch.setenv("SLURM_STEP_NUM_NODES", "1")
-    monkeypatch.setenv("SLURM_JOB_ID", "7")
-    monkeypatch.setenv("SLURM_STEP_ID", "0")
+    set_variables(monkeypatch, BY_SRUN)
 
     assert place(4) == (3, 4, 1, "tcp://127.0.0.1:20217")
     assert place(1) is None  # each task is a run of its own
@@ -288,11 +326,7 @@ def test_srun_gives_a_process_its_place(monkeypatch):
 
 @pytest.fixture
 def under_torchrun(monkeypatch):
-    monkeypatch.setenv("RANK", "2")
-    monkeypatch.setenv("WORLD_SIZE", "4")
-    monkeypatch.setenv("LOCAL_RANK", "0")
-    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
-    monkeypatch.setenv("MASTER_PORT", "29500")
+    set_variables(monkeypatch, BY_TORCHRUN)
 
 
 def test_torchrun_gives_a_process_its_place_also_under_slurm(
@@ -317,18 +351,19 @@ def test_two_processes_choose_no_extension(config, tmp_path):
 
 
 def test_as_many_processes_are_started_as_are_asked_for(under_torchrun, config):
-    plan = Plan(changed(config, runtime={"processes": 2}), Path("run"), ())
+    in_two = changed(config, runtime={"processes": 2})
+    plan = Plan(in_two, Path("run"), ())
     with pytest.raises(UserError, match=r"runtime.processes is 2, but 4 were started"):
         launch.train(plan)
 
 
-@pytest.mark.parametrize(
-    ("world", "asked"),
-    [
-        (World(), "cuda:1"),
-        (World(5, 8, local_rank=1), "cuda"),
-    ],
-)
+WITH_GPU_1 = [
+    (World(), "cuda:1"),
+    (World(5, 8, local_rank=1), "cuda"),
+]
+
+
+@pytest.mark.parametrize(("world", "asked"), WITH_GPU_1)
 def test_each_process_has_a_gpu_of_its_own(monkeypatch, world, asked):
     current = Mock()
     monkeypatch.setattr(torch.cuda, "set_device", current)
@@ -348,7 +383,9 @@ def test_one_process_on_the_current_gpu_leaves_it_current(monkeypatch):
 
 def test_several_processes_run_on_cpus_or_gpus():
     two = World(0, 2)
-    assert two.device(torch.device("cpu")).type == "cpu"
+    cpu = torch.device("cpu")
+    mps = torch.device("mps")
+    assert two.device(cpu) == cpu
     message = "device is mps: 2 processes run on cpu, or on cuda with a GPU each"
     with pytest.raises(UserError, match=message):
-        two.device(torch.device("mps"))
+        two.device(mps)

@@ -39,7 +39,8 @@ EXPECTED = {
 PAIRS = math.comb(47, 2)  # swaps of two tokens before the last of 48
 
 # Swaps of two tokens at distances in one bucket of t5.
-ALIKE_IN_T5 = sum(math.comb(size, 2) for size in (3, 2, 3, 3, 4, 4, 5, 6, 2))
+BUCKETS = (3, 2, 3, 3, 4, 4, 5, 6, 2)
+ALIKE_IN_T5 = sum(math.comb(size, 2) for size in BUCKETS)
 # Numbers that a page works out.
 FIGURES = [
     ("none", "order", 0),
@@ -62,7 +63,8 @@ FIGURES = [
 
 @functools.cache
 def measured(name: str) -> dict[str, Any]:
-    (row,) = properties.measure([name]).to_dict("records")
+    table = properties.measure([name])
+    (row,) = table.to_dict("records")
     return row
 
 

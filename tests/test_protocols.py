@@ -28,7 +28,7 @@ def windows_of(
     targets: int = 8,
     blocks: int = 40,
 ) -> dict[int, Windows]:
-    return protocols.plan(protocol, split, LENGTHS, targets, blocks, documents)
+    return protocols.place_windows(protocol, split, LENGTHS, targets, blocks, documents)
 
 
 def targets_at_64(split: TokenSplit, targets: int = 8) -> Targets:
@@ -75,7 +75,7 @@ def test_targets_below_the_training_length_have_half_of_the_window_before_them()
     split = split_of(500, 700)
     lengths = [1, 2, 5, 16, 24, 48, 64, 256]
 
-    windows = protocols.plan(
+    windows = protocols.place_windows(
         "fixed_target", split, lengths, 12, 20, "doc", train_length=64
     )
 

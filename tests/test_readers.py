@@ -115,9 +115,11 @@ WRONG = [
     ("a.csv", "text\nna\n".encode("utf-16-be"), "this looks like UTF-16"),
     ("a.txt.gz", packed(TEXT.encode(), "gzip")[:60], "a.txt.gz': Truncated compressed"),
     ("a.jsonl", lines(DOCS) + INT, "row 25: column 'text' holds int: expected text"),
+    ("a.jsonl", b'["x"]\n["y"]\n', "row 1: Extra data.*: expected an object a line"),
     ("a.jsonl", LIST, "row 1: found str: expected an object with columns"),
     ("a.jsonl", b'{"texts": "a", "n": 1}', "only texts, n: give data.column=texts$"),
     ("a.parquet", parquet([["a"]], ["body"]), "only body: give data.column=NAME"),
+    ("a.csv", b"x" * 300_000 + b"\n", "no column 'text', only x{200}: give"),
     ("a.jsonl", b'{"text": "a\\ud800b"}\n', "row 1: .*surrogates"),
     ("a.csv", b"text\nbye\nHello, world\n", "row 2: there are not as many cells"),
     ("a.csv", b"text,text\na,b\n", "row 1: there are 2 columns 'text'"),
@@ -165,15 +167,15 @@ def test_files_whose_names_give_no_splits_are_one_text(tmp_path, files, path, ex
     assert of_files(tmp_path / "data", files, path) == {"": expected}
 
 
-@pytest.mark.parametrize(
-    ("train", "validation", "test", "path"),
-    [
-        ("c4-train.00000-of-2.txt", "c4-val.00000-of-2.txt", "c4-eval.txt", "."),
-        ("x/my-training/a.txt", "x/my-dev/a.txt", "x/Testing/a.txt", "."),
-        ("train/test_1.txt", "valid/train_1.txt", "test/dev.txt", "."),
-        ("train/a.txt", "valid/a.txt", "test/a.txt", "*/a.txt"),
-    ],
-)
+PATHS_OF_SPLITS = [
+    ("c4-train.00000-of-2.txt", "c4-val.00000-of-2.txt", "c4-eval.txt", "."),
+    ("x/my-training/a.txt", "x/my-dev/a.txt", "x/Testing/a.txt", "."),
+    ("train/test_1.txt", "valid/train_1.txt", "test/dev.txt", "."),
+    ("train/a.txt", "valid/a.txt", "test/a.txt", "*/a.txt"),
+]
+
+
+@pytest.mark.parametrize(("train", "validation", "test", "path"), PATHS_OF_SPLITS)
 def test_the_first_word_of_a_path_that_names_a_split_counts(
     tmp_path, train, validation, test, path
 ):
@@ -182,21 +184,24 @@ def test_the_first_word_of_a_path_that_names_a_split_counts(
     assert splits == {"train": ["x"], "validation": ["y"], "test": ["z"]}
 
 
-@pytest.mark.parametrize(
-    ("names", "path", "line"),
-    [
-        (["train.txt", "valid.txt", "c.txt"], ".", "c.txt' names no split, but others"),
-        (["c.jsonl", "c.jsonl.gz"], ".", r"c.jsonl' and '.*c.jsonl.gz' are one text"),
-        (["dracula.txt"], "dracula.text", "no file matches .*: did you mean 'dracula"),
-    ],
-)
+NO_TEXT = [
+    (["train.txt", "valid.txt", "c.txt"], ".", "c.txt' names no split, but others"),
+    (["c.jsonl", "c.jsonl.gz"], ".", r"c.jsonl' and '.*c.jsonl.gz' are one text"),
+    (["dracula.txt"], "dracula.text", "no file matches .*: did you mean 'dracula"),
+]
+
+
+@pytest.mark.parametrize(("names", "path", "line"), NO_TEXT)
 def test_files_that_are_no_text_are_refused(tmp_path, names, path, line):
     files = dict.fromkeys(names, "a")
     with pytest.raises(UserError, match=line):
         of_files(tmp_path / "data", files, path)
 
 
-@pytest.mark.parametrize(("link", "target"), [("loop", "."), ("beside.txt", "a.txt")])
+LINKS = [("loop", "."), ("beside.txt", "a.txt")]
+
+
+@pytest.mark.parametrize(("link", "target"), LINKS)
 def test_a_file_that_links_lead_to_is_read_once(tmp_path, link, target):
     write(tmp_path, {"a.txt": "a", "b/c.txt": "c"})
     (tmp_path / link).symlink_to(target)

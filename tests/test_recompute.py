@@ -27,7 +27,8 @@ def test_it_places_targets_where_posbench_does_whatever_the_documents(protocol):
     possible = set()
     for _ in range(40):
         longest_document = draw.choice([30, 300, 3000])
-        sizes = draw.integers(1, longest_document, draw.integers(1, 40))
+        n_documents = draw.integers(1, 40)
+        sizes = draw.integers(1, longest_document, n_documents)
         starts = np.append(0, np.cumsum(sizes))
         ids = draw.integers(0, 50, starts[-1])
         settings = {
@@ -39,10 +40,11 @@ def test_it_places_targets_where_posbench_does_whatever_the_documents(protocol):
 
         split = TokenSplit(ids.astype(np.uint16), starts.astype(np.int64))
         reach = {"longest": longest, "train_length": TRAINED}
-        plan = protocols.plan(protocol, split, LENGTHS, **settings, **reach)
+        plan = protocols.place_windows(protocol, split, LENGTHS, **settings, **reach)
 
         text = recompute.Stream(ids, starts.tolist())
-        halvings = {longest >> times for times in range(longest.bit_length())}
+        n_halvings = longest.bit_length()
+        halvings = {longest >> times for times in range(n_halvings)}
         reaches = {length for length in halvings.union(LENGTHS) if length >= TRAINED}
         for length, windows in plan.items():
             placed = recompute.placement(protocol, text, reaches, settings)
@@ -66,16 +68,16 @@ SMALL = [
 ]
 
 
+RUNS = [
+    "encoding=rope encoding.base=300 evaluation.split=validation",
+    "encoding=alibi evaluation.documents=concat",
+    "encoding=alibi encoding.slopes=[0.1,0.7] evaluation.ratios=[1,1.5,4]"
+    " evaluation.protocols=[fixed_target,nonoverlap]",
+]
+
+
 @pytest.mark.sample(3)
-@pytest.mark.parametrize(
-    "words",
-    [
-        "encoding=rope encoding.base=300 evaluation.split=validation",
-        "encoding=alibi evaluation.documents=concat",
-        "encoding=alibi encoding.slopes=[0.1,0.7] evaluation.ratios=[1,1.5,4]"
-        " evaluation.protocols=[fixed_target,nonoverlap]",
-    ],
-)
+@pytest.mark.parametrize("words", RUNS)
 def test_it_agrees_with_a_run_and_sees_a_number_that_was_changed(
     words, tmp_path, monkeypatch
 ):

@@ -44,21 +44,27 @@ TWO = {"rope": Truth(3.6, 0.1), "alibi": Truth(3.7, 0.0)}
 @pytest.fixture(scope="module")
 def study(template, tmp_path_factory) -> Path:
     """Return six schemes with two seeds, and a run that failed."""
-    folder = write_study(tmp_path_factory.mktemp("outputs") / "fake", template, seeds=2)
+    outputs = tmp_path_factory.mktemp("outputs")
+    folder = write_study(outputs / "fake", template, seeds=2)
     failed = configured(template, "fire", 0)
     message = "loss <b>is</b> nan"
     write_run(folder, failed, None, "failed", reason="diverged", message=message)
     return folder
 
 
+def kept(folder: Path, name: str, rows: pd.DataFrame) -> Path:
+    """Write rows into one file."""
+    path = folder / f"{name}.parquet"
+    rows.to_parquet(path)
+    return path
+
+
 @pytest.fixture(scope="module")
 def six(tmp_path_factory) -> Path:
     """Return the last checkpoints of the study `six` in one file."""
-    path = tmp_path_factory.mktemp("kept") / "six.parquet"
     frame = rows_of_study("six")
     is_last = frame["checkpoint_step"] == frame["checkpoint_step"].max()
-    frame[is_last].to_parquet(path)
-    return path
+    return kept(tmp_path_factory.mktemp("kept"), "six", frame[is_last])
 
 
 @pytest.fixture
@@ -176,17 +182,21 @@ WIDTHS = [(40, False, False), (100, True, False), (200, True, True)]
 
 @pytest.mark.parametrize(("width", "has_interval", "has_longest"), WIDTHS)
 def test_columns_drop_until_the_table_fits(study, width, has_interval, has_longest):
-    table = tables.main_table(compare(read([study])))
+    compared = compare(read([study]))
+    table = tables.main_table(compared)
     console = Console(width=width, record=True, file=io.StringIO())
 
     table.print(console)
 
-    head, *lines = console.export_text().splitlines()
-    assert {"encoding", "loss"} <= {*head.split()}
-    assert any(line.startswith("none") for line in lines)
+    text = console.export_text()
+    head = text.splitlines()[0]
+    columns = head.split()
+    assert "encoding" in columns
+    assert "loss" in columns
+    assert "\nnone" in text
     assert ("adjusted" in head) == has_interval
     assert ("at 16x" in head) == has_longest
-    assert any("Left out" in line for line in lines) == (not has_longest)
+    assert ("Left out" in text) != has_longest
 
 
 def test_what_failed_is_counted_with_its_reason(text_of_study, page_of_study):
@@ -203,7 +213,8 @@ def test_a_length_that_an_encoding_lacks_is_undefined(text_of_study):
 @pytest.mark.usefixtures("undrawn")
 def test_few_seeds_and_unlearned_models_get_one_command(template, tmp_path):
     study = write_study(tmp_path / "fake", template, UNLEARNED, seeds=2)
-    sweeps.record([*study.glob("*-s*")], ["encoding=none,rope", "seed=0,1"], None)
+    runs = list(study.glob("*-s*"))
+    sweeps.record(runs, ["encoding=none,rope", "seed=0,1"], None)
 
     text = report_words(study)
 
@@ -229,7 +240,8 @@ def test_unlearned_models_are_named_beside_the_reader(template, tmp_path):
 
 @pytest.mark.usefixtures("undrawn")
 def test_runs_without_a_loss_are_a_report_that_says_so(template, tmp_path):
-    begin_run(tmp_path / "new", configured(template, "rope", 0), "stopped", tokens=None)
+    config = configured(template, "rope", 0)
+    begin_run(tmp_path / "new", config, "stopped", tokens=None)
 
     text = report_words(tmp_path / "new")
 
@@ -243,7 +255,8 @@ def test_runs_without_a_loss_are_a_report_that_says_so(template, tmp_path):
 @pytest.fixture
 def two_texts(template, tmp_path) -> Path:
     """Return a study of runs on two texts, one with an encoding of the user's own."""
-    study = write_study(tmp_path / "fake", template, {"rope": Truth(3.6, 0.1)}, seeds=2)
+    rope = {"rope": Truth(3.6, 0.1)}
+    study = write_study(tmp_path / "fake", template, rope, seeds=2)
     data: dict[str, Any] = {"name": "text", "split": "document", "tokens": {}}
     data["sha256"] = "d00d" + "0" * 60
     for seed in range(2):
@@ -292,7 +305,8 @@ def test_a_report_of_nothing_that_can_be_read_is_an_error(broken):
 
 def test_from_python_a_run_that_cannot_be_read_is_a_warning(broken):
     with pytest.warns(UserWarning, match="left out, unreadable"):
-        assert api.runs(broken).empty
+        runs = api.runs(broken)
+    assert runs.empty
 
 
 @pytest.fixture
@@ -303,13 +317,16 @@ def extended(template: Config, tmp_path) -> tuple[Path, list[dict[str, Any]]]:
     lines = (run / "rows.jsonl").read_text(encoding="utf-8").splitlines()
     other = {"targets_sha256": "b2", "nll": 9.0}
     rows = [json.loads(line) | other for line in lines]
-    longer = {"length": 32 * rows[0]["length"], "length_ratio": 32.0}
-    return run, [*rows, rows[0] | longer]
+    longer = dict(rows[0])
+    longer["length"] *= 32
+    longer["length_ratio"] = 32.0
+    return run, [*rows, longer]
 
 
 def append(run: Path, rows: list[dict[str, Any]]) -> None:
     with (run / "rows.jsonl").open("a", encoding="utf-8") as file:
-        file.writelines(json.dumps(row) + "\n" for row in rows)
+        for row in rows:
+            file.write(json.dumps(row) + "\n")
 
 
 def test_a_run_that_is_evaluated_further_stays_in_its_study(extended):
@@ -318,17 +335,34 @@ def test_a_run_that_is_evaluated_further_stays_in_its_study(extended):
 
     append(run, rows)
 
-    pd.testing.assert_frame_equal(compare(read([run.parent])), before)
+    after = compare(read([run.parent]))
+    pd.testing.assert_frame_equal(after, before)
 
 
 def test_what_was_asked_for_last_is_printed(extended, capsys):
     run, rows = extended
     append(run, rows)
+    first = rows[0]["length"]
+    last = rows[-1]["length"]
 
-    one_run.print_results(run, lengths=[rows[0]["length"], rows[-1]["length"]])
+    one_run.print_results(run, lengths=[first, last])
 
     out = capsys.readouterr().out
     assert re.search(r"\(1x\) +9\.000.*\(32x\) +9\.000", out, re.DOTALL)
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_a_length_of_one_run_has_the_command_that_gives_it_to_the_others(extended):
+    run, rows = extended
+    append(run, rows)
+
+    text = report_words(run.parent)
+
+    runs = read([run.parent]).drop_duplicates("folder")
+    n_done = (runs["run_status"] == "done").sum()
+    command = f"'posbench evaluate {run.parent} ratio=1,2,4,8,16,32'"
+    line = f"At 32x are rows of 1 of {n_done} runs: {command} computes the others"
+    assert line in text
 
 
 @pytest.mark.usefixtures("undrawn")
@@ -363,7 +397,8 @@ def test_the_page_has_a_figure_per_panel(page_of_six):
 
 
 def test_the_losses_by_length_are_the_first_folded_table(page_of_six):
-    first = page_of_six.partition("<details>")[2].partition("</details>")[0]
+    _, _, rest = page_of_six.partition("<details>")
+    first, _, _ = rest.partition("</details>")
 
     assert first.startswith("<summary>Loss by length</summary>")
     assert re.search("<td>rope<td>.*<td>2.879<td>3.719<td>4.146<td>4.714", first)
@@ -388,22 +423,25 @@ def test_files_are_the_same_each_time(study, tmp_path):
     assert names == FILES
     for name in names:
         first = (tmp_path / "a" / name).read_bytes()
-        assert first == (tmp_path / "b" / name).read_bytes(), name
+        second = (tmp_path / "b" / name).read_bytes()
+        assert first == second, name
 
 
 def test_rows_csv_has_every_row(study, text_of_study):
     with (study / "report" / "rows.csv").open(encoding="utf-8") as file:
         labels = [row["label"] for row in csv.DictReader(file)]
 
-    assert labels == [*read([study])["label"]]
+    expected = read([study])["label"]
+    assert labels == list(expected)
 
 
 def test_table_csv_has_the_digits_of_the_table(study, text_of_study):
     table = pd.read_csv(study / "report" / "table.csv")
 
     expected = compare(read([study]))
-    assert [*table["label"]] == [*expected["label"]]
-    assert [*table["nll"]] == pytest.approx([*expected["nll"]], rel=1e-5, nan_ok=True)
+    losses = list(expected["nll"])
+    assert list(table["label"]) == list(expected["label"])
+    assert list(table["nll"]) == pytest.approx(losses, rel=1e-5, nan_ok=True)
 
 
 def test_latex_has_the_main_table_and_the_losses_by_length(study, text_of_study):
@@ -425,9 +463,12 @@ LATEX = [
 
 @pytest.mark.parametrize(("text", "expected"), LATEX)
 def test_latex_writes_signs_as_latex_does(text, expected):
-    table = Table("", pd.DataFrame({"label": [text]}), [tables.ENCODING])
+    frame = pd.DataFrame({"label": [text]})
+    table = Table("", frame, [tables.ENCODING])
 
-    assert f"\n{expected} \\\\\n" in table.latex("x")
+    latex = table.latex("x")
+
+    assert f"\n{expected} \\\\\n" in latex
 
 
 NUMBERS = [
@@ -441,7 +482,8 @@ NUMBERS = [
 
 @pytest.mark.parametrize(("value", "form", "expected"), NUMBERS)
 def test_a_number_that_is_rounded_to_zero_has_no_sign(value, form, expected):
-    table = Table("", pd.DataFrame({"x": [value]}), [Column("x", "x", form)])
+    frame = pd.DataFrame({"x": [value]})
+    table = Table("", frame, [Column("x", "x", form)])
 
     assert table.cells == [(expected,)]
 
@@ -450,13 +492,16 @@ def test_a_number_that_is_rounded_to_zero_has_no_sign(value, form, expected):
 
 
 def test_what_was_measured_on_the_way_is_a_table(template, tmp_path):
-    truth = Truth(3.5, 0.1, ngram=3.8, earlier=(Truth(4.2, 0.0, ngram=3.8),))
+    on_the_way = Truth(4.2, 0.0, ngram=3.8)
+    truth = Truth(3.5, 0.1, ngram=3.8, earlier=(on_the_way,))
     study = write_study(tmp_path / "fake", template, {"rope": truth})
 
     (table,) = tables.training_tables(read([study]))
 
-    assert [row[1] for row in table.cells] == ["1M", "2M"]
-    assert [row[4] for row in table.cells] == ["no", "yes"]
+    tokens = [row[1] for row in table.cells]
+    learned = [row[4] for row in table.cells]
+    assert tokens == ["1M", "2M"]
+    assert learned == ["no", "yes"]
 
 
 def card_cells(frame: pd.DataFrame) -> dict[str, dict[str, str]]:
@@ -493,12 +538,15 @@ def test_the_card_has_the_mean_of_retrieval_over_seeds():
 
 
 def test_the_card_names_models_that_transformers_has():
-    auto = pytest.importorskip("transformers").models.auto.configuration_auto
-    texts = [re.sub(r"rope_type \w+:?", "", text) for text in card.MODELS.values()]
-    named = {word.strip() for text in texts for word in text.split(", ")}
+    transformers = pytest.importorskip("transformers")
+    known = set(transformers.models.auto.configuration_auto.CONFIG_MAPPING_NAMES)
+    named = set()
+    for text in card.MODELS.values():
+        without_types = re.sub(r"rope_type \w+:?", "", text)
+        named.update(word.strip() for word in without_types.split(", "))
 
-    assert card.MODELS.keys() <= {*encodings.names()}
-    assert named <= {*auto.CONFIG_MAPPING_NAMES, ""}
+    assert card.MODELS.keys() <= set(encodings.names())
+    assert named <= {*known, ""}
 
 
 # -- tasks --
@@ -507,11 +555,10 @@ def test_the_card_names_models_that_transformers_has():
 @pytest.fixture
 def copy(tmp_path) -> Path:
     """Return the task `copy` of a kept study in one file."""
-    path = tmp_path / "copy.parquet"
     frame = rows_of_study("ledger")
-    is_copy = (frame["trained_task"] == "copy") & (frame["seed"] < 10)
-    frame[is_copy].to_parquet(path)
-    return path
+    frame = frame[frame["trained_task"] == "copy"]
+    frame = frame[frame["seed"] < 10]
+    return kept(tmp_path, "copy", frame)
 
 
 @pytest.mark.usefixtures("undrawn")
@@ -526,8 +573,9 @@ def test_a_report_on_a_task_says_which_schemes_learned_it(copy):
 @pytest.mark.usefixtures("undrawn")
 def test_a_task_with_few_seeds_asks_for_more(copy):
     frame = pd.read_parquet(copy)
-    seeds = sorted(frame["seed"].unique())
-    frame[frame["seed"].isin(seeds[:2])].to_parquet(copy)
+    first, second, *_ = sorted(frame["seed"].unique())
+    of_two = frame[frame["seed"].isin([first, second])]
+    of_two.to_parquet(copy)
 
     text = report_words(copy)
 

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from support import TINY, posbench, write_text
+from torch.testing import assert_close
 
 from posbench.errors import Undefined, UserError
 from posbench.rope.command import compare_ropes, ropes_of
@@ -92,21 +93,20 @@ def test_frequencies_at_every_length_are_those_of_the_librarys_functions(section
     for length in (2000, 512, 129, 64):
         f, factor = function(config, cpu, seq_len=length)
         ours, our_factor = rope.at(length)
-        torch.testing.assert_close(ours.float(), f, rtol=1e-6, atol=1e-9)
+        assert_close(ours.float(), f, rtol=1e-6, atol=1e-9)
         assert our_factor == pytest.approx(factor)
 
 
-@pytest.mark.parametrize(
-    ("section", "train_length", "longest"),
-    [
-        ({"rope_type": "dynamic", "factor": 2.0}, 512, 1024),
-        (YARN, 128, 512),
-        (LLAMA3, 128, 1024),
-        (LONGROPE, 128, 512),
-        ({**LONGROPE, "factor": 6.0}, 128, 768),
-    ],
-    ids=str,
-)
+LONGEST = [
+    ({"rope_type": "dynamic", "factor": 2.0}, 512, 1024),
+    (YARN, 128, 512),
+    (LLAMA3, 128, 1024),
+    (LONGROPE, 128, 512),
+    ({**LONGROPE, "factor": 6.0}, 128, 768),
+]
+
+
+@pytest.mark.parametrize(("section", "train_length", "longest"), LONGEST, ids=str)
 def test_the_longest_input_is_that_of_the_configuration_or_of_the_factor(
     section, train_length, longest
 ):
@@ -144,9 +144,12 @@ QUARTER = {**HALF, "rope_type": "proportional", "partial_rotary_factor": 0.25}
 # By model_type: the library's rotary module, and a configuration as authors spell it.
 PUBLISHED: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("Llama", {"rope_theta": 5e5, "rope_scaling": LLAMA3}),
+    "mistral": ("Mistral", {"rope_theta": 1e6, "sliding_window": 20}),
     "qwen2": ("Qwen2", {"rope_theta": 1e6, "rope_scaling": YARN}),
     "gpt_neox": ("GPTNeoX", {"rotary_pct": 0.25, "rotary_emb_base": 5000}),
+    "phi": ("Phi", {"rope_theta": 1e4}),
     "phi3": ("Phi3", {"rope_theta": 1e4, "rope_scaling": LONGROPE, **ORIGINAL}),
+    "glm": ("Glm", {"rope_theta": 1e4}),
     "glm4": ("Glm4", {"rope_parameters": HALF}),
     "stablelm": ("StableLm", {"partial_rotary_factor": 0.5}),
     "gemma2": ("Gemma2", KINDS),
@@ -157,6 +160,10 @@ PUBLISHED: dict[str, tuple[str, dict[str, Any]]] = {
             "rope_theta": 1e6,
             "rope_scaling": {"rope_type": "linear", "factor": 8.0},
         },
+    ),
+    "gemma3n_text": (
+        "Gemma3n",
+        {**KINDS, "rope_theta": 1e6, "rope_local_base_freq": 5e3},
     ),
     "gemma4_text": (
         "Gemma4Text",
@@ -247,13 +254,13 @@ def test_a_configuration_means_what_the_models_own_rotary_module_computes(kind):
             ones = torch.ones_like(f)
             ours = factor * torch.polar(ones, f)
             ours = ours.to(theirs.dtype)
-            torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
+            assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize(
-    ("kind", "base", "base_of_sliding"),
-    [("gemma3_text", 1e6, 1e4), ("olmo3", 5e5, 5e5)],
-)
+BASES = [("gemma3_text", 1e6, 1e4), ("olmo3", 5e5, 5e5)]
+
+
+@pytest.mark.parametrize(("kind", "base", "base_of_sliding"), BASES)
 def test_kinds_of_layers_have_their_own_bases_and_windows(kind, base, base_of_sliding):
     full, sliding = read(published(kind))
     assert full.layers == "full_attention"
@@ -262,6 +269,14 @@ def test_kinds_of_layers_have_their_own_bases_and_windows(kind, base, base_of_sl
     assert sliding.layers == "sliding_attention"
     assert sliding.base == base_of_sliding
     assert sliding.window == 20
+
+
+@pytest.mark.parametrize(
+    ("kind", "width"), [("glm", 8), ("phi", 8), ("gpt_neox", 4), ("stablelm", 8)]
+)
+def test_the_share_of_a_head_that_turns_is_the_classs_or_that_of_the_file(kind, width):
+    rope = one(published(kind))
+    assert rope.width == width
 
 
 # Models whose modules have names of their own, or that need more than their defaults.
@@ -276,7 +291,7 @@ def causal_kinds() -> list[str]:
 
 
 @pytest.mark.slow
-def test_every_causal_model_of_transformers_with_rope_is_read() -> None:
+def test_every_causal_model_of_transformers_with_rope_is_read():
     n_read = 0
     for kind in causal_kinds():
         config = configuration({"model_type": kind})
@@ -289,7 +304,7 @@ def test_every_causal_model_of_transformers_with_rope_is_read() -> None:
 
 
 @pytest.mark.slow
-def test_every_causal_model_of_transformers_without_rope_is_refused_by_name() -> None:
+def test_every_causal_model_of_transformers_without_rope_is_refused_by_name():
     for kind in causal_kinds():
         config = configuration({"model_type": kind})
         if not getattr(config, "rope_parameters", None):
@@ -317,14 +332,13 @@ def test_a_wrong_configuration_is_refused_in_one_line(settings, message):
     assert "\n" not in str(refusal.value)
 
 
-@pytest.mark.parametrize(
-    ("others", "line"),
-    [
-        ({"rope_scaling": {**YARN, "yarn_beta_fast": 8}}, "did you mean 'beta_fast'"),
-        ({"rope_pct": 0.5}, "rope_pct is not read by transformers' 'llama'"),
-    ],
-    ids=str,
-)
+NOT_READ = [
+    ({"rope_scaling": {**YARN, "yarn_beta_fast": 8}}, "did you mean 'beta_fast'"),
+    ({"rope_pct": 0.5}, "rope_pct is not read by transformers' 'llama'"),
+]
+
+
+@pytest.mark.parametrize(("others", "line"), NOT_READ, ids=str)
 def test_a_key_that_nothing_reads_is_named(others, line):
     settings = {**LLAMA, **others}
     findings = remarks(settings)
@@ -340,7 +354,7 @@ def test_nothing_is_said_of_a_published_configuration(kind):
     assert unread(settings, configuration(settings)) == []
 
 
-def test_the_first_pair_that_differs_is_named() -> None:
+def test_the_first_pair_that_differs_is_named():
     plain = one(LLAMA)
     yarn = one(scaled(YARN))
     f, _ = plain.at(512)
@@ -352,7 +366,7 @@ def test_the_first_pair_that_differs_is_named() -> None:
     assert torch.equal(f[:pair], g[:pair])
 
 
-def test_a_configuration_does_not_differ_from_itself() -> None:
+def test_a_configuration_does_not_differ_from_itself():
     rope = one(LLAMA)
     same = one(LLAMA)
     assert first_difference(rope, same, 512) is None
@@ -369,7 +383,7 @@ def test_an_encoding_of_posbench_and_a_file_that_say_the_same_turn_alike():
     assert our_factor == pytest.approx(their_factor)
 
 
-def test_kinds_of_layers_are_compared_each_with_its_own() -> None:
+def test_kinds_of_layers_are_compared_each_with_its_own():
     gemma = read(published("gemma3_text"))
     reversed_gemma = gemma[::-1]
     lines = compare_ropes(["a", "b"], [gemma, reversed_gemma])
@@ -378,7 +392,7 @@ def test_kinds_of_layers_are_compared_each_with_its_own() -> None:
     assert "turn alike" in sliding
 
 
-def test_each_kind_of_layer_is_compared_with_the_only_one_of_the_other() -> None:
+def test_each_kind_of_layer_is_compared_with_the_only_one_of_the_other():
     gemma = read(published("gemma3_text"))
     plain = read({**LLAMA, "max_position_embeddings": 4096})
     lines = compare_ropes(["a", "b"], [gemma, plain])
@@ -427,7 +441,7 @@ def test_the_page_says_how_many_smallest_bases_are_the_papers(smallest_bases):
     assert f"{len(equal)} of 6 reproduced" in line
 
 
-def test_a_larger_base_than_the_smallest_may_fail_again() -> None:
+def test_a_larger_base_than_the_smallest_may_fail_again():
     assert bound_of(1.05 * 4.3e3, 1024) < 1024
 
 
@@ -457,19 +471,19 @@ def test_an_encoding_is_described_with_its_options(capsys):
     assert "slowed 8 times" in shown
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        ("one.json lenght=8", "did you mean 'length='"),
-        ("one.json length=16k", "expected lengths in tokens"),
-        ("one.json length=8 length=9", "a key= once"),
-        ("one.json other.json yarn", "or two to compare"),
-        ("alibi", "no configuration of RoPE"),
-        ("xpos", "no configuration of RoPE"),
-        ("rop", "did you mean 'rope'"),
-        ("none.json", "cannot be read"),
-    ],
-)
+WRONG_WORDS = [
+    ("one.json lenght=8", "did you mean 'length='"),
+    ("one.json length=16k", "expected lengths in tokens"),
+    ("one.json length=8 length=9", "a key= once"),
+    ("one.json other.json yarn", "or two to compare"),
+    ("alibi", "no configuration of RoPE"),
+    ("xpos", "no configuration of RoPE"),
+    ("rop", "did you mean 'rope'"),
+    ("none.json", "cannot be read"),
+]
+
+
+@pytest.mark.parametrize(("words", "message"), WRONG_WORDS)
 def test_wrong_words_are_refused_in_one_line(words, message, files, capsys):
     code = posbench("rope", *words.split())
     assert code == 2

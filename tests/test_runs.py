@@ -49,7 +49,8 @@ def stands(folder: Path) -> tuple[Any, ...]:
 
 
 def has_weights(folder: Path) -> None:
-    checkpoint.save(folder, 1, {"w": torch.zeros(1)}, {}, {})
+    weights = {"w": torch.zeros(1)}
+    checkpoint.save(folder, 1, weights, {}, {})
 
 
 def test_run_json_says_from_the_start_how_a_run_stands_and_why_it_ended(
@@ -101,15 +102,18 @@ def test_a_finished_run_to_which_rows_are_added_stays_done(folder, tiny_config):
         run.begin_attempt(device="cpu")
         assert stands(folder) == ("done", ADDING, None)
         raise KeyboardInterrupt
-    assert stands(folder)[:2] == ("done", "signal")
+    status, reason, _ = stands(folder)
+    assert status == "done"
+    assert reason == "signal"
 
 
 def test_another_run_in_the_folder_is_refused(folder, tiny_config):
     with Run.open(folder, tiny_config, COMMAND):
         before = snapshot(folder)
     other = changed(tiny_config, seed=5)
+    opening = Run.open(folder, other, COMMAND)
     with pytest.raises(UserError, match=r"holds another run .*--restart"):
-        Run.open(folder, other, COMMAND).__enter__()
+        opening.__enter__()
     assert snapshot(folder) == before
 
 
@@ -128,8 +132,11 @@ def test_restart_moves_the_old_folder_aside(folder, tiny_config):
         with Run.open(folder, tiny_config, COMMAND, restart=True) as run:
             assert run.rows == []
             run.log({"step": number})
-    for name, number in {"run.old-1": 0, "run.old-2": 1, "run": 2}.items():
-        assert read_rows(folder.with_name(name)) == [{"step": number}]
+    oldest = read_rows(folder.with_name("run.old-1"))
+    older = read_rows(folder.with_name("run.old-2"))
+    assert oldest == [{"step": 0}]
+    assert older == [{"step": 1}]
+    assert read_rows(folder) == [{"step": 2}]
 
 
 def test_a_restart_needs_no_record_that_can_be_read(folder, tiny_config):
@@ -145,8 +152,9 @@ def test_a_second_process_is_refused_and_changes_nothing(folder, tmp_path, tiny_
 
     def second() -> None:
         for restart in (False, True):
+            opening = Run.open(folder, tiny_config, COMMAND, restart)
             with pytest.raises(InUse, match=in_use_line):
-                Run.open(folder, tiny_config, COMMAND, restart).__enter__()
+                opening.__enter__()
         assert in_use(folder)
 
     assert not in_use(folder)
@@ -177,7 +185,8 @@ def test_what_a_killed_process_leaves_is_taken_over_and_its_temporary_files_go(
     with Run.open(folder, tiny_config, COMMAND) as run:
         assert run.rows == [{"step": 1}]
         assert run.record["tokens"] == 1
-    assert [path.name for path in folder.glob(".tmp-*")] == [".tmp-notes"]
+    left = list(folder.glob(".tmp-*"))
+    assert left == [folder / ".tmp-notes"]
 
 
 FIRST = {"step": 1, "train/loss": 2.0}
@@ -187,8 +196,9 @@ SECOND = {"step": 2, "train/loss": 2.0}
 def test_half_a_line_never_spoils_the_next(folder, tiny_config):
     with Run.open(folder, tiny_config, COMMAND) as run:
         run.log(FIRST)
+    half_a_line = '{"step": 3, "x": "' + "y" * 70_000  # what a kill leaves
     with open(folder / "rows.jsonl", "a") as file:
-        file.write('{"step": 3, "x": "' + "y" * 70_000)  # what a kill leaves
+        file.write(half_a_line)
     assert read_rows(folder) == [FIRST]
     with Run.open(folder, tiny_config, COMMAND) as run:
         run.log(SECOND)
@@ -197,12 +207,16 @@ def test_half_a_line_never_spoils_the_next(folder, tiny_config):
 
 def test_rows_after_a_step_are_cut(folder, tiny_config):
     evaluated = row(16, 1.0, checkpoint_step=1).to_json()
+    evaluated_later = row(32, 1.0).to_json()
+    last = {"step": 10**12}
     with Run.open(folder, tiny_config, COMMAND) as run:
-        for logged in (FIRST, evaluated, SECOND, row(32, 1.0).to_json()):
-            run.log(logged)
+        run.log(FIRST)
+        run.log(evaluated)
+        run.log(SECOND)
+        run.log(evaluated_later)
         run.cut(1)
-        run.log({"step": 10**12})
-        assert run.rows == [FIRST, evaluated, {"step": 10**12}]
+        run.log(last)
+        assert run.rows == [FIRST, evaluated, last]
     assert read_rows(folder) == run.rows
 
 
@@ -224,42 +238,46 @@ def logged(folder: Path, config: Config, *rows: EvaluationRow) -> None:
 
 
 def test_the_last_row_of_a_key_wins(folder, tiny_config):
+    first = row(16, 1.0)
+    longer = row(32, 2.0)
     last = row(16, 3.0, units=UNITS)
     narrowed = row(16, 4.0, window=16)
-    logged(folder, tiny_config, row(16, 1.0), row(32, 2.0), last, narrowed)
-    assert evaluation_rows(folder) == [last, row(32, 2.0), narrowed]
+    logged(folder, tiny_config, first, longer, last, narrowed)
+    assert evaluation_rows(folder) == [last, longer, narrowed]
 
 
 def test_a_row_without_a_number_replaces_none(folder, tiny_config):
+    measured = row(32, 2.0)
     too_short = row(32, float("nan"), status="too_short", targets_sha256=None)
-    logged(folder, tiny_config, row(32, 2.0), too_short)
-    assert evaluation_rows(folder) == [row(32, 2.0)]
+    logged(folder, tiny_config, measured, too_short)
+    assert evaluation_rows(folder) == [measured]
+
+
+COLUMNS = """
+    protocol length length_ratio window extension extension_options task problem_length
+    offset split documents checkpoint_step tokens status reason dtype n_tokens n_bytes
+    n_blocks n_distinct n_documents mean_context nll perplexity bits_per_byte accuracy
+    chance trivial exact_match ci_low ci_high ci_over ngram_nll ngram_order
+    targets_sha256 seconds peak_memory_bytes units
+"""
 
 
 def test_a_row_has_the_columns_that_are_promised(folder, tiny_config):
-    logged(folder, tiny_config, row(16, 1.0), row(16, float("nan"), units=UNITS))
+    plain = row(16, 1.0)
+    with_units = row(16, float("nan"), units=UNITS)
+    logged(folder, tiny_config, plain, with_units)
     first, second = read_rows(folder)
-    assert (
-        " ".join(second)
-        == "protocol length length_ratio window extension extension_options task"
-        " problem_length offset split documents checkpoint_step tokens status reason"
-        " dtype n_tokens n_bytes n_blocks n_distinct n_documents mean_context nll"
-        " perplexity bits_per_byte accuracy chance trivial exact_match ci_low"
-        " ci_high ci_over ngram_nll ngram_order targets_sha256 seconds"
-        " peak_memory_bytes units"
-    )
+    assert list(second) == COLUMNS.split()
     assert "units" not in first
     assert second["units"] == UNITS
     assert second["nll"] is None
 
 
 def test_a_curve_has_the_targets_of_the_training_length_and_of_most_longer_ones():
-    lengths = {"ab": (16, 32, 64), "cd": (32, 64, 128, 256), "ef": (2, 4, 8, 16)}
-    rows = []
-    for targets, each in lengths.items():
-        for length in each:
-            rows.append(row(length, 1.0, targets_sha256=targets))
-    assert on_shared_targets(rows) == rows[:3]
+    of_ab = [row(n, 1.0, targets_sha256="ab") for n in (16, 32, 64)]
+    of_cd = [row(n, 1.0, targets_sha256="cd") for n in (32, 64, 128, 256)]
+    of_ef = [row(n, 1.0, targets_sha256="ef") for n in (2, 4, 8, 16)]
+    assert on_shared_targets([*of_ab, *of_cd, *of_ef]) == of_ab
 
 
 def test_another_version_of_an_own_encodings_file_is_told(tiny_config, monkeypatch):

@@ -14,12 +14,13 @@ from oracles import third_party
 from oracles._shared import flat
 from test_oracles import Setting, compare
 from torch import nn
+from torch.testing import assert_close
 
 from posbench import attention_output, encodings
 from posbench.encodings.base import Shape
 from posbench.errors import OptionError, Undefined
 from posbench.model.attention import make_layer
-from posbench.model.standalone import whole_block
+from posbench.model.standalone import prepared_block
 
 SHAPE = Shape(d_model=32, n_heads=4, n_layers=2, train_length=64)
 FP32 = {"atol": 1e-5, "rtol": 1e-5}  # sums of fp32 numbers of size 1 in another order
@@ -64,12 +65,14 @@ def test_the_random_direction_of_index_is_a_unit_vector_and_the_same_in_every_ru
     first = build("index", direction="random").code(one)
     second = build("index", direction="random").code(one)
     assert torch.equal(first, second)
-    assert first.norm().item() == pytest.approx(1, abs=1e-6)
+    size = first.norm().item()
+    assert size == pytest.approx(1, abs=1e-6)
 
 
 @pytest.mark.parametrize("start", [0, 1_000_000])
 def test_xpos_guards_the_span_of_positions_and_not_their_number(start):
-    encoding = build("xpos", Shape(16, 2, 1, 16))
+    shape = Shape(16, 2, 1, 16)
+    encoding = build("xpos", shape)
     q, k, v = torch.randn(3, 2, 2, 4, 8)
     fits = torch.tensor([[0, 1, 2, 3], [0, 1, 500, 1023]]) + start
     beyond = torch.tensor([[0, 1, 2, 3], [0, 1, 500, 1024]]) + start
@@ -85,6 +88,15 @@ def test_xpos_guards_the_span_of_positions_and_not_their_number(start):
 WIDE = Shape(768, 12, 4, train_length=4096)
 
 
+def test_fope_draws_its_weights_alike_in_every_run():
+    first = build("fope", WIDE).coefficients
+
+    torch.manual_seed(1)
+    again = build("fope", WIDE).coefficients
+
+    assert torch.equal(again, first)
+
+
 def test_fope_draws_weights_as_large_as_xaviers_around_one_frequency_a_pair():
     # at base 100 all 32 frequencies come round
     identity = build("fope", WIDE, base=100.0, gain=0.0).coefficients
@@ -92,8 +104,9 @@ def test_fope_draws_weights_as_large_as_xaviers_around_one_frequency_a_pair():
     drawn = started - identity
     empty = torch.empty(drawn.shape[-3:])
     xavier = nn.init.xavier_normal_(empty, gain=0.3)
+    deviation = drawn.std().item()
     expected = xavier.std().item()
-    assert drawn.std().item() == pytest.approx(expected, rel=0.05)
+    assert deviation == pytest.approx(expected, rel=0.05)
     assert identity.sum(-2).eq(1).all()
 
 
@@ -137,10 +150,12 @@ def test_cca_with_shared_keys_is_zayas():
     made_q, made_k = used.rotate(q, every_k, layer)
     made_v = used.map_values(every_v, layer)
 
-    their_q, their_k, their_v = expected
-    torch.testing.assert_close(made_q, their_q.transpose(1, 2), **FP32)
-    torch.testing.assert_close(made_k[:, ::2], their_k.transpose(1, 2), **FP32)
-    torch.testing.assert_close(made_v[:, ::2], their_v.transpose(1, 2), **FP32)
+    their_q, their_k, their_v = [each.transpose(1, 2) for each in expected]
+    shared_k = made_k[:, ::2]
+    shared_v = made_v[:, ::2]
+    assert_close(made_q, their_q, **FP32)
+    assert_close(shared_k, their_k, **FP32)
+    assert_close(shared_v, their_v, **FP32)
 
 
 def test_fire_starts_interpolating_at_a_quarter_of_the_training_length_as_its_authors_do():
@@ -169,7 +184,7 @@ def test_fires_bias_by_pieces_is_its_network_also_with_units_that_never_switch()
     positions = torch.arange(50)[None]
 
     layer = make_layer(encoding, positions, 1, x)
-    *_, layer = whole_block(encoding, q, k, v, layer)
+    *_, layer = prepared_block(encoding, q, k, v, layer)
     by_pieces = encoding.bias(q, k, layer)
 
     parameters = dict(encoding.named_parameters())
@@ -179,21 +194,22 @@ def test_fires_bias_by_pieces_is_its_network_also_with_units_that_never_switch()
         parameters, SHAPE, options, positions, layer=1, causal=True
     )
     by_network = reference["bias"]
-    torch.testing.assert_close(by_pieces, by_network, **FP32)
+    assert_close(by_pieces, by_network, **FP32)
     upstream = torch.randn_like(by_pieces)
     leaves = [encoding.c, encoding.multiplier, *network.parameters()]
     ours = torch.autograd.grad((by_pieces * upstream).sum(), leaves)
     theirs = torch.autograd.grad((by_network * upstream).sum(), leaves)
     for actual, expected in zip(ours, theirs, strict=True):
-        largest = max(1, expected.abs().max().item())
-        torch.testing.assert_close(actual, expected, atol=1e-5 * largest, rtol=1e-3)
+        size = expected.abs().max().item()
+        largest = max(1, size)
+        assert_close(actual, expected, atol=1e-5 * largest, rtol=1e-3)
+
+
+STARTS = [("path", {}), ("path_fox", {}), ("selective_rope", {"gate": True})]
 
 
 @pytest.mark.parametrize("kind", [nn.Linear, nn.Conv1d])
-@pytest.mark.parametrize(
-    ("name", "options"),
-    [("path", {}), ("path_fox", {}), ("selective_rope", {"gate": True})],
-)
+@pytest.mark.parametrize(("name", "options"), STARTS)
 def test_a_scheme_starts_as_in_its_authors_models_with_small_weights(
     name, options, kind
 ):
@@ -204,8 +220,10 @@ def test_a_scheme_starts_as_in_its_authors_models_with_small_weights(
     encoding = build(name, shape, **options)
     modules = [module for module in encoding.modules() if isinstance(module, kind)]
     weights = torch.cat([module.weight.detach().flatten() for module in modules])
-    assert float(weights.std()) == pytest.approx(0.02, rel=0.1)
-    assert float(weights.mean().abs()) < 0.003
+    deviation = float(weights.std())
+    mean = float(weights.mean())
+    assert deviation == pytest.approx(0.02, rel=0.1)
+    assert abs(mean) < 0.003
     biases = [module.bias for module in modules if module.bias is not None]
     for bias in biases:
         assert not bias.any()
@@ -228,5 +246,6 @@ def test_stick_breaking_stays_finite_where_logits_are_extreme():
     largest_value = v.abs().max()
     assert out.isfinite().all()
     assert out.abs().max() <= largest_value * (1 + 1e-5)
-    for gradient in torch.autograd.grad(out.sum(), (q, k)):
+    gradients = torch.autograd.grad(out.sum(), (q, k))
+    for gradient in gradients:
         assert gradient.isfinite().all()

@@ -3,6 +3,7 @@ computed than everything.
 """
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 import torch
 from support import encoded
 
+from posbench import machine
 from posbench.config.schema import Config
 from posbench.data.tokens import TokenSplit
 from posbench.evaluation import protocols
@@ -25,7 +27,8 @@ TOLERANCE = 2e-5
 
 
 def model_of(tiny_config: Config, name: str = "rope", **options: Any) -> GPT:
-    model = build(encoded(tiny_config, name, **options), V).eval()
+    config = encoded(tiny_config, name, **options)
+    model = build(config, V).eval()
     # some begin as zeros, which would hide what they do
     for parameter in model.encoding.parameters():
         torch.nn.init.normal_(parameter)
@@ -50,12 +53,13 @@ def test_every_target_is_scored_after_the_context_that_its_window_holds(
 ):
     model = model_of(tiny_config)
     split = text()
-    planned = protocols.plan(protocol, split, [24], 8, 16, "concat")
+    planned = protocols.place_windows(protocol, split, [24], 8, 16, "concat")
     windows = planned[24]
     targets = targets_of(windows)
     ids = torch.from_numpy(split.ids.astype(np.int64))
 
-    nll = score(subject_of(model), split, windows, 2048).ravel()
+    subject = subject_of(model)
+    nll = score(subject, split, windows, 2048).ravel()
 
     for i in [*range(0, 24, 5), *range(30, len(nll), 7)]:
         at = targets.indices[i]
@@ -64,6 +68,22 @@ def test_every_target_is_scored_after_the_context_that_its_window_holds(
             logits = model(context)[0, -1].double()
         expected = torch.logsumexp(logits, 0) - logits[ids[at]]
         assert nll[i] == pytest.approx(float(expected), abs=TOLERANCE)
+
+
+def test_a_row_is_copied_to_the_host_once(tiny_config, monkeypatch):
+    split = text()
+    windows = protocols.place_windows("fixed_target", split, [24], 8, 16, "concat")[24]
+    copied: list[int] = []
+    to_host = machine.to_host
+
+    def counted(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        copied.append(len(tensors))
+        return to_host(tensors)
+
+    monkeypatch.setattr(machine, "to_host", counted)
+    score(subject_of(model_of(tiny_config)), split, windows, 4 * 24)
+
+    assert copied == [len(windows.starts) // 4]  # batches
 
 
 def test_positions_are_drawn_by_seed_length_and_window(tiny_config, monkeypatch):

@@ -19,12 +19,13 @@ WORDS = ["data.path=text.txt", "targets=16", "blocks=16", "device=cpu", "threads
 @pytest.fixture(scope="module")
 def shown(tmp_path_factory) -> str:
     """What a search for a model of random weights prints."""
+    folder = tmp_path_factory.mktemp("search")
+    hf_models.save("llama", folder / "llama")
+    hf_models.write_text(folder / "text.txt")
+    asked = ["extension=search", "length=192", *WORDS]
     out = io.StringIO()
     with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(out):
-        patch.chdir(tmp_path_factory.mktemp("search"))
-        hf_models.save("llama", Path("llama"))
-        hf_models.write_text(Path("text.txt"))
-        asked = ["extension=search", "length=192", *WORDS]
+        patch.chdir(folder)
         assert posbench("evaluate", "./llama", *asked) == 0
     return out.getvalue()
 
@@ -47,7 +48,8 @@ def test_where_none_retrieves_candidates_are_ranked_by_loss(shown, ranking):
 
 @pytest.mark.slow
 def test_the_best_two_are_compared_on_validation_text(shown, ranking):
-    best, second = ranking[0][0], ranking[1][0]
+    best = ranking[0][0]
+    second = ranking[1][0]
     compared = f"{best} less {second} at 192 tokens of validation text: "
     assert re.search(rf"^{compared}[-+].* segments\.$", shown, re.MULTILINE)
 
@@ -60,20 +62,21 @@ def test_the_best_is_compared_with_the_plain_model_on_test_text(shown, ranking):
     assert ("None of these" in shown) is is_plain
 
 
-ACCURACY = {"none": 0.1, "pi": 0.5, "yarn": 0.4}
-LOSS = {"none": 1.0, "pi": 1.1, "yarn": 1.2}
+ROWS = [
+    {"extension": None, "protocol": "fixed_target", "nll": 1.0},
+    {"extension": "pi", "protocol": "fixed_target", "nll": 1.1},
+    {"extension": "yarn", "protocol": "fixed_target", "nll": 1.2},
+    {"extension": None, "protocol": "task", "task": "passkey", "accuracy": 0.1},
+    {"extension": "pi", "protocol": "task", "task": "passkey", "accuracy": 0.5},
+    {"extension": "yarn", "protocol": "task", "task": "passkey", "accuracy": 0.4},
+]
 
 
 def frame_of(problems: int) -> pd.DataFrame:
     """Return the rows of a model at 192 tokens, its probe on so many problems."""
-    rows = []
-    for name in LOSS:
-        row = {"extension": None if name == "none" else name, "variant": "plain"}
-        rows.append({**row, "protocol": "fixed_target", "nll": LOSS[name]})
-        rows.append({**row, "protocol": "task", "accuracy": ACCURACY[name]})
-    frame = pd.DataFrame(rows)
-    frame["task"] = frame["protocol"].map({"task": "passkey"})
+    frame = pd.DataFrame(ROWS)
     return frame.assign(
+        variant="plain",
         length=192,
         length_ratio=4.0,
         unit_nll=None,
@@ -85,36 +88,43 @@ def frame_of(problems: int) -> pd.DataFrame:
     )
 
 
-@pytest.mark.parametrize(
-    ("problems", "order"),
-    [(100, ["pi", "none", "yarn"]), (5, ["none", "pi", "yarn"])],
-)
+ORDERS = [(100, ["pi", "none", "yarn"]), (5, ["none", "pi", "yarn"])]
+
+
+@pytest.mark.parametrize(("problems", "order"), ORDERS)
 def test_the_worse_rank_counts_where_one_beats_chance_else_the_loss(problems, order):
     """The share of right answers of `pi` is beyond chance in 100 problems, not in 5."""
-    assert [*ranked(frame_of(problems), 192)["extension"]] == order
+    frame = frame_of(problems)
+    ranks = ranked(frame, 192)
+    assert list(ranks["extension"]) == order
 
 
-@pytest.mark.parametrize(
-    "changes", [{"variant": "sinks", "extension": "sinks"}, {"newest": False}]
-)
+NO_CANDIDATES = [{"variant": "sinks", "extension": "sinks"}, {"newest": False}]
+
+
+@pytest.mark.parametrize("changes", NO_CANDIDATES)
 def test_baselines_and_rows_on_other_targets_are_no_candidates(changes):
     frame = frame_of(100)
     others = frame.assign(nll=0.5, **changes)
     both = pd.concat([frame, others], ignore_index=True)
-    pd.testing.assert_frame_equal(ranked(both, 192), ranked(frame, 192))
+
+    ranks = ranked(both, 192)
+
+    expected = ranked(frame, 192)
+    pd.testing.assert_frame_equal(ranks, expected)
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        ("", "needs one length beyond 48, such as length=192"),
-        ("length=48", "needs one length beyond 48"),
-        ("length=96,192", "needs one length beyond 48"),
-        ("length=192 task=induction", "evaluation.tasks cannot be set"),
-        ("length=192 split=test", "evaluation.split cannot be set"),
-        ("length=192 protocol=nonoverlap", "evaluation.protocols cannot be set"),
-    ],
-)
+REFUSED = [
+    ("", "needs one length beyond 48, such as length=192"),
+    ("length=48", "needs one length beyond 48"),
+    ("length=96,192", "needs one length beyond 48"),
+    ("length=192 task=induction", "evaluation.tasks cannot be set"),
+    ("length=192 split=test", "evaluation.split cannot be set"),
+    ("length=192 protocol=nonoverlap", "evaluation.protocols cannot be set"),
+]
+
+
+@pytest.mark.parametrize(("words", "message"), REFUSED)
 def test_words_that_a_search_cannot_follow_are_refused(
     words, message, tmp_path, monkeypatch, capsys
 ):

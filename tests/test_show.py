@@ -6,17 +6,21 @@ import numpy as np
 import pytest
 import support
 import torch
+from numpy.testing import assert_allclose
 
 import posbench
 from posbench.model.gpt import build
 from posbench.show import command, panels
 from posbench.show.panels import Panel
 
-TEXT = torch.from_numpy(np.random.default_rng(0).integers(0, 257, 20 * 70))
+RNG = np.random.default_rng(0)
+TEXT = torch.from_numpy(RNG.integers(0, 257, 20 * 70))
 
 
 def drawn(name: str, *options: str) -> dict[str, Panel]:
-    picture = panels.picture(*command.builder(name, list(options)))
+    """Return the panels of an encoding's picture, by title."""
+    label, build_encoding = command.builder(name, list(options))
+    picture = panels.picture(label, build_encoding)
     return {panel.title: panel for panel in picture.panels}
 
 
@@ -31,16 +35,23 @@ def test_every_encoding_is_drawn_and_mean_attention_always(name):
 
 
 def test_a_bias_is_drawn_by_distance_for_each_head():
-    curves = drawn("alibi")["Added to the logit, equal tokens"].curves
-    for head, slope in enumerate((1 / 4, 1 / 16, 1 / 64, 1 / 256), start=1):
-        expected = -slope * np.arange(128)
-        np.testing.assert_allclose(curves[f"head {head}"], expected, atol=1e-4)
+    panel = drawn("alibi")["Added to the logit, equal tokens"]
+    distance = np.arange(128)
+    expected = {
+        "head 1": -distance / 4,
+        "head 2": -distance / 16,
+        "head 3": -distance / 64,
+        "head 4": -distance / 256,
+    }
+    for head, bias in expected.items():
+        assert_allclose(panel.curves[head], bias, atol=1e-4)
 
 
 def test_what_depends_on_the_place_is_drawn_with_its_spread():
-    panel = "Dot product of two codes"
-    assert [*drawn("sinusoidal")[panel].curves] == ["at every place"]
-    assert [*drawn("sine")[panel].curves] == ["mean over places", "lowest", "highest"]
+    of_sinusoidal = drawn("sinusoidal")["Dot product of two codes"]
+    of_sine = drawn("sine")["Dot product of two codes"]
+    assert list(of_sinusoidal.curves) == ["at every place"]
+    assert list(of_sine.curves) == ["mean over places", "lowest", "highest"]
 
 
 def test_a_table_is_drawn_to_its_end():
@@ -50,19 +61,20 @@ def test_a_table_is_drawn_to_its_end():
 
 
 def test_a_rotation_is_drawn_by_the_product_of_ones():
-    curves = drawn("rope", "base=100")["q·k of ones"].curves
-    angles = np.arange(128)[:, None] * 100 ** (-np.arange(8) / 8)
+    panel = drawn("rope", "base=100")["q·k of ones"]
+    frequencies = 100 ** (-np.arange(8) / 8)
+    angles = np.arange(128)[:, None] * frequencies
     expected = 2 * np.cos(angles).sum(1)
-    np.testing.assert_allclose(curves["at every place"], expected, atol=1e-3)
+    assert_allclose(panel.curves["at every place"], expected, atol=1e-3)
 
 
-@pytest.mark.parametrize(
-    ("name", "lengths"),
-    [
-        ("learned", ["at 16"]),
-        ("stick_breaking", ["at 16", "at 32", "at 64"]),
-    ],
-)
+DRAWN_TO = [
+    ("learned", ["at 16"]),
+    ("stick_breaking", ["at 16", "at 32", "at 64"]),
+]
+
+
+@pytest.mark.parametrize(("name", "lengths"), DRAWN_TO)
 @torch.no_grad()
 def test_attention_is_drawn_as_far_as_the_encoding_is_defined(
     name, lengths, tiny_config
@@ -70,9 +82,11 @@ def test_attention_is_drawn_as_far_as_the_encoding_is_defined(
     config = support.encoded(tiny_config, name)
     config = support.changed(config, model={"n_kv_heads": 1})
     model = build(config, 257).eval()
-    curves = panels.text_panels(model, config, TEXT)[-1].curves
-    assert list(curves) == lengths
-    for values in curves.values():
+
+    *_, attention = panels.text_panels(model, config, TEXT)
+
+    assert list(attention.curves) == lengths
+    for values in attention.curves.values():
         assert np.isfinite(values[1:3]).all()
 
 
@@ -95,8 +109,11 @@ def test_a_run_is_drawn_as_learned_and_left_as_it_was(tmp_path, monkeypatch):
     assert support.posbench("show", str(run), "rope", "base=100") == 0
     curves = panels.run_picture(run).panels[0].curves
 
-    assert Path("show.png").read_bytes().startswith(b"\x89PNG")
+    png = Path("show.png").read_bytes()
+    assert png.startswith(b"\x89PNG")
     assert support.snapshot(run) == before
-    encoding = posbench.load(run).model().encoding
-    learned = encoding.distance_bias(torch.arange(64), 0).detach()
-    np.testing.assert_allclose(list(curves.values()), learned, atol=1e-5)
+    model = posbench.load(run).model()
+    distance = torch.arange(64)
+    learned = model.encoding.distance_bias(distance, 0).detach()
+    drawn = list(curves.values())
+    assert_allclose(drawn, learned, atol=1e-5)

@@ -54,7 +54,8 @@ def test_the_python_of_its_page_runs(tmp_path, monkeypatch):
     torch.testing.assert_close(names["last"], names["whole"][:, :, -1:])
     # by a cache transformers generates what is likeliest without one
     generated = names["generated"]
-    likeliest = names["model"](generated).logits.argmax(-1)
+    model = names["model"]
+    likeliest = model(generated).logits.argmax(-1)
     assert torch.equal(generated[:, 8:], likeliest[:, 7:-1])
 
 

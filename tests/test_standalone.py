@@ -8,6 +8,7 @@ import pytest
 import schemes
 import torch
 from torch import Tensor
+from torch.testing import assert_close
 
 import posbench
 from posbench.encodings.base import Encoding, Shape
@@ -37,7 +38,7 @@ def test_it_is_the_definition(case, causal):
     q, k, v, x = schemes.layer_inputs(SHAPE, T)
     expected = posbench.attention_output(encoding, q, k, v, x, 1, positions, causal)
     out = posbench.attention(encoding, q, k, v, positions, 1, x, causal=causal)
-    torch.testing.assert_close(out, expected, **CLOSE)
+    assert_close(out, expected, **CLOSE)
 
 
 @pytest.mark.sample(2)
@@ -105,7 +106,7 @@ def test_a_cache_gives_the_rows_of_the_whole(case):
         if "x" in encoding.history:
             read = x[:, :end]
         out = posbench.attention(encoding, new_q, seen_k, seen_v, places, 1, read)
-        torch.testing.assert_close(out, whole[:, :, first:end], **CLOSE)
+        assert_close(out, whole[:, :, first:end], **CLOSE)
 
 
 @pytest.mark.sample(2)

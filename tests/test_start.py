@@ -12,7 +12,7 @@ from posbench.config.schema import Config
 from posbench.data.tokens import prepare
 from posbench.errors import UserError
 from posbench.evaluation.ngrams import Readers
-from posbench.evaluation.protocols import plan, targets_of
+from posbench.evaluation.protocols import place_windows, targets_of
 from posbench.launch import plans
 from posbench.launch.plans import resolve_one
 from posbench.model.gpt import build
@@ -199,22 +199,27 @@ def test_a_glob_gives_a_run_for_each(here):
     assert {config.seed for config in configs} == {0, 1}
 
 
-# Words beside those of ON | what the line says.
-REFUSED = """
-start=outputs/nowhere | expected a finished run (a HuggingFace model trains in its
-start={rope}0 | did you mean 'rope-s
-start={rope} model.n_layers=2 | model.n_layers cannot be set beside start
-start={rope} encoding=fox | 'fox' cannot begin from
-start={learned} extension=yarn | yarn extends plain rope
-start={learned} | training.train_length is 64
-start={rope} data.tokenizer=bpe data.vocab_size=300 | data.tokenizer=outputs/short/rope
-"""
+# Words beside those of ON, and what the line says.
+REFUSED = [
+    (
+        "start=outputs/nowhere",
+        "expected a finished run (a HuggingFace model trains in its",
+    ),
+    ("start={rope}0", "did you mean 'rope-s"),
+    ("start={rope} model.n_layers=2", "model.n_layers cannot be set beside start"),
+    ("start={rope} encoding=fox", "'fox' cannot begin from"),
+    ("start={learned} extension=yarn", "yarn extends plain rope"),
+    ("start={learned}", "training.train_length is 64"),
+    (
+        "start={rope} data.tokenizer=bpe data.vocab_size=300",
+        "data.tokenizer=outputs/short/rope",
+    ),
+]
 
 
-@pytest.mark.parametrize("line", REFUSED.split("\n")[1:-1])
-def test_what_cannot_be_begun_is_one_line(here, capsys, line):
-    case = line.format(rope=source("rope"), learned=source("learned"))
-    words, says = case.split(" | ")
+@pytest.mark.parametrize(("words", "says"), REFUSED)
+def test_what_cannot_be_begun_is_one_line(here, capsys, words, says):
+    words = words.format(rope=source("rope"), learned=source("learned"))
 
     code = posbench("train", *on(here), *words.split())
 
@@ -228,8 +233,9 @@ def test_a_start_has_the_weights_that_it_had(here):
     config = begun(here, f"start={source('rope')}")
     assert config.start is not None
     other = dataclasses.replace(config.start, weights_sha256="0" * 64)
+    config = changed(config, start=other)
     with pytest.raises(UserError, match="not those that this run was to begin from"):
-        train(changed(config, start=other), here / "other", [])
+        train(config, here / "other", [])
 
 
 GATE = [
@@ -244,8 +250,9 @@ def test_the_gate_is_that_of_the_tokens_of_both_runs(here):
     theirs = Path(source("rope", seed=1))
     ours = trained_on(here, f"start={theirs}", *GATE)
     rows = evaluation_rows(ours)
-    tokens = prepare(load_config(theirs).data, Path("cache"))
-    planned = plan("fixed_target", tokens.test, [16, 64], 8, 8, "auto")
+    data = load_config(theirs).data
+    tokens = prepare(data, Path("cache"))
+    planned = place_windows("fixed_target", tokens.test, [16, 64], 8, 8, "auto")
     targets = targets_of(planned[64])
     is_read = np.zeros(len(tokens.train.ids), bool)
 

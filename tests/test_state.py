@@ -9,7 +9,6 @@ import random
 import signal
 import warnings
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -92,14 +91,14 @@ def state() -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def text(tmp_path_factory):
     folder = tmp_path_factory.mktemp("state")
     write_words(folder)
     return folder
 
 
 @pytest.fixture(scope="module")
-def losses(text: Path) -> list[Any]:
+def losses(text):
     """The losses of a run that nothing surrounds."""
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(text)
@@ -109,8 +108,10 @@ def losses(text: Path) -> list[Any]:
 def losses_of(study: str) -> list[Any]:
     run = posbench.train([*WORDS, f"study={study}"])
     posbench.evaluate(run, ["ratio=1,2,4"])
-    rows = read_rows(run.folder)
-    return [(row.get("train/loss"), row.get("nll"), row.get("dtype")) for row in rows]
+    found = []
+    for row in read_rows(run.folder):
+        found += [row.get("train/loss"), row.get("nll"), row.get("dtype")]
+    return found
 
 
 @pytest.mark.parametrize("surrounding", CALLERS)

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import support
 import torch
+from torch.testing import assert_close
 
 from posbench.config.schema import Config
 from posbench.data.batches import Batch
@@ -42,11 +43,9 @@ def batch(step: int = 0, scored: list[int] | None = None) -> Batch:
 def trainer(
     config: Config, accumulation: int = 1, encoding: str = "rope", **runtime: Any
 ) -> Trainer:
-    config = support.changed(
-        support.encoded(config, encoding),
-        training={"accumulation": accumulation},
-        runtime=runtime,
-    )
+    config = support.encoded(config, encoding)
+    training = {"accumulation": accumulation}
+    config = support.changed(config, training=training, runtime=runtime)
     model = build(config, V)
     return Trainer(model, config, CPU, torch.float32)
 
@@ -71,16 +70,16 @@ def assert_gradients_are_close(first: Trainer, second: Trainer) -> None:
     expected = dict(first.model.named_parameters())
     for name, p in second.model.named_parameters():
         gradient = expected[name].grad
-        torch.testing.assert_close(p.grad, gradient, atol=1e-6, rtol=1e-4, msg=name)
+        assert_close(p.grad, gradient, atol=1e-6, rtol=1e-4, msg=name)
 
 
-@pytest.mark.parametrize(
-    ("parts", "scored"),
-    [
-        (3, [16, 3, 1, 0, 9, 16]),
-        (2, [0, 0, 0, 0, 7, 2]),
-    ],
-)
+PARTS = [
+    (3, [16, 3, 1, 0, 9, 16]),
+    (2, [0, 0, 0, 0, 7, 2]),
+]
+
+
+@pytest.mark.parametrize(("parts", "scored"), PARTS)
 def test_parts_with_unequal_numbers_of_scored_labels_take_the_step_of_the_whole(
     tiny_config, parts, scored
 ):
@@ -116,7 +115,7 @@ def test_the_optimizer_takes_torchs_steps(tiny_config):
     assert torch.equal(weights(ours), weights(theirs))
     state = ours.optimizer.state_dict()
     expected = theirs.optimizer.state_dict()
-    torch.testing.assert_close(state, expected, rtol=0, atol=0)
+    assert_close(state, expected, rtol=0, atol=0)
 
 
 def test_t5s_table_alone_moves_ten_times_as_fast(tiny_config):
@@ -179,7 +178,7 @@ def test_an_update_that_is_not_finite_and_all_after_it_change_nothing(
         lost.read()
     assert torch.equal(weights(fresh), before)
     now = fresh.optimizer.state_dict()
-    torch.testing.assert_close(now["state"], state["state"], rtol=0, atol=0)
+    assert_close(now["state"], state["state"], rtol=0, atol=0)
 
 
 def test_a_first_update_that_is_not_finite_fails_when_it_is_read(
@@ -212,7 +211,7 @@ def test_blocks_that_are_computed_again_have_the_same_gradients_to_the_bit(
     assert norm_again == pytest.approx(norm, rel=1e-6)
     expected = [p.grad for p in kept.model.parameters()]
     gradients = [p.grad for p in again.model.parameters()]
-    torch.testing.assert_close(gradients, expected, atol=0, rtol=0)
+    assert_close(gradients, expected, atol=0, rtol=0)
 
 
 @pytest.mark.slow

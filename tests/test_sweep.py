@@ -40,12 +40,14 @@ def result(folder: Path) -> tuple[bytes, list[dict[str, Any]], list[float]]:
     for row in evaluation_rows(folder):
         line = row.to_json()
         # how long it took, not what came out
-        del line["seconds"], line["peak_memory_bytes"]
+        del line["seconds"]
+        del line["peak_memory_bytes"]
         rows.append(line)
     logged = training_rows(folder)
     losses = [row["train/loss"] for row in logged if "train/loss" in row]
     newest = max((folder / "checkpoint").glob("step-*"))
-    return (newest / "model.safetensors").read_bytes(), rows, losses
+    weights = (newest / "model.safetensors").read_bytes()
+    return weights, rows, losses
 
 
 def assert_as_single_runs(todo: list[Plan], outputs: Path) -> None:
@@ -53,8 +55,9 @@ def assert_as_single_runs(todo: list[Plan], outputs: Path) -> None:
     this process.
     """
     for job in todo:
-        train(job.config, outputs / job.id, COMMAND)
-        assert result(job.folder) == result(outputs / job.id)
+        single = outputs / job.id
+        train(job.config, single, COMMAND)
+        assert result(job.folder) == result(single)
 
 
 @pytest.fixture(scope="module")
@@ -93,7 +96,8 @@ def several(tiny_config):
     todo = []
     for seed, name in enumerate(["rope", "rope", "alibi", "alibi"]):
         config = support.changed(tiny_config, seed=seed)
-        todo.append(plans.from_config(config, [f"encoding={name}", "study=test"]))
+        words = [f"encoding={name}", "study=test"]
+        todo.append(plans.from_config(config, words))
     return todo
 
 
@@ -118,14 +122,17 @@ def test_a_sweep_is_every_combination(overrides):
 
     names = [(plan.config.encoding.name, plan.config.seed) for plan in todo]
     assert names == [("rope", 0), ("rope", 1), ("alibi", 0), ("alibi", 1)]
-    assert todo[1].command[2:4] == ("encoding=rope", "seed=1")
-    outputs = Path(todo[0].config.runtime.outputs)
-    assert todo[0].folder == outputs / "text" / todo[0].id
+    first, second, *_ = todo
+    assert second.command[2:4] == ("encoding=rope", "seed=1")
+    outputs = Path(first.config.runtime.outputs)
+    assert first.folder == outputs / "text" / first.id
 
 
 def test_a_run_that_two_sets_name_is_one(overrides):
+    twice = ["encoding=rope", "seed=0,1", *overrides]
     once = ["encoding=rope", "seed=1", *overrides]
-    assert len(plans.resolve([["encoding=rope", "seed=0,1", *overrides], once])) == 2
+    todo = plans.resolve([twice, once])
+    assert len(todo) == 2
 
 
 def test_a_run_is_in_one_folder(overrides):
@@ -134,13 +141,15 @@ def test_a_run_is_in_one_folder(overrides):
         plans.resolve([["encoding=rope", "study=a,b", *overrides]])
 
 
-FILES = sorted(path.stem for path in (configs_dir() / "sweep").glob("*.yaml"))
+FILES = sorted(path.stem for path in configs_dir().glob("sweep/*.yaml"))
+FILES.remove("extend")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [name for name in FILES if name != "extend"])
+@pytest.mark.parametrize("name", FILES)
 def test_every_sweep_file_composes(name):
-    todo = plans.resolve(plans.read_sets(name, ["tracking=none", "seed=0"]))
+    sets = plans.read_sets(name, ["tracking=none", "seed=0"])
+    todo = plans.resolve(sets)
     assert len(todo) >= 3
     assert {plan.config.study for plan in todo} == {name}
 
@@ -154,7 +163,8 @@ def test_a_sweep_file_on_an_own_text_has_a_study_of_that_text():
 def test_the_catalogue_has_every_encoding():
     sets = plans.read_sets("catalogue", ["tracking=none", "seed=0"])
     found = {plan.config.encoding.name for plan in plans.resolve(sets)}
-    assert found >= {path.stem for path in configs_dir().glob("encoding/*.yaml")}
+    expected = {path.stem for path in configs_dir().glob("encoding/*.yaml")}
+    assert found >= expected
 
 
 MINE = """
@@ -180,22 +190,22 @@ def test_what_is_typed_takes_the_place_of_a_files_own_value(tmp_path):
 
 def test_a_plan_of_an_own_file_names_its_folder_in_the_command(tmp_path):
     write_choice(tmp_path, "sweep/mine", MINE)
-    for plan in plans.resolve(plans.read_sets("mine", [], tmp_path), tmp_path):
+    sets = plans.read_sets("mine", [], tmp_path)
+    for plan in plans.resolve(sets, tmp_path):
         assert plan.command[-1] == f"--config-dir={tmp_path}"
 
 
-# A file of a sweep | what the line says.
-WRONG_FILES = """
-- encoding=rope | expected keys with values
-{sets: [encoding=rope], shard: [seed=1]} | is not a sweep: expected 'sets'
-sets: [{encoding: rope}] | is not a sweep: expected 'sets'
-shared: [seed=1] | is not a sweep: expected 'sets'
-"""
+# The text of a file of a sweep, and what the line says.
+WRONG_FILES = [
+    ("- encoding=rope", "expected keys with values"),
+    ("{sets: [encoding=rope], shard: [seed=1]}", "is not a sweep: expected 'sets'"),
+    ("sets: [{encoding: rope}]", "is not a sweep: expected 'sets'"),
+    ("shared: [seed=1]", "is not a sweep: expected 'sets'"),
+]
 
 
-@pytest.mark.parametrize("line", WRONG_FILES.split("\n")[1:-1])
-def test_a_file_that_is_no_sweep_is_one_line(line, tmp_path):
-    text, message = line.split(" | ")
+@pytest.mark.parametrize(("text", "message"), WRONG_FILES)
+def test_a_file_that_is_no_sweep_is_one_line(text, message, tmp_path):
     write_choice(tmp_path, "sweep/mine", text)
     with pytest.raises(UserError) as caught:
         plans.read_sets("mine", [], tmp_path)
@@ -210,9 +220,11 @@ def test_a_sweep_shows_the_loss_after_training_and_not_one_on_the_way(
     # as its rows say
     tokens = 12 * config.training.tokens_per_step
     config = support.changed(config, training={"tokens": tokens})
-    truth = Truth(3.0, 0.1, earlier=(Truth(5.0, 0.1), Truth(4.0, 0.1)))
+    on_the_way = (Truth(5.0, 0.1), Truth(4.0, 0.1))
+    truth = Truth(3.0, 0.1, earlier=on_the_way)
     folder = write_run(tmp_path, config, truth)
-    nll = pool.loss_at_train_length(Plan(config, folder, ()))
+    plan = Plan(config, folder, ())
+    nll = pool.loss_at_train_length(plan)
     assert nll is not None
     assert 2.5 < nll < 3.5
 
@@ -223,7 +235,8 @@ def dry_run(overrides, tmp_path, capsys):
 
     def shown(*words: str) -> list[str]:
         before = snapshot(tmp_path)
-        sweep.sweep(each_once([*overrides, *words]), dry_run=True)
+        asked = each_once([*overrides, *words])
+        sweep.sweep(asked, dry_run=True)
         *lines, last = capsys.readouterr().out.splitlines()
         assert last == "Nothing was run or written."
         assert snapshot(tmp_path) == before
@@ -240,7 +253,8 @@ def test_a_dry_run_lists_the_commands_that_are_missing(overrides, dry_run):
     *commands, counts = dry_run("encoding=rope,alibi", "seed=0,1,2")
 
     assert len(commands) == 5
-    assert all(line.startswith("posbench train ") for line in commands)
+    for line in commands:
+        assert line.startswith("posbench train ")
     assert "encoding=alibi" in commands[-1]
     assert "seed=2" in commands[-1]
     assert counts == "6 runs: 1 finished, 5 to do, 2,560 tokens to train on."
@@ -271,8 +285,10 @@ def test_a_sweep_equals_single_runs(overrides, reports, tmp_path):
 
     todo = plans.resolve([arguments])
     assert_as_single_runs(todo, tmp_path / "single")
-    assert pool.record(todo[0])["command"].startswith("posbench train encoding=rope ")
-    assert reports == [[plan.folder for plan in todo]]
+    record = pool.record(todo[0])
+    assert record["command"].startswith("posbench train encoding=rope ")
+    folders = [plan.folder for plan in todo]
+    assert reports == [folders]
 
 
 def trained(arguments: list[str]) -> list[Plan]:
@@ -299,6 +315,20 @@ def test_a_sweep_of_further_rows_leaves_the_former_one_finished(overrides, monke
     monkeypatch.setattr(pool, "start_process", None)
     sweep.sweep(arguments)
     sweep.sweep([*arguments, "evaluation.blocks=9"])
+
+
+def test_what_is_done_is_reported_though_runs_are_missing(
+    overrides, reports, monkeypatch
+):
+    arguments = ["encoding=rope,alibi", *overrides]
+    todo = trained(arguments)
+    waiting = {plan.id: pool.WAITING for plan in todo}
+    monkeypatch.setattr(slots, "execute", lambda todo, n_jobs: waiting)
+
+    with pytest.raises(PosbenchError, match="2 runs of 2 not done"):
+        sweep.sweep(arguments)
+
+    assert len(reports) == 1
 
 
 CRASH = """
@@ -332,13 +362,16 @@ def test_failing_runs_are_recorded_with_their_reason_and_the_others_are_done(
     with pytest.raises(PosbenchError, match="3 runs of 4 not done: ") as caught:
         sweep.sweep(["sweep=faults", *overrides], n_jobs=2, config_dir=tmp_path)
 
-    todo = plans.resolve(plans.read_sets("faults", overrides, tmp_path), tmp_path)
+    sets = plans.read_sets("faults", overrides, tmp_path)
+    todo = plans.resolve(sets, tmp_path)
     records = [pool.record(plan) for plan in todo]
     reasons = [record["reason"] for record in records]
     assert reasons == [None, "diverged", "signal", "signal"]
     killed = "killed by SIGKILL, perhaps since memory ran out"
     assert records[-1]["message"] == killed
-    assert all(plan.id in str(caught.value) for plan in todo[1:])
+    message = str(caught.value)
+    for plan in todo[1:]:
+        assert plan.id in message
     assert caught.value.exit_code == 1
     lines = capsys.readouterr().err
     assert lines.count("not done: ") == 3
@@ -351,8 +384,13 @@ def start_sweep(*arguments: Any) -> Any:
     server to fork its jobs.
     """
     multiprocessing.forkserver._forkserver._stop()
-    work = lambda: sys.exit(exits.run(lambda: sweep.sweep(*arguments)))  # noqa: E731
-    process = multiprocessing.get_context("fork").Process(target=work)
+
+    def work() -> None:
+        code = exits.run(lambda: sweep.sweep(*arguments))
+        sys.exit(code)
+
+    fork = multiprocessing.get_context("fork")
+    process = fork.Process(target=work)
     process.start()
     return process
 
@@ -371,19 +409,21 @@ def test_a_sweep_killed_three_times_equals_an_uninterrupted_one(overrides, tmp_p
     longer = ["training.tokens=12288", "runtime.checkpoint_every_steps=10"]
     arguments = ["encoding=rope", "seed=0,1", *each_once([*overrides, *longer])]
     rng = random.Random(time.time_ns())
-    # the last: also before anything is trained
-    moments = [*sorted(rng.sample(range(1, 340), 2)), 0]
+    first, second = sorted(rng.sample(range(1, 340), 2))
+    outputs = tmp_path / "outputs/text"
 
-    for updates in moments:
+    # the last: also before anything is trained
+    for updates in (first, second, 0):
         process = start_sweep(arguments, 1)
-        until(lambda updates=updates: steps(tmp_path / "outputs/text") >= updates)
+        until(lambda updates=updates: steps(outputs) >= updates)
         time.sleep(rng.uniform(0.0, 2.0))
         process.kill()
         process.join()
         until(lambda: not processes_of(tmp_path))
 
     sweep.sweep(arguments, n_jobs=1)
-    assert_as_single_runs(plans.resolve([arguments]), tmp_path / "single")
+    todo = plans.resolve([arguments])
+    assert_as_single_runs(todo, tmp_path / "single")
 
 
 @pytest.mark.slow
@@ -410,9 +450,10 @@ def test_ctrl_c_lets_what_runs_save_itself(overrides, tmp_path):
 
 @pytest.fixture
 def job(several):
-    several[0].output.parent.mkdir(parents=True)
-    several[0].output.touch()
-    return several[0]
+    job, *_ = several
+    job.output.parent.mkdir(parents=True)
+    job.output.touch()
+    return job
 
 
 def attempt(job: Plan, end: str | PosbenchError | None = None) -> None:
@@ -427,12 +468,14 @@ def attempt(job: Plan, end: str | PosbenchError | None = None) -> None:
 
 def test_what_became_of_a_run_without_record_are_its_last_words(job):
     job.output.write_text("12:00:00 preparing\nerror: there is no text.txt\n\nmore\n")
-    assert pool.outcome(job, 2, {}) == ("failed", "error", "there is no text.txt")
+    outcome = pool.outcome(job, 2, {})
+    assert outcome == ("failed", "error", "there is no text.txt")
     assert pool.record(job)["message"] == "there is no text.txt"
 
 
 def test_a_run_without_last_words_has_an_exit_code(job):
-    assert pool.outcome(job, 2, {}).message == "ended with exit code 2"
+    outcome = pool.outcome(job, 2, {})
+    assert outcome.message == "ended with exit code 2"
 
 
 def test_a_run_that_another_process_has_is_in_use(job):
@@ -449,87 +492,137 @@ def test_what_became_of_a_run_is_what_its_record_says(job):
     attempt(job, "done")
     before = pool.record(job)
     attempt(job, RunFailed("no space left", "disk"))
-    assert pool.outcome(job, 1, before) == ("failed", "disk", "no space left")
+    outcome = pool.outcome(job, 1, before)
+    assert outcome == ("failed", "disk", "no space left")
 
 
 def test_a_run_that_was_killed_stays_done_in_its_record(job):
     attempt(job, "done")
     before = pool.record(job)
     attempt(job)
-    assert pool.outcome(job, -signal.SIGKILL, before).name == "failed"
+    killed = pool.outcome(job, -signal.SIGKILL, before)
+    assert killed.name == "failed"
     attempt(job, "done")
-    assert pool.outcome(job, 0, before) == DONE
+    again = pool.outcome(job, 0, before)
+    assert again == DONE
     assert pool.record(job)["status"] == "done"
 
 
-# Cores, GPUs, --n-jobs, processes and threads of each run, OMP_NUM_THREADS | threads of
-# each process, GPUs by run.
-SLOTS = """
-8 - null null null null | 2 * 4
-2 - 4 null null null | 1 * 4
-8 - null null 4 1 | 4 * 2
-8 - 2 null null 1 | 1 * 2
-6 - null 2 null null | 1 * 3
-6 2,5 3 null null null | 2 2 5 2
-6 2,5,6,7,8 null 2 null null | 1 2,5 6,7
-8 2 null null null null | 2 2 2 2 2
-8 2,5 null null null null | 2 2 5 2 5
-3 2 null null null null | 1 2 2 2
-8 2 null null 3 null | 3 2 2
-1 2 null null null null | 1 2
-8 2 1 null null null | 8 2
-"""
+@pytest.fixture
+def slots_of(several, monkeypatch):
+    """Return a function that gives the environments of four runs on a machine."""
+
+    def found(device, cores, n_jobs, processes, threads):
+        on = torch.device(device)
+        monkeypatch.setattr(machine, "cores", lambda: cores)
+        monkeypatch.setattr(machine, "resolve", lambda name: on)
+        monkeypatch.setattr(machine, "device_memory", lambda of: 80 * 2**30)
+        monkeypatch.setattr(pool, "run", lambda todo, slots, _: slots)
+        runtime = {"device": "auto", "threads": threads, "processes": processes}
+        todo = []
+        for plan in several:
+            config = support.changed(plan.config, runtime=runtime)
+            todo.append(dataclasses.replace(plan, config=config))
+        return slots.execute(todo, n_jobs)
+
+    return found
 
 
-@pytest.mark.parametrize("line", SLOTS.split("\n")[1:-1])
-def test_threads_and_gpus_are_divided_among_the_processes(line, several, monkeypatch):
-    left, _, right = line.partition(" | ")
-    cores, gpus, *words, threads_given = left.split()
-    numbers = [None if word == "null" else int(word) for word in words]
-    n_jobs, processes, threads = numbers
-    device = torch.device("cpu" if gpus == "-" else "cuda")
-    monkeypatch.setenv("OMP_NUM_THREADS", threads_given.replace("null", ""))
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", gpus)
-    monkeypatch.setattr(machine, "cores", lambda: int(cores))
-    monkeypatch.setattr(machine, "resolve", lambda name: device)
-    monkeypatch.setattr(machine, "device_memory", lambda of: 80 * 2**30)
-    monkeypatch.setattr(pool, "run", lambda todo, slots, _: slots)
-    runtime = {"device": "auto", "threads": threads, "processes": processes}
-    todo = []
-    for plan in several:
-        config = support.changed(plan.config, runtime=runtime)
-        todo.append(dataclasses.replace(plan, config=config))
+# Cores, --n-jobs, processes and threads of each run, OMP_NUM_THREADS; threads of each
+# process, and how many runs are trained at once.
+ON_CPUS = [
+    (8, None, None, None, "", "2", 4),
+    (2, 4, None, None, "", "1", 4),
+    (8, None, None, 4, "1", "4", 2),
+    (8, 2, None, None, "1", "1", 2),
+    (6, None, 2, None, "", "1", 3),
+]
 
-    found: Any = slots.execute(todo, n_jobs)
 
-    threads_each, *gpus_of_runs = right.split()
-    if gpus_of_runs[0] == "*":
-        gpus_of_runs = [None] * int(gpus_of_runs[1])
+@pytest.mark.parametrize(
+    ("cores", "n_jobs", "processes", "threads", "exported", "threads_each", "at_once"),
+    ON_CPUS,
+)
+def test_threads_are_divided_among_the_processes(
+    slots_of,
+    monkeypatch,
+    cores,
+    n_jobs,
+    processes,
+    threads,
+    exported,
+    threads_each,
+    at_once,
+):
+    monkeypatch.setenv("OMP_NUM_THREADS", exported)
+
+    found = slots_of("cpu", cores, n_jobs, processes, threads)
+
+    assert len(found) == at_once
+    for slot in found:
+        assert slot["OMP_NUM_THREADS"] == threads_each
+        assert "CUDA_VISIBLE_DEVICES" not in slot
+
+
+# Cores, CUDA_VISIBLE_DEVICES, --n-jobs, processes and threads of each run; threads of
+# each process, and the GPUs of each run that is trained at once.
+ON_GPUS = [
+    (6, "2,5", 3, None, None, "2", ["2", "5", "2"]),
+    (6, "2,5,6,7,8", None, 2, None, "1", ["2,5", "6,7"]),
+    (8, "2", None, None, None, "2", ["2", "2", "2", "2"]),
+    (8, "2,5", None, None, None, "2", ["2", "5", "2", "5"]),
+    (3, "2", None, None, None, "1", ["2", "2", "2"]),
+    (8, "2", None, None, 3, "3", ["2", "2"]),
+    (1, "2", None, None, None, "1", ["2"]),
+    (8, "2", 1, None, None, "8", ["2"]),
+]
+
+
+@pytest.mark.parametrize(
+    ("cores", "visible", "n_jobs", "processes", "threads", "threads_each", "gpus"),
+    ON_GPUS,
+)
+def test_gpus_and_threads_are_divided_among_the_processes(
+    slots_of,
+    monkeypatch,
+    cores,
+    visible,
+    n_jobs,
+    processes,
+    threads,
+    threads_each,
+    gpus,
+):
+    monkeypatch.setenv("OMP_NUM_THREADS", "")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+
+    found = slots_of("cuda", cores, n_jobs, processes, threads)
+
     assert {slot["OMP_NUM_THREADS"] for slot in found} == {threads_each}
-    assert [slot.get("CUDA_VISIBLE_DEVICES") for slot in found] == gpus_of_runs
+    assert [slot["CUDA_VISIBLE_DEVICES"] for slot in found] == gpus
 
 
-# GiB of the GPU, layers, channels, processes | runs
-SHARES = """
-80 2 32 1 | 4
-80 8 512 1 | 4
-80 12 768 1 | 1
-80 2 32 2 | 1
-16 2 32 1 | 3
-8 2 32 1 | 1
-2 2 32 1 | 1
-"""
+# GiB of the GPU, layers, channels, processes, and the runs that share it.
+SHARES = [
+    (80, 2, 32, 1, 4),
+    (80, 8, 512, 1, 4),
+    (80, 12, 768, 1, 1),
+    (80, 2, 32, 2, 1),
+    (16, 2, 32, 1, 3),
+    (8, 2, 32, 1, 1),
+    (2, 2, 32, 1, 1),
+]
 
 
-@pytest.mark.parametrize("line", SHARES.split("\n")[1:-1])
-def test_small_models_share_a_gpu_as_far_as_its_memory_goes(line, tiny_config):
-    left, _, runs = line.partition(" | ")
-    gib, layers, channels, processes = map(int, left.split())
+@pytest.mark.parametrize(("gib", "layers", "channels", "processes", "runs"), SHARES)
+def test_small_models_share_a_gpu_as_far_as_its_memory_goes(
+    tiny_config, gib, layers, channels, processes, runs
+):
     model = {"n_layers": layers, "d_model": channels}
     runtime = {"processes": processes}
     config = support.changed(tiny_config, model=model, runtime=runtime)
 
-    assert slots.runs_on_a_gpu(config, gib * 2**30) == int(runs)
+    assert slots.runs_on_a_gpu(config, gib * 2**30) == runs
 
 
 def test_long_sequences_leave_room_for_fewer_runs_on_a_gpu(tiny_config):
@@ -556,7 +649,8 @@ def tuned(overrides, monkeypatch):
 
 def loss_of_trial(plan: Plan) -> float:
     best = {"rope": 0.002, "alibi": 0.004}
-    return abs(plan.config.training.learning_rate - best[plan.config.encoding.name])
+    config = plan.config
+    return abs(config.training.learning_rate - best[config.encoding.name])
 
 
 def test_each_scheme_has_its_best_rate_and_one_at_the_edge_is_warned_about(
@@ -578,7 +672,8 @@ def test_a_scheme_whose_trials_failed_keeps_its_rate(tuned):
 def test_rates_are_chosen_on_validation_text_at_the_training_length(tuned):
     rates, tried = tuned
     rates(loss_of_trial)
-    assert len({trial.id for trial in tried}) == 6
+    ids = {trial.id for trial in tried}
+    assert len(ids) == 6
     for trial in tried:
         asked = trial.config.evaluation
         assert asked.split == "validation"

@@ -171,7 +171,8 @@ def logit_gaps(length: int, line: int | None) -> list[Any]:
     places = np.arange(2 * length + 2)
     if line is not None:
         places[length + 2 :] += line - length - 2
-    every = ids_of("copy", length, 512, vocabulary=2)
+    task = tasks.build("copy", {"vocabulary": 2})
+    every = drawn(task, length, 512).ids
 
     gaps = []
     for ids in np.unique(every, axis=0):
@@ -188,14 +189,14 @@ def logit_gaps(length: int, line: int | None) -> list[Any]:
     return gaps
 
 
-@pytest.mark.parametrize(
-    ("longest", "line", "exist"),
-    [
-        (4, None, True),
-        (5, None, False),
-        (5, 20, True),
-    ],
-)
+COPIED = [
+    (4, None, True),
+    (5, None, False),
+    (5, 20, True),
+]
+
+
+@pytest.mark.parametrize(("longest", "line", "exist"), COPIED)
 def test_one_head_can_copy_strings_of_four_bits_and_of_five_where_it_sees_lines(
     longest, line, exist
 ):
@@ -215,14 +216,14 @@ def test_one_head_can_copy_strings_of_four_bits_and_of_five_where_it_sees_lines(
     assert found.status == (0 if exist else infeasible)
 
 
-@pytest.mark.parametrize(
-    ("name", "options", "limit"),
-    [
-        ("recall", {}, 64),
-        ("counting", {}, 192),
-        ("addition", {"hints": 9}, 8),
-    ],
-)
+LIMITS = [
+    ("recall", {}, 64),
+    ("counting", {}, 192),
+    ("addition", {"hints": 9}, 8),
+]
+
+
+@pytest.mark.parametrize(("name", "options", "limit"), LIMITS)
 def test_problems_that_the_vocabulary_has_no_room_for_do_not_exist(
     name, options, limit
 ):

@@ -15,25 +15,29 @@ from posbench.terminal import console, exits
 
 
 def on(encoding: str) -> Console:
-    return Console(file=io.TextIOWrapper(io.BytesIO(), encoding=encoding))
+    file = io.TextIOWrapper(io.BytesIO(), encoding=encoding)
+    return Console(file=file)
 
 
-@pytest.mark.parametrize(
-    ("encoding", "shown"),
-    [("utf-8", "1.2 ±0.3 ▇▇"), ("latin-1", "1.2 ±0.3 ??"), ("ascii", "1.2 ?0.3 ??")],
-)
+SHOWN = [("utf-8", "1.2 ±0.3 ▇▇"), ("latin-1", "1.2 ±0.3 ??"), ("ascii", "1.2 ?0.3 ??")]
+
+
+@pytest.mark.parametrize(("encoding", "shown"), SHOWN)
 def test_no_terminal_fails_for_a_sign_that_it_does_not_have(
     monkeypatch, encoding, shown
 ):
     stream = io.BytesIO()
-    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(stream, encoding=encoding))
+    stdout = io.TextIOWrapper(stream, encoding=encoding)
+    monkeypatch.setattr(sys, "stdout", stdout)
     exits.tolerant_output()
 
     frame = pd.DataFrame({"loss": ["1.2 ±0.3 ▇▇"]})
-    Table("título", frame, [Column("loss", "loss")]).print(console.stdout())
+    table = Table("título", frame, [Column("loss", "loss")])
+    table.print(console.stdout())
     print("─", flush=True)
 
-    assert shown in stream.getvalue().decode(encoding)
+    printed = stream.getvalue().decode(encoding)
+    assert shown in printed
 
 
 def test_a_full_disk_behind_the_output_is_one_line(monkeypatch, capsys):
@@ -99,8 +103,10 @@ def test_other_work_says_how_much_is_done_and_how_long_it_will_take(clock, caplo
     assert caplog.messages == ["tokens 1,000 of 4,000, 0:00:33 left"]
 
 
-@pytest.mark.parametrize(
-    ("room", "columns"), [(11, [0, 1, 2]), (10, [0, 1]), (6, [0, 1]), (5, [1])]
-)
+FITTING = [(11, [0, 1, 2]), (10, [0, 1]), (6, [0, 1]), (5, [1])]
+
+
+@pytest.mark.parametrize(("room", "columns"), FITTING)
 def test_columns_that_do_not_fit_are_dropped_in_order(room, columns):
-    assert console.fitting_columns([2, 2, 3], [2, 0], room) == columns
+    fitting = console.fitting_columns([2, 2, 3], [2, 0], room)
+    assert fitting == columns

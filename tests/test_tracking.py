@@ -49,11 +49,13 @@ def clean(tmp_path, monkeypatch):
     """Run a test without a key, without this machine's settings, and without a client
     left over from another test.
     """
-    for name in [name for name in os.environ if name.startswith("WANDB_")]:
+    settings = [name for name in os.environ if name.startswith("WANDB_")]
+    for name in settings:
         monkeypatch.delenv(name)
     monkeypatch.setenv("NETRC", str(tmp_path / "no-netrc"))
-    for name in ("CONFIG", "DATA", "CACHE"):
-        monkeypatch.setenv(f"WANDB_{name}_DIR", str(tmp_path / "wandb" / name))
+    monkeypatch.setenv("WANDB_CONFIG_DIR", str(tmp_path / "wandb/config"))
+    monkeypatch.setenv("WANDB_DATA_DIR", str(tmp_path / "wandb/data"))
+    monkeypatch.setenv("WANDB_CACHE_DIR", str(tmp_path / "wandb/cache"))
     monkeypatch.chdir(tmp_path)
     yield
     with contextlib.suppress(ConnectionError):
@@ -175,13 +177,15 @@ def test_offline_a_resumed_run_is_one_part_that_wandb_sync_sends_once(
 def test_metrics_have_their_axes_and_panels(sent_later):
     # Of metrics the client sends numbered fields: "1" the name, "5" the place of its
     # axis, "6" the options, of which 2 hides it.
-    metrics = json.loads(sent_later.last("config"))["_wandb"]["value"]["m"]
+    sent = json.loads(sent_later.last("config"))
+    metrics = sent["_wandb"]["value"]["m"]
     axes = {}
     hidden = set()
     for metric in metrics:
         name = metric["1"]
         if "5" in metric:
-            axes[name] = metrics[metric["5"] - 1]["1"]
+            axis = metrics[metric["5"] - 1]
+            axes[name] = axis["1"]
         if 2 in metric.get("6", []):
             hidden.add(name)
 
@@ -197,8 +201,9 @@ def test_online_every_row_arrives_once_also_after_a_kill(server, config, folder)
     die(folder, config)
     finish(folder, config, after=5)
 
-    assert only(server).history == rows_to_send(folder, config)
-    assert only(server).exit_code == 0
+    run = only(server)
+    assert run.history == rows_to_send(folder, config)
+    assert run.exit_code == 0
 
 
 def test_a_run_has_its_configuration_and_its_results(server, config, folder):
@@ -220,17 +225,21 @@ def test_a_run_has_its_configuration_and_its_results(server, config, folder):
 
 def test_nothing_about_the_machine_is_sent(server, config, folder):
     finish(folder, config)
-    for name in ("host", "program", "commit", "repo"):
-        assert only(server).last(name) is None
+
+    run = only(server)
+    assert run.last("host") is None
+    assert run.last("program") is None
+    assert run.last("commit") is None
+    assert run.last("repo") is None
 
 
 def test_posbench_sync_sends_what_is_missing(server, offline, folder, capsys):
     finish(folder, offline, evaluated=2)
 
-    for sent in (17, 0):
-        assert posbench("sync", str(folder)) == 0
-        assert f"run: {sent} rows: {server.url}" in capsys.readouterr().out
-
+    assert posbench("sync", str(folder)) == 0
+    assert f"run: 17 rows: {server.url}" in capsys.readouterr().out
+    assert posbench("sync", str(folder)) == 0
+    assert f"run: 0 rows: {server.url}" in capsys.readouterr().out
     assert only(server).history == rows_to_send(folder, offline)
 
 
@@ -239,11 +248,13 @@ def test_a_later_evaluation_goes_to_the_same_run(server, config, folder):
 
     with Run.open(folder, config, None) as run:
         mirror(config, run)
-        run.log(evaluation_row(length=64, length_ratio=4, nll=7.0))
+        row = evaluation_row(length=64, length_ratio=4, nll=7.0)
+        run.log(row)
 
-    assert only(server).history == rows_to_send(folder, config)
-    assert only(server).history[-1]["eval/loss"] == 7.0
-    assert only(server).summary["status"] == "done"
+    sent = only(server)
+    assert sent.history == rows_to_send(folder, config)
+    assert sent.history[-1]["eval/loss"] == 7.0
+    assert sent.summary["status"] == "done"
 
 
 def test_a_run_that_is_begun_anew_is_another_one(server, config, folder):
@@ -299,19 +310,23 @@ def test_a_failing_wandb_costs_one_warning_and_no_row(
     assert "\n" not in warning
 
 
-@pytest.mark.parametrize(
-    ("change", "curve"),
-    [
-        ({"extension": "yarn:factor=4"}, "eval/fixed_target_yarn:factor=4"),
-        ({"split": "validation"}, "eval/validation text"),
-        ({"checkpoint_step": 5, "tokens": 640}, "eval/640 tokens"),
-        ({"targets_sha256": "cd12cd"}, "eval/targets cd12cd"),
-    ],
-)
+NAMES = [
+    ({"extension": "yarn:factor=4"}, "eval/fixed_target_yarn:factor=4"),
+    ({"split": "validation"}, "eval/validation text"),
+    ({"checkpoint_step": 5, "tokens": 640}, "eval/640 tokens"),
+    ({"targets_sha256": "cd12cd"}, "eval/targets cd12cd"),
+]
+
+
+@pytest.mark.parametrize(("change", "curve"), NAMES)
 def test_names_tell_checkpoints_texts_and_targets_apart(config, change, curve):
     targets: dict[Any, Any] = {}
-    row_values(evaluation_row(), config, targets)
-    values = row_values(evaluation_row(**change), config, targets)
+    plain = evaluation_row()
+    altered = evaluation_row(**change)
+
+    row_values(plain, config, targets)
+    values = row_values(altered, config, targets)
+
     assert values == {
         "eval/context": 16,
         f"{curve}/loss": 1.0,
@@ -352,10 +367,12 @@ def test_tensorboard_shows_every_row_once_after_a_kill(config, folder):
     finish(folder, config, after=5, evaluated=2)
 
     (path,) = (folder / "tensorboard").iterdir()
+    events = EventFileLoader(str(path))
     steps = collections.defaultdict(list)
-    for event in EventFileLoader(str(path)).Load():
+    for event in events.Load():
         for value in event.summary.value:
             steps[value.tag].append(event.step)
 
-    assert steps["train/loss"] == [128 * step for step in range(1, LAST + 1)]
+    tokens = [128 * step for step in range(1, LAST + 1)]
+    assert steps["train/loss"] == tokens
     assert steps["eval/loss"] == [16, 32]

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import Any
 from unittest.mock import Mock
 
+import pandas as pd
 import pytest
 import torch
 from fake_study import headline_of
@@ -30,7 +31,7 @@ from posbench.processes import World
 from posbench.results.frame import read
 from posbench.run import checkpoint
 from posbench.run.model import sample
-from posbench.run.rows import evaluation_rows, read_rows, training_rows
+from posbench.run.rows import EvaluationRow, evaluation_rows, read_rows, training_rows
 from posbench.run.run import Run, load_config, load_record
 from posbench.terminal.signals import signals_as_errors, stop_signals
 from posbench.training.schedule import Schedule, schedule_of
@@ -43,8 +44,11 @@ STEPS = 12
 @pytest.fixture
 def config(tiny_config, tmp_path):
     write_words(tmp_path)
-    config = changed(tiny_config, data={"path": str(tmp_path / "text.txt")})
-    return changed(config, runtime={"cache": str(tmp_path / "cache")})
+    return changed(
+        tiny_config,
+        data={"path": str(tmp_path / "text.txt")},
+        runtime={"cache": str(tmp_path / "cache")},
+    )
 
 
 @pytest.fixture
@@ -104,15 +108,28 @@ def test_a_run_leaves_its_record(config, folder):
     assert record["cpu_seconds"] > 0
 
 
+def test_a_finished_run_is_left_as_it_is(config, folder, caplog):
+    caplog.set_level("INFO", "posbench")
+    train(config, folder, [])
+    written = (folder / "rows.jsonl").read_bytes()
+
+    train(config, folder, [])
+
+    assert (folder / "rows.jsonl").read_bytes() == written
+    assert f"finished; nothing to do: {folder}" in caplog.text
+
+
 def test_a_finished_run_computes_only_missing_rows(config, folder):
     train(config, folder, [])
     before = weights(folder)
 
-    train(changed(config, evaluation={"ratios": (1, 2, 3)}), folder, [])
+    more_lengths = changed(config, evaluation={"ratios": (1, 2, 3)})
+    train(more_lengths, folder, [])
 
     assert weights(folder) == before
     assert len(losses(folder)) == STEPS
-    assert {row.length_ratio for row in evaluation_rows(folder)} == {1, 2, 3, 4}
+    ratios = {row.length_ratio for row in evaluation_rows(folder)}
+    assert ratios == {1, 2, 3, 4}
 
 
 def test_what_is_due_falls_on_its_cadence_and_on_the_last_update(config):
@@ -123,41 +140,52 @@ def test_what_is_due_falls_on_its_cadence_and_on_the_last_update(config):
         save_every=5,
         evaluations={0: config.evaluation, 7: config.evaluation},
     )
-    due = {step: schedule.due(step) for step in range(1, 11) if schedule.due(step)}
+    due = {step: schedule.due(step) for step in range(1, 11)}
     assert due == {
+        1: set(),
+        2: set(),
+        3: set(),
         4: {"log"},
         5: {"save"},
+        6: set(),
         7: {"evaluate"},
         8: {"log"},
+        9: set(),
         10: {"log", "save"},
     }
 
 
-@pytest.mark.parametrize(
-    ("typed", "can_validate", "expected"),
-    [
-        (None, True, 3),  # of twelve updates
-        (None, False, 0),
-        (0, True, 0),
-        (5, True, 5),
-    ],
-)
+CADENCES = [
+    (None, True, 3),  # of twelve updates
+    (None, False, 0),
+    (0, True, 0),
+    (5, True, 5),
+]
+
+
+@pytest.mark.parametrize(("typed", "can_validate", "expected"), CADENCES)
 def test_a_run_validates_four_times_unless_it_says_how_often_or_has_no_data(
     config, typed, can_validate, expected
 ):
     asked = changed(config, runtime={"validate_every_steps": typed})
-    assert schedule_of(asked, can_validate).validate_every == expected
+    schedule = schedule_of(asked, can_validate)
+    assert schedule.validate_every == expected
 
 
 def test_the_validation_loss_is_a_mean_over_tokens_whatever_the_batch(config, folder):
-    train(changed(config, runtime={"validate_every_steps": 1}), folder, [])
-    losses = [row["val/loss"] for row in training_rows(folder) if "val/loss" in row]
+    config = changed(config, runtime={"validate_every_steps": 1})
+    train(config, folder, [])
+    rows = training_rows(folder)
+    losses = [row["val/loss"] for row in rows if "val/loss" in row]
 
-    tokens = prepare(config.data, pathlib.Path(str(config.runtime.cache)))
+    cache = pathlib.Path(str(config.runtime.cache))
+    tokens = prepare(config.data, cache)
     (batch,) = validation_batches(tokens.validation.ids, 16, 256, VALIDATION_SIZE)
     model = build(config, tokens.tokenizer.vocab_size)
-    model.load_state_dict(checkpoint.trained(folder).weights())
-    expected = float(model(batch.ids, batch.labels).detach())
+    trained = checkpoint.trained(folder)
+    model.load_state_dict(trained.weights())
+    loss = model(batch.ids, batch.labels)
+    expected = float(loss.detach())
 
     assert len(losses) == STEPS
     assert losses[-1] == pytest.approx(expected, abs=1e-6)
@@ -168,8 +196,12 @@ def test_the_validation_loss_is_a_mean_over_tokens_whatever_the_batch(config, fo
 @pytest.fixture
 def schedule(config):
     """Return a warm-up of four updates and a fall to a tenth."""
-    training = {"learning_rate": 1.0, "warmup_tokens": 4 * 128}
-    return changed(config, training={**training, "final_learning_rate": 0.1}).training
+    return dataclasses.replace(
+        config.training,
+        learning_rate=1.0,
+        warmup_tokens=4 * 128,
+        final_learning_rate=0.1,
+    )
 
 
 def test_the_learning_rate_warms_up_and_falls_to_its_final_share(schedule):
@@ -185,12 +217,16 @@ def test_a_constant_learning_rate_falls_in_its_last_part(schedule):
     rates = [learning_rate(step, 101, constant) for step in range(101)]
 
     assert set(rates[4:80]) == {1.0}
+    half_fallen = 0.1 + 0.9 * 10 / 20.2
     assert rates[80] < 1
-    assert rates[90] == pytest.approx(0.1 + 0.9 * 10 / 20.2)
+    assert rates[90] == pytest.approx(half_fallen)
     assert rates[100] == pytest.approx(0.1)
 
 
-@pytest.mark.parametrize(("share", "last_high"), [(0.0, 100), (1.0, 4)])
+LAST_HIGH = [(0.0, 100), (1.0, 4)]
+
+
+@pytest.mark.parametrize(("share", "last_high"), LAST_HIGH)
 def test_a_constant_learning_rate_may_never_fall_or_fall_from_the_warmup_on(
     schedule, share, last_high
 ):
@@ -209,11 +245,13 @@ def test_a_run_goes_on_from_a_prompt(config, folder):
     train(config, folder, [])
 
     text = sample(folder, "to be", tokens=30)
+    again = sample(folder, "to be", tokens=30)
+    of_another_seed = sample(folder, "to be", tokens=30, seed=1)
 
     assert text.startswith("to be")
     assert len(text) > 20
-    assert text == sample(folder, "to be", tokens=30)
-    assert text != sample(folder, "to be", tokens=30, seed=1)
+    assert again == text
+    assert of_another_seed != text
 
 
 # -- what it refuses to mix
@@ -259,7 +297,8 @@ def test_a_finished_run_without_weights_is_kept_beside_the_new_one(config, folde
 
     train(config, folder, [])
 
-    assert load_record(folder.with_name("run.old-1"))["message"] == "of the former run"
+    former = load_record(folder.with_name("run.old-1"))
+    assert former["message"] == "of the former run"
     assert status(folder) == ("done", None)
 
 
@@ -319,7 +358,8 @@ def test_a_run_is_evaluated_in_the_precision_it_was_trained_in(
     train(config, folder, [])
 
     set_bf16(monkeypatch, is_fast=True)
-    train(changed(config, evaluation={"ratios": (0.5, 1, 2)}), folder, [])
+    more_lengths = changed(config, evaluation={"ratios": (0.5, 1, 2)})
+    train(more_lengths, folder, [])
 
     rows = [row for row in evaluation_rows(folder) if row.status == "ok"]
     assert {row.length_ratio for row in rows} == {0.5, 1, 2, 4}
@@ -340,6 +380,11 @@ def killed_after_some_rows(config: Config, folder: pathlib.Path) -> None:
     process.join()
 
 
+def untimed(row: EvaluationRow) -> EvaluationRow:
+    """Return a row without how long it took and how much memory."""
+    return dataclasses.replace(row, seconds=None, peak_memory_bytes=None)
+
+
 def test_a_run_killed_with_sigkill_has_the_numbers_of_an_uninterrupted_one(
     config, tmp_path
 ):
@@ -357,23 +402,28 @@ def test_a_run_killed_with_sigkill_has_the_numbers_of_an_uninterrupted_one(
     of_whole = evaluation_rows(whole)
     assert len(of_killed) == len(of_whole)
     for row, expected in zip(of_killed, of_whole, strict=True):
-        timed = {"seconds": row.seconds, "peak_memory_bytes": row.peak_memory_bytes}
-        assert row == dataclasses.replace(expected, **timed)
+        assert untimed(row) == untimed(expected)
+
+
+def status_in_frame(folder: pathlib.Path) -> str:
+    (name,) = read([folder])["run_status"].unique()
+    return name
 
 
 def test_a_killed_run_is_said_to_have_died_until_it_goes_on(config, folder):
     killed_after_some_rows(config, folder)
 
     assert load_record(folder)["status"] == "running"
-    assert read([folder])["run_status"].tolist()[0] == "died"
+    assert status_in_frame(folder) == "died"
     with Run.open(folder, config, None):
-        assert read([folder])["run_status"].tolist()[0] == "running"
+        assert status_in_frame(folder) == "running"
 
 
-def numbers(folder: pathlib.Path) -> list[tuple[Any, ...]]:
-    names = ("protocol", "window", "length", "tokens", "nll")
+def evaluated(folder: pathlib.Path) -> pd.DataFrame:
+    """Return what was evaluated, with its losses, of a run's rows."""
     rows = [row for row in read_rows(folder) if "protocol" in row]
-    return [tuple(row[name] for name in names) for row in rows]
+    columns = ["protocol", "window", "length", "tokens", "nll"]
+    return pd.DataFrame(rows)[columns]
 
 
 @pytest.mark.slow
@@ -381,7 +431,8 @@ def test_rows_on_the_way_change_no_number_and_a_continued_run_has_them_once(
     config, tmp_path
 ):
     per_step = config.training.tokens_per_step
-    asked = changed(config, evaluation={"at_tokens": (4 * per_step, 9 * per_step + 1)})
+    at_tokens = (4 * per_step, 9 * per_step + 1)
+    asked = changed(config, evaluation={"at_tokens": at_tokens})
     plain = tmp_path / "plain"
     whole = tmp_path / "whole"
     cut = tmp_path / "cut"
@@ -394,10 +445,12 @@ def test_rows_on_the_way_change_no_number_and_a_continued_run_has_them_once(
     assert weights(whole) == weights(plain)
     assert headline_of(whole) == headline_of(plain)
     assert weights(cut) == weights(whole)
-    assert numbers(cut) == numbers(whole)
-    early = [row for row in numbers(whole) if row[3] < STEPS * per_step]
-    assert {row[:2] for row in early} == {("fixed_target", None)}
-    assert {row[3] for row in early} == {4 * per_step, 9 * per_step}
+    rows = evaluated(whole)
+    pd.testing.assert_frame_equal(evaluated(cut), rows, check_exact=True)
+    early = rows[rows["tokens"] < STEPS * per_step]
+    assert set(early["protocol"]) == {"fixed_target"}
+    assert early["window"].isna().all()
+    assert set(early["tokens"]) == {4 * per_step, 9 * per_step}
 
 
 @pytest.fixture
@@ -410,7 +463,8 @@ def drope(config):
 
 def test_an_encoding_that_changes_on_the_way_does_so_at_its_update(drope, tmp_path):
     train(drope, tmp_path / "drope", [])
-    train(encoded(drope, "rope"), tmp_path / "rope", [])
+    rope = encoded(drope, "rope")
+    train(rope, tmp_path / "rope", [])
 
     half = STEPS // 2
     dropped = losses(tmp_path / "drope")
@@ -422,24 +476,30 @@ def test_an_encoding_that_changes_on_the_way_does_so_at_its_update(drope, tmp_pa
 def test_an_encoding_that_changes_on_the_way_does_so_in_a_continued_run(
     drope, tmp_path
 ):
-    train(drope, tmp_path / "whole", [])
-    stop_after(8, drope, tmp_path / "cut")
-    train(changed(drope, evaluation={"ratios": (1, 2)}), tmp_path / "cut", [])
+    whole = tmp_path / "whole"
+    cut = tmp_path / "cut"
+    more_lengths = changed(drope, evaluation={"ratios": (1, 2)})
 
-    assert weights(tmp_path / "cut") == weights(tmp_path / "whole")
-    # what it was evaluated at in the end
-    assert load_config(tmp_path / "cut").evaluation.ratios == (1, 2)
+    train(drope, whole, [])
+    stop_after(8, drope, cut)
+    train(more_lengths, cut, [])
+
+    assert weights(cut) == weights(whole)
+    evaluated_at = load_config(cut).evaluation
+    assert evaluated_at.ratios == (1, 2)
 
 
 def test_rows_on_the_way_are_of_the_encoding_that_a_run_ends_with(drope, tmp_path):
     drope = changed(drope, evaluation={"at_tokens": (4 * 128,)})
     train(drope, tmp_path / "drope", [])
-    train(encoded(drope, "rope"), tmp_path / "rope", [])
+    rope = encoded(drope, "rope")
+    train(rope, tmp_path / "rope", [])
 
     without_positions, *_ = evaluation_rows(tmp_path / "drope")
     with_rope, *_ = evaluation_rows(tmp_path / "rope")
     # of equal weights
-    assert without_positions.tokens == with_rope.tokens == 4 * 128
+    assert without_positions.tokens == 4 * 128
+    assert with_rope.tokens == 4 * 128
     assert without_positions.nll != with_rope.nll
 
 
@@ -484,7 +544,8 @@ def test_a_disk_that_is_full_as_a_checkpoint_is_written_ends_the_run_in_words(
 
     def full(path: pathlib.Path, data: bytes) -> int:
         if "step-00000003" in str(path):
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
+            message = os.strerror(errno.ENOSPC)
+            raise OSError(errno.ENOSPC, message, path)
         return write_bytes(path, data)
 
     monkeypatch.setattr(pathlib.Path, "write_bytes", full)

@@ -9,6 +9,7 @@ import math
 import pytest
 import schemes
 import torch
+from torch.testing import assert_close
 
 import posbench
 from posbench.encodings.base import Shape
@@ -107,7 +108,7 @@ def test_sines_are_those_that_the_tutorials_print():
         [0.909297, 0.198669, 0.0199987, 0.002],
     ]
     made = code("sine", 3, d_model=4)
-    torch.testing.assert_close(made, torch.tensor(expected), atol=1e-6, rtol=0)
+    assert_close(made, torch.tensor(expected), atol=1e-6, rtol=0)
 
 
 def test_sinusoids_are_those_that_the_tutorials_print():
@@ -118,18 +119,18 @@ def test_sinusoids_are_those_that_the_tutorials_print():
         [0.14112, -0.98999, 0.29552, 0.95534, 0.029995, 0.99955, 0.003, 1],
     ]
     made = code("sinusoidal", 4)
-    torch.testing.assert_close(made, torch.tensor(expected), rtol=1e-4, atol=1e-7)
+    assert_close(made, torch.tensor(expected), rtol=1e-4, atol=1e-7)
 
 
-@pytest.mark.parametrize(
-    ("key", "m", "n", "score"),
-    [
-        ([1.0, 0.0], 3, 1, math.cos(2)),
-        # order shows in the sign
-        ([0.0, 1.0], 3, 1, math.sin(2)),
-        ([0.0, 1.0], 1, 3, -math.sin(2)),
-    ],
-)
+SCORES = [
+    ([1.0, 0.0], 3, 1, math.cos(2)),
+    # order shows in the sign
+    ([0.0, 1.0], 3, 1, math.sin(2)),
+    ([0.0, 1.0], 1, 3, -math.sin(2)),
+]
+
+
+@pytest.mark.parametrize(("key", "m", "n", "score"), SCORES)
 def test_the_score_of_a_turned_query_at_m_and_key_at_n(key, m, n, score):
     vectors = torch.tensor([[1.0, 0.0], key])
     turned_query, turned_key = rotated(vectors, [m, n])
@@ -137,14 +138,14 @@ def test_the_score_of_a_turned_query_at_m_and_key_at_n(key, m, n, score):
     assert product.item() == pytest.approx(score, abs=1e-6)
 
 
-@pytest.mark.parametrize(
-    ("layout", "expected"),
-    [
-        ("interleaved", [-1.142640, 1.922076, 2.959851, 4.029800]),
-        ("half", [-1.984111, 1.959901, 2.462378, 4.019800]),
-    ],
-)
+TURNED = [
+    ("interleaved", [-1.142640, 1.922076, 2.959851, 4.029800]),
+    ("half", [-1.984111, 1.959901, 2.462378, 4.019800]),
+]
+
+
+@pytest.mark.parametrize(("layout", "expected"), TURNED)
 def test_a_rotation_by_one_position(layout, expected):
     vector = torch.tensor([[1.0, 2.0, 3.0, 4.0]])
     turned = rotated(vector, [1], layout=layout)
-    torch.testing.assert_close(turned[0], torch.tensor(expected), atol=2e-6, rtol=0)
+    assert_close(turned[0], torch.tensor(expected), atol=2e-6, rtol=0)

@@ -10,6 +10,7 @@ import schemes
 import torch
 from schemes import layer_attention as attention
 from torch import Tensor
+from torch.testing import assert_close
 
 from posbench import encodings
 from posbench.encodings.base import Shape
@@ -32,19 +33,20 @@ def inputs(length: int = LENGTH) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     return schemes.layer_inputs(SHAPE, length)
 
 
-@pytest.mark.parametrize(
-    ("rule", "expected"),
-    [
-        ("ssmax", [0.0, 1.0, 2.0]),
-        ("mistral_large4", [1.0, 1.0, 1.0]),
-        ("logn", [1.0, 1.0, 2.0]),
-    ],
-)
+RULES = [
+    ("ssmax", [0.0, 1.0, 2.0]),
+    ("mistral_large4", [1.0, 1.0, 1.0]),
+    ("logn", [1.0, 1.0, 2.0]),
+]
+
+
+@pytest.mark.parametrize(("rule", "expected"), RULES)
 def test_a_temperature_starts_at_1_at_the_training_length(rule, expected):
     n = torch.tensor([1, SHAPE.train_length, SHAPE.train_length**2])
     temperature = build("temperature", rule=rule)
     factor = temperature.factor(n, 1).expand(4, 3)
-    torch.testing.assert_close(factor, torch.tensor(expected).expand(4, 3))
+    of_each_head = torch.tensor(expected).expand(4, 3)
+    assert_close(factor, of_each_head)
 
 
 DROPPED = {"name": "drope", "drop_at": 0.75, "base": 500.0}
@@ -55,17 +57,19 @@ def outputs(encoding: Any, layer: int = 1, **limits: Any) -> Tensor:
     return attention(encoding, *inputs(), COUNTED, layer, **limits)
 
 
-@pytest.mark.parametrize(
-    ("encoding", "window"),
-    [
-        (build("drope", drop_at=0.75, base=500.0), None),
-        (build("layered", layers=[{**DROPPED, "window": 5}]), 5),
-        (build("heads", heads=[DROPPED]), None),
-    ],
-)
+DROPPING = [
+    (build("drope", drop_at=0.75, base=500.0), None),
+    (build("layered", layers=[{**DROPPED, "window": 5}]), 5),
+    (build("heads", heads=[DROPPED]), None),
+]
+
+
+@pytest.mark.parametrize(("encoding", "window"), DROPPING)
 def test_drope_is_rope_before_the_drop_and_nothing_after_it(encoding, window):
-    rope = outputs(build("rope", base=500.0), window=window)
-    none = outputs(build("none"), window=window)
+    plain_rope = build("rope", base=500.0)
+    no_encoding = build("none")
+    rope = outputs(plain_rope, window=window)
+    none = outputs(no_encoding, window=window)
 
     before_a_run = outputs(encoding)  # as after one
     assert torch.equal(before_a_run, none)
@@ -79,7 +83,10 @@ def test_drope_is_rope_before_the_drop_and_nothing_after_it(encoding, window):
         assert torch.equal(made, none)
 
 
-@pytest.mark.parametrize(("window", "n_visible"), [(None, 4), (3, 3), (9, 4)])
+WINDOWS = [(None, 4), (3, 3), (9, 4)]
+
+
+@pytest.mark.parametrize(("window", "n_visible"), WINDOWS)
 def test_the_narrower_window_of_a_class_and_of_a_layer_holds(
     window, n_visible, monkeypatch
 ):
@@ -134,7 +141,7 @@ def test_cape_moves_all_positions_of_a_sequence_alike():
     encoding = build("cape", global_shift=4.0, local_shift=0.0, scaling=1.0)
     moved = drawn(encoding, 300) - WHOLE
     first = moved[:, :1]
-    torch.testing.assert_close(moved, first.expand_as(moved))
+    assert_close(moved, first.expand_as(moved))
     assert 3.8 < moved.max() <= 4
     assert -4 <= moved.min() < -3.8
 
@@ -167,13 +174,13 @@ def test_cape_counts_tokens_in_evaluation():
 DIGITS = tuple("0123456789+=")
 
 
-@pytest.mark.parametrize(
-    ("name", "options", "problem", "offsets"),
-    [
-        ("abacus", {"max_offset": 5, "rows": 8}, "12+345=+7777", range(6)),
-        ("coupling", {"max_position": 8}, "653+049=2070", range(4)),
-    ],
-)
+ANYWHERE = [
+    ("abacus", {"max_offset": 5, "rows": 8}, "12+345=+7777", range(6)),
+    ("coupling", {"max_position": 8}, "653+049=2070", range(4)),
+]
+
+
+@pytest.mark.parametrize(("name", "options", "problem", "offsets"), ANYWHERE)
 def test_digits_begin_anywhere_in_training_by_a_draw_that_follows_from_the_update(
     name, options, problem, offsets
 ):
@@ -228,10 +235,21 @@ def test_heads_may_be_wider_than_their_share_of_the_model_and_share_keys_and_val
     every_k = k.repeat_interleave(2, dim=1)
     every_v = v.repeat_interleave(2, dim=1)
     expected = attention_output(encoding, q, every_k, every_v, x, 1, positions)
-    torch.testing.assert_close(out, expected, **CLOSE)
+    assert_close(out, expected, **CLOSE)
 
 
 SQUEEZED = ["partial_rope", "lerope", "grape_m", "pope", "repo"]
+
+
+@pytest.mark.parametrize("name", SQUEEZED)
+@pytest.mark.parametrize("method", ["pi", "ntk", "ntk_by_parts", "yarn", "llama3"])
+def test_an_extension_to_the_trained_length_changes_nothing(name, method):
+    trained = schemes.build(name, {}, SHAPE)
+    expected = attention_output(trained, *inputs(32))
+
+    after, _ = extend_encoding(trained, method, 32, 32)
+
+    assert torch.equal(attention_output(after, *inputs(32)), expected)
 
 
 @pytest.mark.parametrize("name", SQUEEZED)
@@ -242,7 +260,7 @@ def test_interpolated_positions_are_the_trained_ones(name):
     places = COUNTED[:, :20]
     ours = attention_logits(after, q, k, x, positions=4 * places)
     expected = attention_logits(trained, q, k, x, positions=places)
-    torch.testing.assert_close(ours, expected, atol=1e-5, rtol=1e-5)
+    assert_close(ours, expected, atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("name", SQUEEZED)
@@ -266,26 +284,30 @@ def test_a_wrapper_hands_an_extension_on_to_those_it_is_for(method):
 
     after, facts = extend_encoding(layered, method, 128, 32)
 
-    rope, rope_facts = extend_encoding(build("rope"), method, 128, 32)
+    trained_rope = build("rope")
+    rope, rope_facts = extend_encoding(trained_rope, method, 128, 32)
     windowed = outputs(rope, layer=0, window=12)
     whole = outputs(rope, layer=0)
-    assert torch.equal(outputs(after, layer=0), windowed)
-    assert torch.equal(outputs(after, layer=1), trained_second)
-    torch.testing.assert_close(outputs(after, layer=2), whole, **CLOSE)
+    first = outputs(after, layer=0)
+    second = outputs(after, layer=1)
+    third = outputs(after, layer=2)
+    assert torch.equal(first, windowed)
+    assert torch.equal(second, trained_second)
+    assert_close(third, whole, **CLOSE)
     of_layers = {"rope 0": rope_facts, "rope 2": rope_facts}
     assert facts == {"dynamic": rope_facts["dynamic"], "extended": of_layers}
-    # the trained one is as it was
-    assert torch.equal(outputs(layered, layer=0), trained_first)
+    again = outputs(layered, layer=0)  # the trained one is as it was
+    assert torch.equal(again, trained_first)
 
 
-@pytest.mark.parametrize(
-    ("name", "options", "method", "factor"),
-    [
-        ("shape", {"inner": "rope", "shift": 10}, "pi", 2.0),
-        ("temperature", {}, "pi", 2.0),
-        ("shape", {"inner": "sinusoidal", "shift": 10}, "interpolate", 266 / 138),
-    ],
-)
+FACTORS = [
+    ("shape", {"inner": "rope", "shift": 10}, "pi", 2.0),
+    ("temperature", {}, "pi", 2.0),
+    ("shape", {"inner": "sinusoidal", "shift": 10}, "interpolate", 266 / 138),
+]
+
+
+@pytest.mark.parametrize(("name", "options", "method", "factor"), FACTORS)
 def test_an_extension_in_a_wrapper_goes_by_the_length_that_was_trained_last(
     name, options, method, factor
 ):
@@ -298,15 +320,19 @@ def test_an_extension_in_a_wrapper_goes_by_the_length_that_was_trained_last(
     assert inner["factor"] == factor
 
 
-@pytest.mark.parametrize(
-    "inner", [{"inner": "rope"}, {"inner": "canon", "inner_options": {"inner": "rope"}}]
-)
+AROUND_ROPE = [
+    {"inner": "rope"},
+    {"inner": "canon", "inner_options": {"inner": "rope"}},
+]
+
+
+@pytest.mark.parametrize("inner", AROUND_ROPE)
 def test_a_temperature_acts_on_far_pairs_too(inner):
     trained = schemes.build("temperature", inner, SHAPE)
     after, _ = extend_encoding(trained, "self_extend", 64, 32, group=1)
     ours = outputs(after)
     expected = outputs(trained)
-    torch.testing.assert_close(ours, expected, **CLOSE)
+    assert_close(ours, expected, **CLOSE)
 
 
 def test_a_temperature_around_heads_is_refused_where_it_would_miss_far_pairs():

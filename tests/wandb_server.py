@@ -34,13 +34,17 @@ class ServedRun:
         for _, line in sorted(self.streams["wandb-history.jsonl"].items()):
             row = json.loads(line)
             row.pop("curve", None)
-            rows.append({key: row[key] for key in row if not key.startswith("_")})
+            own = {key: row[key] for key in row if not key.startswith("_")}
+            rows.append(own)
         return rows
 
     @property
     def summary(self) -> dict[str, Any]:
         lines = self.streams["wandb-summary.json"]
-        return json.loads(lines[max(lines)]) if lines else {}
+        if not lines:
+            return {}
+        last = max(lines)
+        return json.loads(lines[last])
 
     @property
     def config(self) -> dict[str, Any]:
@@ -58,7 +62,10 @@ class ServedRun:
     def bucket(self) -> dict[str, Any]:
         """Return what the client asks about an existing run."""
         history = self.streams["wandb-history.jsonl"]
-        tail = [history[max(history)]] if history else []
+        tail = []
+        if history:
+            last = max(history)
+            tail.append(history[last])
         return {
             "id": self.name,
             "name": self.name,
@@ -107,13 +114,15 @@ class Server(http.server.ThreadingHTTPServer):
             return {"data": data or {}}
         stream = re.fullmatch(r"/files/[^/]+/[^/]+/([^/]+)/file_stream", path)
         if stream:
-            self.append(self.runs[stream[1]], json.loads(body))
+            run = self.runs[stream[1]]
+            self.append(run, json.loads(body))
             return {"limits": {}}
         return {}
 
     def append(self, run: ServedRun, sent: dict[str, Any]) -> None:
         for name, part in (sent.get("files") or {}).items():
-            run.streams[name].update(enumerate(part["content"], part["offset"]))
+            lines = enumerate(part["content"], part["offset"])
+            run.streams[name].update(lines)
         if sent.get("complete"):
             run.exit_code = sent.get("exitcode")
 
@@ -140,9 +149,13 @@ class Server(http.server.ThreadingHTTPServer):
             return {"model": {**project, "bucket": bucket}}
         if name == "UpsertBucket":
             inserted = run is None
-            run = self.runs.setdefault(asked["name"], ServedRun(asked["name"]))
+            if run is None:
+                run = ServedRun(asked["name"])
+                self.runs[run.name] = run
             run.variables.append(asked)
-            bucket = run.bucket() | {"project": project, "sweepName": asked["sweep"]}
+            bucket = run.bucket()
+            bucket["project"] = project
+            bucket["sweepName"] = asked["sweep"]
             return {"upsertBucket": {"bucket": bucket, "inserted": inserted}}
         return None
 
@@ -174,11 +187,13 @@ class _Handler(http.server.BaseHTTPRequestHandler):
                 size = int(self.rfile.readline(), 16)
             self.rfile.readline()
         else:
-            body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+            size = int(self.headers.get("Content-Length") or 0)
+            body = self.rfile.read(size)
         if self.headers.get("Content-Encoding") == "gzip":
             body = gzip.decompress(body)
         with self.server.lock:
-            data = json.dumps(self.server.answer(self.path, body)).encode()
+            answer = self.server.answer(self.path, body)
+        data = json.dumps(answer).encode()
         self.send_response(200)
         self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(data)))

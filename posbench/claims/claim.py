@@ -130,20 +130,7 @@ def read(names: list[str], config_dir: Path | None = None) -> list[Entry]:
     """Return the claims of these names, or `all`. Raises UserError for an unknown name,
     or a file without a claim.
     """
-    folders = [configs_dir()]
-    if config_dir:
-        folders.append(config_dir)
-    shared: dict[str, str] = {}
-    contents: dict[str, tuple[Path, Any]] = {}  # by name: the file, and what it holds
-    for folder in folders:
-        for path in sorted((folder / "claim").glob("*.yaml")):
-            content = shipped.load(path)
-            if path.stem == "_runs":  # runs that several claims need, by name
-                shared |= content
-            else:
-                for name, value in content.items():
-                    contents[name] = path, value
-
+    shared, contents = _files(config_dir)
     wanted = set(names) - {"all"}
     for name in names:
         if name in wanted and name not in contents:
@@ -152,6 +139,28 @@ def read(names: list[str], config_dir: Path | None = None) -> list[Entry]:
     if "all" in names:
         wanted = set(contents)
     return [_read(name, *contents[name], shared) for name in sorted(wanted)]
+
+
+def _files(
+    config_dir: Path | None,
+) -> tuple[dict[str, str], dict[str, tuple[Path, Any]]]:
+    """Return the runs that several claims need, by name, and each claim's file with
+    what it holds of the claim.
+    """
+    folders = [configs_dir()]
+    if config_dir:
+        folders.append(config_dir)
+    shared: dict[str, str] = {}
+    contents: dict[str, tuple[Path, Any]] = {}
+    for folder in folders:
+        for path in sorted((folder / "claim").glob("*.yaml")):
+            content = shipped.load(path)
+            if path.stem == "_runs":
+                shared |= content
+                continue
+            for name, value in content.items():
+                contents[name] = path, value
+    return shared, contents
 
 
 def _read(name: str, path: Path, content: Any, shared: dict[str, str]) -> Entry:

@@ -76,11 +76,11 @@ def reproduce(
     plans_of = plans_of_claims(entries, overrides, config_dir)
     every_plan = [*_each_once(plans_of).values()]
     study_rows = None
-    kept = set[str]()  # runs that a study has
+    ids_in_studies: set[str] = set()
     if studies:
         study_rows = frames.read(studies)
-        kept = set(study_rows["run"])
-    todo = [plan for plan in every_plan if plan.id not in kept]
+        ids_in_studies = set(study_rows["run"])
+    todo = [plan for plan in every_plan if plan.id not in ids_in_studies]
     console.log_to_terminal()
     if dry_run:
         print(sweep.cost(todo))

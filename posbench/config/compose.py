@@ -72,26 +72,30 @@ def configs(
         _hydra_config.cache_clear()  # its files may have changed
     axes = {}
     for key, text in by_key(words).items():
-        if key == "start":
-            axes[key] = start.run_folders(text)
-        elif key == "encoding" and text == "all":
-            axes[key] = list(choices(key, folders))
-        else:
-            axes[key] = values(key, text)
+        axes[key] = _given_values(key, text, folders)
         if len(axes[key]) > 1 and not several:
             raise UserError(
                 f"{key}={text} gives several values: 'posbench sweep' runs each of them"
             )
 
-    found = []
+    configurations = []
     try:
         for combination in itertools.product(*axes.values()):
             point = dict(zip(axes, combination, strict=True))
             typed = [f"{key}={text}" for key, text in point.items()]
-            found.append((typed, _config(point, folders)))
+            configurations.append((typed, _config(point, folders)))
     except (HydraException, OmegaConfBaseException, yaml.YAMLError) as error:
         raise UserError(" ".join(str(_innermost(error)).split())) from None
-    return found
+    return configurations
+
+
+def _given_values(key: str, text: str, folders: tuple[Path, ...]) -> list[str]:
+    """Return the values that a word gives to its key, as texts."""
+    if key == "start":
+        return start.run_folders(text)
+    if key == "encoding" and text == "all":
+        return list(choices(key, folders))
+    return values(key, text)
 
 
 def _innermost(error: BaseException) -> BaseException:
@@ -146,9 +150,12 @@ def _config(point: dict[str, str], folders: tuple[Path, ...]) -> Config:
     cfg.encoding = _with_class_inside(cfg.encoding)
 
     _refuse_functions(cfg)
-    plain = dict(OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True))  # type: ignore[arg-type]
+    plain: dict[str, Any] = OmegaConf.to_container(  # type: ignore[assignment]
+        cfg, resolve=True, throw_on_missing=True
+    )
     _refuse_guesses(plain)
     data = plain["data"]
+    _refuse_incomplete(data)
     # a file's name is not that of a typed data set; `hub` is the name of none
     is_other = data["dataset"] != dataset_of_file and "data.name" not in point
     if data["source"] == "hub" and (is_other or data["name"] == "hub"):
@@ -271,15 +278,27 @@ def _signature(name: str) -> DictConfig:
     return OmegaConf.create({"name": name, **options, **source})
 
 
+def _refuse_incomplete(data: dict[str, Any]) -> None:
+    """Raise UserError for data that lack a key, as those of a user's file may."""
+    for key in KEYS:
+        section, _, name = key.partition(".")
+        if section == "data" and name not in data:
+            raise UserError(
+                f"missing key '{key}': begin your file with 'defaults: [_base]'"
+            )
+
+
 def _refuse_guesses(plain: dict[str, Any]) -> None:
     """Raise UserError for a text that YAML has read as a number: 2024_05_01, 695e0514.
 
     What is typed stays text, so that such a value is from a file.
     """
     for key, given in flat(plain).items():
-        if not value_type(KEYS.get(key)).startswith("text"):
+        if value_type(KEYS.get(key)).item != "text":
             continue
-        for text in given if isinstance(given, list) else [given]:
+        if not isinstance(given, list):
+            given = [given]
+        for text in given:
             if text is not None and not isinstance(text, str):
                 expected = "text: put it into quotation marks in its file"
                 raise refused(key, text, expected)
@@ -329,7 +348,10 @@ def _texts(value: Any) -> list[str]:
         value = list(value.values())
     if not isinstance(value, list):
         return []
-    return [text for item in value for text in _texts(item)]
+    texts = []
+    for item in value:
+        texts += _texts(item)
+    return texts
 
 
 def _renamed(value: Any, former: str, name: str) -> Any:

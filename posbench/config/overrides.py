@@ -13,7 +13,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from posbench.config import schema
-from posbench.config.schema import Config
+from posbench.config.schema import Config, ValueType
 from posbench.config.shipped import EVERY, GROUPS, choices
 from posbench.errors import UserError, nearest
 
@@ -169,7 +169,7 @@ def values(key: str, text: str) -> list[str]:
         return [text]
     items = _items(text)
     # betas=.9,.95 is one list, betas=[.9,.95],[.9,.99] are two
-    is_list = schema.value_type(KEYS.get(key)).endswith("s")
+    is_list = schema.value_type(KEYS.get(key)).is_list
     if is_list and not all(item.startswith("[") for item in items):
         return [text]
     return items
@@ -178,20 +178,21 @@ def values(key: str, text: str) -> list[str]:
 def value(key: str, text: str) -> Any:
     """Return the value of a full key from its typed text."""
     if key == LENGTH:
-        return _value("ints", text)
+        return _value(ValueType("int", is_list=True), text)
     return _value(schema.value_type(KEYS.get(key)), text)
 
 
-def _value(type_: str, text: str) -> Any:
-    """Return the value of a typed text; `type_` is what `schema.value_type` returns."""
-    if type_ != "yaml" and re.search(r"\$\{|^[-+\d_]+:", text):
+def _value(type_: ValueType, text: str) -> Any:
+    """Return the value of a typed text."""
+    if type_ != ValueType("yaml") and re.search(r"\$\{|^[-+\d_]+:", text):
         return text  # also 12:30, which YAML takes for a number to base 60
-    if type_.endswith("s"):
+    if type_.is_list:
         items = text.strip()
         if items.startswith("[") and items.endswith("]"):
             items = items[1:-1]
-        return [_value(type_[:-1], item) for item in _items(items) if item]
-    if type_ != "text" or text == "null":
+        item_type = ValueType(type_.item)
+        return [_value(item_type, item) for item in _items(items) if item]
+    if type_.item != "text" or text == "null":
         return read(text)
     quoted = re.fullmatch(r"(['\"])(.*)\1", text, re.DOTALL)
     if quoted:

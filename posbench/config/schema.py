@@ -10,7 +10,7 @@ import re
 import typing
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, TypeVar
 
 from annotated_types import Ge, Len, Lt, Predicate
 
@@ -39,7 +39,7 @@ _NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,126}[A-Za-z0-9_-])?")
 Name = Annotated[str, Predicate(lambda text: _NAME.fullmatch(text) is not None)]
 Precision = Literal["auto", "fp32", "bf16"]
 _Section = TypeVar("_Section")
-_READERS: dict[type, Any] = {}
+_VALIDATORS: dict[type, Any] = {}
 # What was expected, by the first word of pydantic's name for a mistake, where
 # pydantic's message says less.
 _EXPECTED = {
@@ -502,18 +502,34 @@ def keys(cls: type = Config, prefix: str = "") -> dict[str, Any]:
     return hints
 
 
-def value_type(hint: Any) -> str:
-    """Return how a value of a type is read: `text`, `int`, `float`, `texts` and so on
-    for lists, else `yaml`.
-    """
+class ValueType(NamedTuple):
+    """How a value is read."""
+
+    item: Literal["text", "int", "float", "yaml"]
+    is_list: bool = False
+
+    @property
+    def is_number(self) -> bool:
+        """Whether it is a number, or a list of numbers."""
+        return self.item in ("int", "float")
+
+
+def value_type(hint: Any) -> ValueType:
+    """Return how a value of a type is read. What is no text or number is YAML."""
     origin, inner = typing.get_origin(hint), typing.get_args(hint)
+    if hint is str:
+        return ValueType("text")
+    if hint is int:
+        return ValueType("int")
+    if hint is float:
+        return ValueType("float")
     if origin in (None, dict):
-        return {str: "text", int: "int", float: "float"}.get(hint, "yaml")
+        return ValueType("yaml")
     if origin is Literal:
         are_texts = {type(choice) for choice in inner} == {str}
-        return "text" if are_texts else "yaml"
+        return ValueType("text" if are_texts else "yaml")
     if origin is tuple:
-        return value_type(inner[0]) + "s"
+        return ValueType(value_type(inner[0]).item, is_list=True)
     return value_type(inner[0])  # a union's other type is None
 
 
@@ -530,16 +546,16 @@ def validate(cls: type[_Section], plain: Mapping[str, Any]) -> _Section:
         plain["encoding"] = fields | {"options": options}
 
     for key, value in flat(plain).items():  # pydantic would read true as 1
-        is_number = value_type(hints.get(key)).startswith(("int", "float"))
+        is_number = value_type(hints.get(key)).is_number
         if is_number and re.search("True|False", str(value)):
             raise refused(key, value, "a number")
 
-    if cls not in _READERS:  # making a reader takes longer than all that it will read
+    if cls not in _VALIDATORS:  # making one takes longer than all that it will read
         import pydantic
 
-        _READERS[cls] = pydantic.TypeAdapter(cls)
+        _VALIDATORS[cls] = pydantic.TypeAdapter(cls)
     try:
-        return _READERS[cls].validate_python(plain)  # type: ignore[no-any-return]
+        return _VALIDATORS[cls].validate_python(plain)  # type: ignore[no-any-return]
     except ValueError as error:
         raise _mistake(error, hints) from None
 

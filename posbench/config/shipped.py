@@ -50,13 +50,13 @@ def choices(
     """Return a group's files by name. If several folders have a name, the first
     counts.
     """
-    found = {}
+    files = {}
     for folder in (configs_dir(), *reversed(folders)):
         top = folder / group
         for path in top.glob(pattern):
             name = str(path.relative_to(top).with_suffix(""))
-            found[name] = path
-    return dict(sorted(found.items()))
+            files[name] = path
+    return dict(sorted(files.items()))
 
 
 def choice_file(

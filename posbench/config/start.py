@@ -54,13 +54,7 @@ def inherit(cfg: DictConfig, run: str, point: Mapping[str, str]) -> None:
     """Copy into a configuration the settings of the run that it starts from
     (docs/longer.md); typed ones come later.
     """
-    for key in point:
-        if key.startswith("model.attention."):
-            continue
-        if key.startswith(("model", "experiment", "start.")):
-            raise UserError(
-                f"{key} cannot be set beside start, which takes it from that run"
-            )
+    _refuse_inherited(point)
     source, facts = finished_run(run)
     container = to_container(source)
     for name in ("encoding", "model", "data", "training"):
@@ -79,12 +73,29 @@ def inherit(cfg: DictConfig, run: str, point: Mapping[str, str]) -> None:
     if "encoding" in point:
         _stretch(cfg, source, run, length / train_length)
     if "evaluation" not in point:
-        lengths = {round(ratio * train_length) for ratio in source.evaluation.ratios}
-        lengths |= {length, 2 * length, 4 * length}
-        cfg.evaluation.targets = source.evaluation.targets
-        cfg.evaluation.blocks = source.evaluation.blocks
-        cfg.evaluation.ratios = [context / length for context in sorted(lengths)]
-        cfg.evaluation.at_tokens = [0]
+        _inherit_evaluation(cfg, source, length)
+
+
+def _refuse_inherited(point: Mapping[str, str]) -> None:
+    """Raise UserError for a typed setting that only the earlier run gives."""
+    for key in point:
+        if key.startswith("model.attention."):
+            continue
+        if key.startswith(("model", "experiment", "start.")):
+            raise UserError(
+                f"{key} cannot be set beside start, which takes it from that run"
+            )
+
+
+def _inherit_evaluation(cfg: DictConfig, source: Config, length: int) -> None:
+    """Ask for the lengths of the earlier run, and for 1, 2 and 4 times the new one."""
+    train_length = source.training.train_length
+    lengths = {round(ratio * train_length) for ratio in source.evaluation.ratios}
+    lengths |= {length, 2 * length, 4 * length}
+    cfg.evaluation.targets = source.evaluation.targets
+    cfg.evaluation.blocks = source.evaluation.blocks
+    cfg.evaluation.ratios = [context / length for context in sorted(lengths)]
+    cfg.evaluation.at_tokens = [0]
 
 
 def _typed_counts(point: Mapping[str, str]) -> dict[str, int]:

@@ -205,14 +205,7 @@ def local_files(config: DataConfig) -> dict[str, dict[str, Path]]:
 
     names = glob.glob(pattern, recursive=True)
     matching = _each_once(file for file in map(Path, names) if file.is_file())
-    groups: tuple[tuple[str, ...], ...] = (READABLE,)
-    if root.is_dir():
-        groups = KINDS
-    found = list[Path]()
-    for endings in groups:
-        found = [file for file in matching if kind(file) in endings]
-        if found:
-            break
+    found = _of_first_kind(matching, KINDS if root.is_dir() else (READABLE,))
     if not found:
         expected = f" (expected {' '.join(READABLE)}, also as {' '.join(PACKED)})"
         if not matching:
@@ -227,6 +220,15 @@ def local_files(config: DataConfig) -> dict[str, dict[str, Path]]:
     if len(found) == 1:
         return {"": by_name}
     return _by_split(by_name)
+
+
+def _of_first_kind(files: list[Path], kinds: tuple[tuple[str, ...], ...]) -> list[Path]:
+    """Return the files of the first kind, a choice of endings, that any file has."""
+    for endings in kinds:
+        found = [file for file in files if text_ending(file) in endings]
+        if found:
+            return found
+    return []
 
 
 def _each_once(files: Iterable[Path]) -> list[Path]:
@@ -255,7 +257,7 @@ def _unpacked(path: Path) -> Path:
     return path.with_suffix("") if path.suffix.lower() in PACKED else path
 
 
-def kind(path: Path) -> str:
+def text_ending(path: Path) -> str:
     """Return `.csv` for `a.csv` and `a.csv.gz`."""
     return _unpacked(path).suffix.lower()
 
@@ -298,19 +300,21 @@ def read_all(paths: Iterable[Path], column: str) -> Iterator[str]:
                 number += 1
         except (ValueError, OSError, RuntimeError, csv.Error) as error:
             reason = str(error).partition("\n")[0]
+            if isinstance(error, json.JSONDecodeError):
+                reason += ": expected an object a line, or one array of objects"
             if isinstance(error, UnicodeDecodeError):
                 byte = error.object[error.start]
                 reason = (
                     f"not UTF-8 text (byte 0x{byte:02x}): iconv converts other"
                     " encodings"
                 )
-            place = "" if kind(path) in WHOLE else f" row {number}"
+            place = "" if text_ending(path) in WHOLE else f" row {number}"
             raise UserError(f"'{path}'{place}: {reason}") from None
 
 
 def _rows(path: Path, column: str) -> Iterator[Any]:
     """Yield a file's rows, each a dict by column."""
-    ending = kind(path)
+    ending = text_ending(path)
     if ending == ".parquet":
         file = parquet.ParquetFile(path)
         refuse_unclear(column, file.schema_arrow.names)
@@ -322,12 +326,7 @@ def _rows(path: Path, column: str) -> Iterator[Any]:
     packed = PACKED.get(path.suffix.lower())
     binary = io.BufferedReader(pyarrow.input_stream(str(path), packed))
     head = binary.peek(4096)[:4096]
-    # ASCII in UTF-16 is valid UTF-8, with zeros between
-    zeros = max(head[::2].count(0), head[1::2].count(0))
-    if zeros > len(head) / 4:
-        raise ValueError(
-            "this looks like UTF-16, not UTF-8: iconv -f UTF-16 converts it"
-        )
+    _refuse_utf16(head)
     head = head.lstrip(b"\xef\xbb\xbf \t\r\n")
 
     def row_of(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -349,6 +348,17 @@ def _rows(path: Path, column: str) -> Iterator[Any]:
         table = csv.DictReader(lines, delimiter=delimiter, strict=True)
         refuse_unclear(column, table.fieldnames or [])
         yield from _even_rows(table)
+
+
+def _refuse_utf16(head: bytes) -> None:
+    """Raise ValueError for bytes of UTF-16: its ASCII is valid UTF-8, with zeros
+    between.
+    """
+    zeros = max(head[::2].count(0), head[1::2].count(0))
+    if zeros > len(head) / 4:
+        raise ValueError(
+            "this looks like UTF-16, not UTF-8: iconv -f UTF-16 converts it"
+        )
 
 
 def _even_rows(table: Iterable[Any]) -> Iterator[Any]:

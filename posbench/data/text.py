@@ -76,7 +76,7 @@ def load(
         first_ones = itertools.islice(not_blank, config.max_documents)
         given[split] = _write(folder / f"{split}.documents", first_ones)
 
-    kind, splits = _split(config, given)
+    split_by, splits = _split(config, given)
 
     train = splits["train"]
     n_characters = sum(texts.sizes.sum() for texts in splits.values())
@@ -84,7 +84,7 @@ def load(
     held_out = itertools.chain(splits["validation"], splits["test"])
     copied, shared = copies(train, held_out, every)
 
-    dropped = copied if kind == "document" else []
+    dropped = copied if split_by == "document" else []
     splits["train"] = Texts(train.document, np.delete(train.parts, dropped, axis=0))
     if not all(map(len, splits.values())):
         raise UserError(
@@ -95,7 +95,7 @@ def load(
     record = {
         "name": config.name,
         "revision": source.commit,
-        "split": kind,
+        "split": split_by,
         "copies": {
             "every": every,
             "shared": round(shared, 6),
@@ -105,7 +105,7 @@ def load(
         "sha256": _sha256(splits),
         "documents": {split: len(splits[split]) for split in SPLITS},
     }
-    if kind == "stretches":
+    if split_by == "stretches":
         # how many are held out of each document, as many in validation as in test
         counts = np.bincount(splits["test"].parts[:, 0]).tolist()
         record["stretches"] = dict.fromkeys(SPLITS[1:], counts)

@@ -37,10 +37,11 @@ def linears(n: int, inputs: int, outputs: int, bias: bool = False) -> nn.ModuleL
 
 def convolutions(n: int, channels: int, width: int) -> nn.ModuleList:
     """Return a convolution for each of n layers, of each channel by itself."""
-    return nn.ModuleList(
-        nn.Conv1d(channels, channels, width, groups=channels, bias=False)
-        for _ in range(n)
-    )
+    layers = nn.ModuleList()
+    for _ in range(n):
+        layer = nn.Conv1d(channels, channels, width, groups=channels, bias=False)
+        layers.append(layer)
+    return layers
 
 
 def causal_convolution(x: Tensor, weight: Tensor) -> Tensor:
@@ -304,7 +305,9 @@ def _joined(logits: Tensor, q: Tensor, k: Tensor, total: Tensor) -> Tensor:
     q = _blocks(q, size)[:, :, 1::2]  # of each second neighbour
     k = _blocks(k, size)[:, :, ::2]  # of each first one
     total = _blocks(total, size)
-    across = _logits_across(q, total[:, :, 1::2], k, total[:, :, ::2])
+    total_of_queries = total[:, :, 1::2]
+    total_of_keys = total[:, :, ::2]
+    across = _logits_across(q, total_of_queries, k, total_of_keys)
 
     above = F.pad(logits[:, :, ::2], (0, size))
     below = torch.cat((across, logits[:, :, 1::2]), dim=-1)
@@ -339,7 +342,7 @@ class CoPE(Encoding):
 
     def scores(self, logits: Tensor, q: Tensor, k: Tensor, layer: Layer) -> Tensor:
         table = self.table[layer.index]  # e, (P, Dh)
-        at_whole = q @ table.mT  # (B, H, Tq, P), q unscaled as in the paper
+        q_e = q @ table.mT  # q_i·e[0] ... e[P - 1], (B, H, Tq, P); q is unscaled
 
         gates = logits.sigmoid() * layer.visible  # g
         p = gates.flip(-1).cumsum(-1).flip(-1)  # summed from the key to the query
@@ -347,10 +350,10 @@ class CoPE(Encoding):
         floor = p.long().clamp(min=0)  # NaN turns into a number below 0
 
         # (1 - w)·e[floor] + w·e[ceil] is e[floor] + w·(e[ceil] - e[floor]).
-        rises = F.pad(at_whole.diff(dim=-1), (0, 1))  # to the next; 0 after the last
-        rise = rises.gather(-1, floor)
-        logits = logits + at_whole.gather(-1, floor)
-        return logits + p.frac() * rise
+        to_next = F.pad(q_e.diff(dim=-1), (0, 1))  # 0 after the last
+        w = p.frac()
+        logits = logits + q_e.gather(-1, floor)
+        return logits + w * to_next.gather(-1, floor)
 
 
 class StickBreaking(Encoding):

@@ -27,8 +27,8 @@ from posbench.encodings.rope import (
     Rotary,
     Scaling,
     Spectrum,
+    rotate_pairs,
     to_fp64,
-    turn,
 )
 from posbench.encodings.wrapper import Wrapper
 from posbench.errors import OptionError, Undefined, unknown
@@ -244,12 +244,12 @@ class FarPairs(Encoding):
     def prepare(self, q: Tensor, k: Tensor, layer: Layer) -> Pairs:
         far = []
         for of_queries, of_keys in self.far(to_fp64(layer.positions)):
-            far.append((self._turned(q, of_queries), self._turned(k, of_keys)))
+            far.append((self._rotated(q, of_queries), self._rotated(k, of_keys)))
         return far
 
-    def _turned(self, x: Tensor, positions: Tensor) -> Tensor:
-        turns = self.rope.make_tables(positions).to(x.device)
-        return turn(x, turns, self.rope.layout)
+    def _rotated(self, x: Tensor, positions: Tensor) -> Tensor:
+        tables = self.rope.make_tables(positions).to(x.device)
+        return rotate_pairs(x, tables, self.rope.layout)
 
     def rotate(self, q: Tensor, k: Tensor, layer: Layer) -> tuple[Tensor, Tensor]:
         return self.rope.rotate(q, k, layer)

@@ -77,19 +77,19 @@ def _class_in(module: types.ModuleType, name: str, place: str) -> type[Encoding]
     for value in vars(module).values():
         if isinstance(value, type) and value.__module__ == module.__name__:
             classes[value.__name__] = value
-    found = [cls for cls in classes.values() if issubclass(cls, Encoding)]
-    matching = [cls for cls in found if name in ("", cls.__name__)]
+    encodings = [cls for cls in classes.values() if issubclass(cls, Encoding)]
+    matching = [cls for cls in encodings if name in ("", cls.__name__)]
     if len(matching) == 1:
         return matching[0]
     if name in classes and not matching:
         raise UserError(
             f"encoding={place}: {name} is no encoding: derive it from posbench.Encoding"
         )
-    if not found:
+    if not encodings:
         raise UserError(
             f"encoding={place}: no class in the file derives from posbench.Encoding"
         )
-    names = ", ".join(cls.__name__ for cls in found)
+    names = ", ".join(cls.__name__ for cls in encodings)
     raise UserError(f"encoding={place}: expected FILE.py:CLASS, one of {names}")
 
 
@@ -168,32 +168,31 @@ def _guarded(cls: type[Encoding], name: str) -> Any:
             return hook(self, *args)
         result = _in_one_line(cls, name, hook, self, *args)
         if name in _EXPECTED and result is not None:
-            expected, parts = (
-                _EXPECTED[name](self, *args),
-                result if isinstance(result, tuple) else (result,),
-            )
+            expected = _EXPECTED[name](self, *args)
+            parts = result if isinstance(result, tuple) else (result,)
             shapes = [tuple(getattr(part, "shape", ())) for part in parts]
-            if name == "rotate":
-                valid = (
-                    len(shapes) == 2
-                    and shapes[0] == shapes[1]
-                    and shapes[0][:3] == expected[:3]
-                )
-            elif name == "bias":  # a bias that can be expanded is enough
-                valid = all(
-                    size in (1, full)
-                    for size, full in zip(shapes[0][::-1], expected[::-1], strict=False)
-                )
-            else:
-                valid = shapes == [expected]
-            if not valid:
-                description = f"{'two of ' * (name == 'rotate')}{expected}"
+            if not _fits(name, shapes, expected):
+                description = str(expected)
+                if name == "rotate":
+                    description = f"two of {expected}"
                 raise UserError(
                     f"{_place(cls, name)}: gave {shapes}, expected {description}"
                 )
         return result
 
     return call
+
+
+def _fits(name: str, shapes: list[tuple[int, ...]], expected: tuple[int, ...]) -> bool:
+    """Return whether a hook's results have the shapes that its callers expect."""
+    if name == "rotate":
+        if len(shapes) != 2 or shapes[0] != shapes[1]:
+            return False
+        return shapes[0][:3] == expected[:3]
+    if name == "bias":  # a bias that can be expanded is enough
+        from_last = zip(shapes[0][::-1], expected[::-1], strict=False)
+        return all(size in (1, full) for size, full in from_last)
+    return shapes == [expected]
 
 
 def _place(cls: type[Encoding], name: str) -> str:

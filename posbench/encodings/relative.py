@@ -126,7 +126,7 @@ class TransformerXL(Encoding):
 
     def make_tables(self, positions: Tensor) -> Tensor:
         f = rotary.frequencies(self.shape.d_model, self.base, positions.device)
-        return rotary.turns(rotary.angles(positions, f), positions.device)
+        return rotary.cos_sin(rotary.angles(positions, f), positions.device)
 
     def rotate(self, q: Tensor, k: Tensor, layer: Layer) -> tuple[Tensor, Tensor]:
         return q + self.content[layer.index, :, None], k
@@ -273,7 +273,9 @@ class TUPE(Encoding):
         queries, keys = layer.tables
         queries = queries.expand(len(q), -1, -1, -1)
         keys = keys.expand(len(k), -1, -1, -1)
-        return torch.cat((q, queries), dim=-1), torch.cat((k, keys), dim=-1)
+        q = torch.cat((q, queries), dim=-1)
+        k = torch.cat((k, keys), dim=-1)
+        return q, k
 
     def distance_bias(self, distance: Tensor, layer: Layer) -> Tensor | None:
         if self.relative is None:

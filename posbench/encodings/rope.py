@@ -59,7 +59,7 @@ def angles(positions: Tensor, inv_freq: Tensor) -> Tensor:
     return places * machine.to_device(inv_freq, places.device)
 
 
-def turns(angles: Tensor, device: torch.device) -> Tensor:
+def cos_sin(angles: Tensor, device: torch.device) -> Tensor:
     """Return the cosines and sines of angles (1|B, T, P), with an axis for heads: (2,
     1|B, 1, T, P) fp32.
     """
@@ -67,17 +67,17 @@ def turns(angles: Tensor, device: torch.device) -> Tensor:
     return rotations.float().to(device)[:, :, None]
 
 
-def turn(x: Tensor, turns: Tensor, layout: Layout) -> Tensor:
-    """Return x (B, H, T, d) with its pairs turned by turns (2, 1|B, 1|H, T, P); if
-    there are fewer turns than pairs, the first channels turn.
+def rotate_pairs(x: Tensor, tables: Tensor, layout: Layout) -> Tensor:
+    """Return x (B, H, T, d) with its pairs rotated by tables of cosines and sines (2,
+    1|B, 1|H, T, P); if they have fewer pairs than x, the first channels rotate.
     """
-    width = 2 * turns.shape[-1]
+    width = 2 * tables.shape[-1]
     if width == 0:
         return x
     if width < x.shape[-1]:
-        first = turn(x[..., :width], turns, layout)
+        first = rotate_pairs(x[..., :width], tables, layout)
         return torch.cat((first, x[..., width:]), dim=-1)
-    cosine, sine = turns
+    cosine, sine = tables
     if layout == "half":
         a, b = x.chunk(2, dim=-1)
         return torch.cat((a * cosine - b * sine, b * cosine + a * sine), dim=-1)
@@ -91,11 +91,11 @@ def turn(x: Tensor, turns: Tensor, layout: Layout) -> Tensor:
     return torch.view_as_real(product).flatten(-2)
 
 
-def turned(
-    q: Tensor, k: Tensor, turns: Tensor, layout: Layout
+def rotate_both(
+    q: Tensor, k: Tensor, tables: Tensor, layout: Layout
 ) -> tuple[Tensor, Tensor]:
-    """Return q and k, both turned by turns (2, 1|B, 1|H, T, P)."""
-    return turn(q, turns, layout), turn(k, turns, layout)
+    """Return q and k, both rotated by tables (2, 1|B, 1|H, T, P)."""
+    return rotate_pairs(q, tables, layout), rotate_pairs(k, tables, layout)
 
 
 def check_pairs(encoding: str, shape: Shape, multiple: int = 2) -> None:
@@ -126,7 +126,7 @@ class Rotary(Encoding):
         self.base, self.layout = base, layout
         self.width = shape.head_dim  # number of rotated channels per head
 
-    def trained(self, length: Tensor) -> Tensor:
+    def own_frequencies(self, length: Tensor) -> Tensor:
         """Return the frequencies without an extension for inputs of `length`, () or (N,
         1): (P,) or (N, P) fp64.
         """
@@ -138,7 +138,7 @@ class Rotary(Encoding):
         """
         if length is None:
             length = self.shape.train_length
-        f = self.trained(torch.as_tensor(length, dtype=torch.float64))
+        f = self.own_frequencies(torch.as_tensor(length, dtype=torch.float64))
         if self.ratio.dim() == 0:  # without an extension nothing is sent to the device
             return f
         return f * machine.to_device(self.ratio, f.device)
@@ -153,16 +153,16 @@ class Rotary(Encoding):
         """Return cosines and sines of the pairs at positions (1|B, T), times the
         attention factor: (2, 1|B, 1, T, P) fp32.
         """
-        return turns(self.angles(positions), positions.device) * self.attention_factor
+        return cos_sin(self.angles(positions), positions.device) * self.attention_factor
 
     def rotate(self, q: Tensor, k: Tensor, layer: Layer) -> tuple[Tensor, Tensor]:
-        return turned(q, k, layer.tables, self.layout)
+        return rotate_both(q, k, layer.tables, self.layout)
 
     def rotation(self, layer: Layer) -> Rotation | None:
         is_own = type(self).rotate is not Rotary.rotate
         if is_own or "prepare" in self.hooks:
             return None
-        return functools.partial(turned, turns=layer.tables, layout=self.layout)
+        return functools.partial(rotate_both, tables=layer.tables, layout=self.layout)
 
     def rescaled(self, inv_freq: Tensor, attention_factor: float = 1.0) -> Self:
         """Return a copy with shared parameters, these frequencies (P,), and q and k
@@ -218,8 +218,8 @@ class RoPE(PureRotary):
             f"geometric, resonance or {pairs} numbers, one per pair",
         )
 
-    def trained(self, length: Tensor) -> Tensor:
-        f = super().trained(length)
+    def own_frequencies(self, length: Tensor) -> Tensor:
+        f = super().own_frequencies(length)
         if self.frequencies == "geometric":
             return f
         if self.frequencies == "resonance":
@@ -275,9 +275,9 @@ class LeRoPE(PureRotary):
         super().__init__(shape, base, layout)
         self.alpha = nn.Parameter(torch.zeros(shape.head_dim // 2))
 
-    def trained(self, length: Tensor) -> Tensor:
+    def own_frequencies(self, length: Tensor) -> Tensor:
         alpha = self.alpha.to(length.device).double()
-        return super().trained(length) * alpha.exp()
+        return super().own_frequencies(length) * alpha.exp()
 
 
 class GRAPEM(Rotary):
@@ -311,8 +311,8 @@ class GRAPEM(Rotary):
     def rotate(self, q: Tensor, k: Tensor, layer: Layer) -> tuple[Tensor, Tensor]:
         alpha = self.alpha[layer.index].to(layer.tables.device).double()
         angles = layer.tables * (alpha / self.divisor).exp()
-        factors = turns(angles, q.device) * self.attention_factor
-        return turned(q, k, factors, self.layout)
+        factors = cos_sin(angles, q.device) * self.attention_factor
+        return rotate_both(q, k, factors, self.layout)
 
 
 class DroPE(Encoding):
@@ -388,11 +388,11 @@ class Scaled(Rotary):
         """Return frequencies and attention factor for inputs of this length, in
         tokens.
         """
-        f = super().trained(length)
+        f = super().own_frequencies(length)
         spectrum = Spectrum(f, self.base, self.original_length, length)
         return type(self).rule(spectrum, **self.options)
 
-    def trained(self, length: Tensor) -> Tensor:
+    def own_frequencies(self, length: Tensor) -> Tensor:
         return self.scaled(length)[0]
 
 

@@ -24,11 +24,11 @@ from posbench.encodings.rope import (
     Rotary,
     angles,
     check_pairs,
+    cos_sin,
     frequencies,
+    rotate_both,
+    rotate_pairs,
     to_fp64,
-    turn,
-    turned,
-    turns,
 )
 from posbench.errors import Undefined
 from posbench.options import Above1, Count, Natural, NonNegative, Positive
@@ -65,7 +65,9 @@ class XPos(Rotary):
 
     def rotate(self, q: Tensor, k: Tensor, layer: Layer) -> tuple[Tensor, Tensor]:
         of_queries, of_keys = layer.tables
-        return turn(q, of_queries, self.layout), turn(k, of_keys, self.layout)
+        q = rotate_pairs(q, of_queries, self.layout)
+        k = rotate_pairs(k, of_keys, self.layout)
+        return q, k
 
     def decay(self, positions: Tensor) -> Tensor:
         """Return zeta^(i/B) of centred positions (1|B, T): (1|B, 1, T, d/2)."""
@@ -119,7 +121,7 @@ class PoPE(Rotary):
         shift = torch.stack((phase.cos(), phase.sin()))[:, :, None]
         # all cosines, then all sines: (1|B, 1, T, 2 Dh)
         waves = torch.cat(layer.tables.unbind(), dim=-1)
-        shifted = turn(waves, shift, "half")  # (1|B, H, T, 2 Dh)
+        shifted = rotate_pairs(waves, shift, "half")  # (1|B, H, T, 2 Dh)
         q = F.softplus(q).repeat(1, 1, 1, 2) * waves
         k = F.softplus(k).repeat(1, 1, 1, 2) * shifted
         return q, k
@@ -149,8 +151,8 @@ class RoPEPlusPlus(Rotary):
         heads = torch.arange(self.shape.n_heads, device=q.device)
         is_second = heads[:, None, None] % 2 == 1
         of_queries = torch.where(is_second, less_a_quarter, layer.tables)
-        q = turn(q, of_queries, self.layout)
-        k = turn(k, layer.tables, self.layout)
+        q = rotate_pairs(q, of_queries, self.layout)
+        k = rotate_pairs(k, layer.tables, self.layout)
         return q, k
 
     def map_values(self, v: Tensor, layer: Layer) -> Tensor:
@@ -214,7 +216,7 @@ class FoPE(Encoding):
         """Return cosines and sines of the M remaining frequencies: (2, 1|B, 1, T, M)
         fp32.
         """
-        return turns(angles(positions, self._f), positions.device)
+        return cos_sin(angles(positions, self._f), positions.device)
 
     def rotate(self, q: Tensor, k: Tensor, layer: Layer) -> tuple[Tensor, Tensor]:
         cosines, sines = layer.tables
@@ -225,7 +227,7 @@ class FoPE(Encoding):
         still = (0, self.shape.head_dim // 2 - cosine.shape[-1])
         cosine = F.pad(cosine, still, value=1.0)
         sine = F.pad(sine, still, value=self.still_sine)
-        return turned(q, k, torch.stack((cosine, sine)), self.layout)
+        return rotate_both(q, k, torch.stack((cosine, sine)), self.layout)
 
 
 class DecoupledRoPE(Rotary):
@@ -287,12 +289,12 @@ class DecoupledRoPE(Rotary):
 
     def rotate(self, q: Tensor, k: Tensor, layer: Layer) -> tuple[Tensor, Tensor]:
         if not self.beside:
-            return self._turned(q, layer.tables), self._turned(k, layer.tables)
+            return self._rotated(q, layer.tables), self._rotated(k, layer.tables)
         x = self.given(layer.x, "makes its channels from")
         more_q = self.query[layer.index](x)
         more_q = split_heads(more_q, self.shape.n_heads)  # (B, H, T, r)
         more_k = self.key[layer.index](x)[:, None].expand_as(more_q)
-        more_q, more_k = turned(more_q, more_k, layer.tables, self.layout)
+        more_q, more_k = rotate_both(more_q, more_k, layer.tables, self.layout)
         q = torch.cat((q, more_q), dim=-1)
         k = torch.cat((k, more_k), dim=-1)
         return q, k
@@ -302,18 +304,18 @@ class DecoupledRoPE(Rotary):
         if not self.turn_values:
             return v
         angles = self.angles(layer.positions)
-        return self._turned(v, turns(angles, v.device))
+        return self._rotated(v, cos_sin(angles, v.device))
 
     def map_outputs(self, out: Tensor, layer: Layer) -> Tensor:
         if not self.turn_values:
             return out
         angles = -self.angles(layer.positions)[:, layer.rows]
-        return self._turned(out, turns(angles, out.device))
+        return self._rotated(out, cos_sin(angles, out.device))
 
-    def _turned(self, a: Tensor, turns: Tensor) -> Tensor:
-        """Return (B, H, T, Dh) with its last channels turned."""
+    def _rotated(self, a: Tensor, tables: Tensor) -> Tensor:
+        """Return (B, H, T, Dh) with its last channels rotated."""
         still = self.shape.head_dim - self.width
-        last = turn(a[..., still:], turns, self.layout)
+        last = rotate_pairs(a[..., still:], tables, self.layout)
         return torch.cat((a[..., :still], last), dim=-1)
 
 
@@ -356,10 +358,10 @@ class RoPE2D(Encoding):
         f = frequencies(self.shape.head_dim // 2, self.base, positions.device)
         of_line = angles(line, f)
         of_place = angles(place, f)
-        return turns(torch.cat((of_line, of_place), dim=-1), positions.device)
+        return cos_sin(torch.cat((of_line, of_place), dim=-1), positions.device)
 
     def rotate(self, q: Tensor, k: Tensor, layer: Layer) -> tuple[Tensor, Tensor]:
-        return turned(q, k, layer.tables, self.layout)
+        return rotate_both(q, k, layer.tables, self.layout)
 
 
 class Summed(Encoding):
@@ -383,7 +385,7 @@ class Summed(Encoding):
     def rotate(self, q: Tensor, k: Tensor, layer: Layer) -> tuple[Tensor, Tensor]:
         x = self.given(layer.x, "makes its angles from")
         angles = self.steps(x, layer.index).cumsum(2)
-        return turned(q, k, turns(angles, q.device)[:, :, 0], self.layout)
+        return rotate_both(q, k, cos_sin(angles, q.device)[:, :, 0], self.layout)
 
 
 class CARoPE(Summed):
@@ -517,6 +519,6 @@ class RePo(Rotary):
         index = layer.index - self.first
         r = F.silu(self.gate[index](x)) * self.content[index](x)
         z = self.position[index](r).mT  # positions, (B, H, T)
-        turns = self.make_tables(z.flatten(0, 1))
-        turns = turns.view(2, *z.shape, -1)  # (2, B, H, T, Dh/2)
-        return turned(q, k, turns, self.layout)
+        tables = self.make_tables(z.flatten(0, 1))
+        tables = tables.view(2, *z.shape, -1)  # (2, B, H, T, Dh/2)
+        return rotate_both(q, k, tables, self.layout)

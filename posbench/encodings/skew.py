@@ -12,7 +12,13 @@ from torch import Tensor, nn
 
 from posbench.encodings.absolute import check_whole
 from posbench.encodings.base import Encoding, Layer, Shape
-from posbench.encodings.rope import check_pairs, frequencies, to_fp64, turned, turns
+from posbench.encodings.rope import (
+    check_pairs,
+    cos_sin,
+    frequencies,
+    rotate_both,
+    to_fp64,
+)
 from posbench.options import Above1, Count, Positive
 
 Block = Annotated[int, Ge(2)]
@@ -63,17 +69,17 @@ class Skew(Encoding):
 
     def rotate(self, q: Tensor, k: Tensor, layer: Layer) -> tuple[Tensor, Tensor]:
         if self.block == 2:
-            return self._turned(q, k, layer)
+            return self._rotated(q, k, layer)
         digits, steps = layer.tables
         steps = steps or self._steps(layer.index, len(digits), q.device)
         return self._moved(q, steps, digits), self._moved(k, steps, digits)
 
-    def _turned(self, q: Tensor, k: Tensor, layer: Layer) -> tuple[Tensor, Tensor]:
+    def _rotated(self, q: Tensor, k: Tensor, layer: Layer) -> tuple[Tensor, Tensor]:
         """Return q and k turned in planes, as a block of two channels turns them."""
         speeds = self._of_layer(layer.index).mT / self.unit  # (1|H, 1, N)
         positions = to_fp64(layer.positions)[:, None, :, None]
-        of_planes = turns(-positions * speeds, q.device)[:, :, 0]
-        return turned(q, k, of_planes, "interleaved")
+        of_planes = cos_sin(-positions * speeds, q.device)[:, :, 0]
+        return rotate_both(q, k, of_planes, "interleaved")
 
     def _steps(self, layer: int, places: int, device: torch.device) -> list[Tensor]:
         """Return exp(2^b·A / u) for b = 0 .. places-1, by blocks: (1|H, N, b, b), each

@@ -19,19 +19,19 @@ from posbench.config.schema import EvaluationConfig
 from posbench.data.tokenizer import Tokenizer
 from posbench.data.tokens import TokenSplit
 from posbench.errors import RowsFailed, RunFailed, Undefined, UserError
-from posbench.evaluation import plan, problems, protocols
+from posbench.evaluation import problems, protocols, requests
 from posbench.evaluation.models import (
     METRICS,
     Floats,
     NotFinite,
     Subject,
-    Varied,
+    VariedSubject,
     check_finite,
     score,
 )
 from posbench.evaluation.ngrams import Readers
-from posbench.evaluation.plan import AnyEvaluation, Measurement, Planned
 from posbench.evaluation.protocols import Integers, Targets
+from posbench.evaluation.requests import AnyEvaluation, Measurement, Requested
 from posbench.results.estimate import FEW_DOCUMENTS, estimate, units_of_text
 from posbench.run.rows import EVALUATION_KEY, PLAIN, EvaluationRow, multiple, plain
 
@@ -47,7 +47,7 @@ def evaluate(
     A row that fails says why, and the others are measured; then RowsFailed is raised.
     """
     failure: RunFailed | None = None
-    for row, measure in evaluation.planned(existing):
+    for row, measure in evaluation.requested(existing):
         if any(same_row(row, other, evaluation.settings) for other in existing):
             continue
         if measure is not None:
@@ -141,28 +141,28 @@ class Evaluation(AnyEvaluation):
     # know the training tokens; None: these are unknown
     readers: Readers | None = None
 
-    def planned(self, existing: Sequence[EvaluationRow] = ()) -> list[Planned]:
+    def requested(self, existing: Sequence[EvaluationRow] = ()) -> list[Requested]:
         # rows with equal forward passes share them
         numbers_of = functools.cache(functools.partial(_numbers, self))
         train_length = self.subject.train_length
         existing_keys = {row.key for row in existing}
-        their_settings = plan.settings_of(existing, self.settings, train_length)
+        their_settings = requests.settings_for(existing, self.settings, train_length)
 
         # The existing rows come first. Whenever this ends, a curve is whole: on its
         # former targets until all its rows are on the new ones.
         wanted: dict[Any, Measurement] = {}
-        for measurement in plan.measurements(their_settings, train_length):
+        for measurement in requests.measurements(their_settings, train_length):
             key = _row_of(self, measurement).key
             if key in existing_keys:  # their settings may ask for more than these
                 wanted[key] = measurement
-        for measurement in plan.measurements(self.settings, train_length):
+        for measurement in requests.measurements(self.settings, train_length):
             key = _row_of(self, measurement).key
             wanted[key] = measurement
 
-        placed = plan.with_windows(
+        placed = requests.with_windows(
             [*wanted.values()], self.settings, self.split, train_length
         )
-        return [_planned(self, measurement, numbers_of) for measurement in placed]
+        return [_requested(self, measurement, numbers_of) for measurement in placed]
 
 
 def _row_of(evaluation: Evaluation, measurement: Measurement) -> EvaluationRow:
@@ -178,11 +178,11 @@ def _row_of(evaluation: Evaluation, measurement: Measurement) -> EvaluationRow:
     )
 
 
-def _planned(
+def _requested(
     evaluation: Evaluation,
     measurement: Measurement,
     numbers_of: Callable[[Measurement], Floats],
-) -> Planned:
+) -> Requested:
     """Return the row of a measurement before its forward passes, and the function that
     makes them.
 
@@ -203,8 +203,8 @@ def _planned(
     encode = evaluation.tokenizer.encode
     make_choices = functools.partial(problems.choices_of, measurement, split, encode)
     try:
-        subject, facts = _varied(evaluation, measurement)
-        if measurement.poses is None:  # the text, or a probe that rewrites it
+        subject, facts = _subject_of(evaluation, measurement)
+        if measurement.pose_from is None:  # the text, or a probe that rewrites it
             digest = protocols.targets_of(windows).sha256(split)
         else:  # a probe that poses problems
             digest = problems.sha256(make_choices())
@@ -215,22 +215,22 @@ def _planned(
     )
 
     # the problems of all rows would take much memory, so they are made again
-    if measurement.poses is None:
+    if measurement.pose_from is None:
         return row, lambda: _measured(
             row, evaluation, measurement, numbers_of(measurement)
         )
     return row, lambda: problems.ranked(row, subject, make_choices(), evaluation)
 
 
-def _varied(evaluation: Evaluation, measurement: Measurement) -> Varied:
+def _subject_of(evaluation: Evaluation, measurement: Measurement) -> VariedSubject:
     """Return the subject in the variant and at the offset of a row. Raises as
-    `Subject.varied` and `shifted` do.
+    `Subject.in_variant` and `shifted` do.
     """
     furthest = measurement.length + measurement.offset
-    subject, facts = evaluation.subject.varied(measurement.variant, furthest)
+    subject, facts = evaluation.subject.in_variant(measurement.variant, furthest)
     if measurement.offset:
         subject = subject.shifted(measurement.offset)
-    return Varied(subject, facts)
+    return VariedSubject(subject, facts)
 
 
 def _numbers(evaluation: Evaluation, measurement: Measurement) -> Floats:
@@ -238,7 +238,7 @@ def _numbers(evaluation: Evaluation, measurement: Measurement) -> Floats:
     of `targets_of`: (1 + metrics, tokens).
     """
     assert measurement.windows is not None
-    subject, _ = _varied(evaluation, measurement)
+    subject, _ = _subject_of(evaluation, measurement)
     numbers = score(
         subject,
         evaluation.split,
@@ -311,7 +311,7 @@ def _with_readers(
     """
     order, ngram_nll = readers.ngram(targets.indices)
     units = {**(row.units or {}), "ngram": _sums(ngram_nll, unit)}
-    is_main = row.protocol == "fixed_target" and row.kind == PLAIN
+    is_main = row.protocol == "fixed_target" and row.variant == PLAIN
     if is_main and row.length_ratio == 1:
         cached_nll = readers.with_window(targets.indices, targets.context)
         units["cached_ngram"] = _sums(cached_nll, unit)

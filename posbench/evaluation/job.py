@@ -20,8 +20,8 @@ from posbench.errors import UserError
 from posbench.evaluation.evaluate import Evaluation, describe, evaluate
 from posbench.evaluation.models import TrainedGPT
 from posbench.evaluation.ngrams import Readers
-from posbench.evaluation.plan import AnyEvaluation, check
 from posbench.evaluation.problems import TaskEvaluation
+from posbench.evaluation.requests import AnyEvaluation, check
 from posbench.evaluation.trial import is_own, refuse_later_tokens
 from posbench.model.gpt import GPT
 from posbench.processes import World

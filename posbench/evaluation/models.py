@@ -6,7 +6,7 @@ library, or one spread over devices.
 """
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
@@ -82,7 +82,7 @@ def parse_choice(text: str) -> tuple[str, dict[str, Any]]:
     return name, options
 
 
-class Varied(NamedTuple):
+class VariedSubject(NamedTuple):
     """A model that was changed."""
 
     subject: "Subject"
@@ -111,7 +111,7 @@ class Subject(Protocol):
                 number and length, not on its batch.
         """
 
-    def varied(self, variant: Variant, length: int) -> Varied:
+    def in_variant(self, variant: Variant, length: int) -> VariedSubject:
         """Return this model, changed for a baseline or an extension, for windows of
         `length` tokens.
 
@@ -141,10 +141,12 @@ def check_finite(nll: Floats) -> None:
 
 
 class Predicted(NamedTuple):
-    """One entry per scored prediction, window by window, in the order of the tokens."""
+    """One entry per scored prediction, window by window, in the order of the tokens;
+    on the model's device.
+    """
 
-    nll: Floats  # (n, K): nats of each candidate
-    likeliest: Integers  # (n,): of the whole vocabulary
+    nll: Tensor  # (n, K): nats of each candidate
+    likeliest: Tensor  # (n,): of the whole vocabulary
 
 
 @torch.no_grad()
@@ -155,22 +157,22 @@ def predicted(
     first: int,
     candidates: Integers,
 ) -> Predicted:
-    """Return a model's predictions. `ids`, `scored` and `first` are as in
-    `Subject.logits`.
+    """Return a model's predictions; the host does not wait for them. `ids`, `scored`
+    and `first` are as in `Subject.logits`.
 
     `candidates`: (n, K), tokens that may come next.
     """
+    tokens = torch.from_numpy(candidates)
     nll = []
     best = []
     start = 0
     for logits in subject.logits(ids, scored, first):
         end = start + len(logits)
-        tokens = torch.from_numpy(candidates[start:end]).to(logits.device)
-        nll.append(-logits.log_softmax(-1).gather(1, tokens).cpu())
-        best.append(logits.argmax(-1).cpu())
+        tokens = machine.to_device(tokens, logits.device)
+        nll.append(-logits.log_softmax(-1).gather(1, tokens[start:end]))
+        best.append(logits.argmax(-1))
         start = end
-    # MPS has no fp64
-    return Predicted(torch.cat(nll).double().numpy(), torch.cat(best).numpy())
+    return Predicted(torch.cat(nll), torch.cat(best))
 
 
 def differ(logits: Tensor, other: Tensor, precision: str) -> bool:
@@ -201,10 +203,10 @@ def refuse_not_causal(
         )
 
 
-def numbers_of(subject: Subject, ids: Integers, scored: int, first: int) -> Floats:
+def numbers_of(subject: Subject, ids: Integers, scored: int, first: int) -> Tensor:
     """Return the nats of the last `scored` tokens of windows (B, C + 1), then what
-    `METRICS` measures of them: (1 + metrics, B, scored). `first` as in
-    `Subject.logits`.
+    `METRICS` measures of them: (1 + metrics, B, scored), on the subject's device; the
+    host does not wait for them. `first` as in `Subject.logits`.
     """
     mask = np.zeros((len(ids), ids.shape[1] - 1), np.bool_)
     mask[:, -scored:] = True
@@ -215,24 +217,30 @@ def numbers_of(subject: Subject, ids: Integers, scored: int, first: int) -> Floa
     with torch.no_grad():
         for logits in subject.logits(ids, mask, first):
             end = start + len(logits)
-            tokens = labels[start:end].to(logits.device)
+            labels = machine.to_device(labels, logits.device)
+            tokens = labels[start:end]
             nll = -logits.log_softmax(-1).gather(1, tokens[:, None])[:, 0]
             numbers = [nll]
             for metric in METRICS.values():
                 numbers.append(metric(logits, tokens).to(nll.dtype))
-            pieces.append(torch.stack(numbers).cpu())
+            pieces.append(torch.stack(numbers))
             start = end
-    # MPS has no fp64
-    joined: Floats = torch.cat(pieces, 1).double().numpy()
-    return joined.reshape(-1, len(ids), scored)
+    return torch.cat(pieces, 1).view(-1, len(ids), scored)
 
 
 def nll_of(subject: Subject, ids: Integers, scored: int, first: int) -> Floats:
     """Return the nats (B, scored) of the last `scored` tokens of windows (B, C + 1);
     `first` as in `Subject.logits`.
     """
-    nll: Floats = numbers_of(subject, ids, scored, first)[0]
+    (numbers,) = on_host([numbers_of(subject, ids, scored, first)])
+    nll: Floats = numbers[0]
     return nll
+
+
+def on_host(tensors: Sequence[Tensor]) -> list[Floats]:
+    """Return tensors in fp64 on the host, which waits for the device once."""
+    # MPS has no fp64
+    return [tensor.double().numpy() for tensor in machine.to_host(tensors)]
 
 
 def score(
@@ -256,11 +264,14 @@ def score(
 
     places = np.arange(windows.length + 1)
 
-    def numbers(batch: slice) -> Floats:
-        ids = split.ids[windows.starts[batch, None] + places].astype(np.int64)
-        if rewrite is not None:
-            ids = np.stack([rewrite(window) for window in ids])
-        return numbers_of(subject, ids, windows.scored, batch.start)
+    def numbers(batches: Sequence[slice]) -> list[Floats]:
+        on_device = []
+        for batch in batches:
+            ids = split.ids[windows.starts[batch, None] + places].astype(np.int64)
+            if rewrite is not None:
+                ids = np.stack([rewrite(window) for window in ids])
+            on_device.append(numbers_of(subject, ids, windows.scored, batch.start))
+        return on_host(on_device)
 
     n_windows = len(windows.starts)
     world = world or World()
@@ -273,10 +284,10 @@ def in_batches(
     count: int,
     length: int,
     batch_tokens: int,
-    work: Callable[[slice], _Part],
+    work: Callable[[Sequence[slice]], list[_Part]],
 ) -> list[_Part]:
-    """Return the results of `work`, called with the numbers of each batch of windows;
-    `batch_tokens` as in `score`.
+    """Return the results of batches of windows; `work` gets the numbers of the windows
+    in each batch of this process. `batch_tokens` as in `score`.
     """
     size = max(1, batch_tokens // length)
     batches = [slice(first, first + size) for first in range(0, count, size)]
@@ -335,7 +346,7 @@ class TrainedGPT:
             drawn.append(encoding.positions(window[None], rng))
         return torch.cat(drawn)
 
-    def varied(self, variant: Variant, length: int) -> Varied:
+    def in_variant(self, variant: Variant, length: int) -> VariedSubject:
         encoding = self.model.encoding
         facts: dict[str, Any] | None = None
         if variant.sinks:
@@ -347,7 +358,7 @@ class TrainedGPT:
             )
         check_length(encoding, length)
         reading = Reading(encoding.to(self.device), variant.window, variant.sinks)
-        return Varied(dataclasses.replace(self, reading=reading), facts)
+        return VariedSubject(dataclasses.replace(self, reading=reading), facts)
 
     def shifted(self, offset: int) -> "TrainedGPT":
         encoding = self._encoding

@@ -172,7 +172,8 @@ def _interpolated(
     n = np.maximum(np.bincount(np.minimum(counts, 5), minlength=5), 1)
     c = np.arange(4)
     y = n[1] / (n[1] + 2 * n[2])
-    discounts = np.maximum(c - (c + 1) * y * n[c + 1] / n[c], c / 10)
+    higher = (c + 1) * y * n[c + 1] / n[c]
+    discounts = np.maximum(c - higher, c / 10)
     discount = discounts[np.minimum(counts, 3)]  # 0 where the count is
 
     context = contexts[asked]

@@ -23,27 +23,27 @@ from typing import NamedTuple
 
 import numpy as np
 
+from posbench import machine
 from posbench.config.schema import EvaluationConfig
 from posbench.data import batches as data
 from posbench.data.tokens import TokenSplit
 from posbench.errors import Undefined
-from posbench.evaluation import models, plan
+from posbench.evaluation import models, requests
 from posbench.evaluation.models import (
     AS_TRAINED,
     Bools,
     Floats,
-    Predicted,
     Subject,
     Variant,
 )
-from posbench.evaluation.plan import AnyEvaluation, Planned
 from posbench.evaluation.probes import Choice, Encode, Ids, Material
+from posbench.evaluation.requests import AnyEvaluation, Requested
 from posbench.results.estimate import estimate
 from posbench.run.rows import EvaluationRow, plain
 from posbench.tasks.base import Problems, Task
 
 # multiples of the longest trained length at which variants of a task are tested
-VARIED = (1, 4)
+VARIATION_RATIOS = (1, 4)
 _TEXT = 2**16  # at most so many tokens of the text are material for a probe's problems
 
 
@@ -63,12 +63,12 @@ class TaskEvaluation(AnyEvaluation):
     subject: Subject
     task: Task
 
-    def planned(self, existing: Sequence[EvaluationRow] = ()) -> list[Planned]:
+    def requested(self, existing: Sequence[EvaluationRow] = ()) -> list[Requested]:
         problems_of = functools.cache(
             functools.partial(_test_problems, self.task, self.settings)
         )
         points = measurements(self.settings, self.task, self.subject.train_length)
-        return [_planned(self, point, problems_of) for point in points]
+        return [_requested(self, point, problems_of) for point in points]
 
 
 def measurements(
@@ -87,12 +87,12 @@ def measurements(
     length_of = {task.size(length): length for length in sorted(lengths)}
 
     points = []
-    for variant, size in plan.variants_at(settings, list(length_of), train_length):
+    for variant, size in requests.variants_at(settings, list(length_of), train_length):
         if variant.extension is None or length_of[size] >= longest:
             points.append(TaskPoint(length_of[size], variant))
     points += [TaskPoint(longest, offset=offset) for offset in settings.offsets]
-    tested = [ratio * longest for ratio in VARIED if ratio in settings.ratios]
-    for of_task in task.variants:
+    tested = [ratio * longest for ratio in VARIATION_RATIOS if ratio in settings.ratios]
+    for of_task in task.variations:
         points += [TaskPoint(length, of_task=of_task) for length in tested]
     return points
 
@@ -105,15 +105,15 @@ def _test_problems(
     """
     if of_task:
         _, options = models.parse_choice(f"{task.name}:{of_task}")
-        task = task.varied(**options)
+        task = task.with_options(**options)
     return data.fixed_problems(task, settings.split, length, settings.blocks, of_task)
 
 
-def _planned(
+def _requested(
     evaluation: TaskEvaluation,
     point: TaskPoint,
     problems_of: Callable[[int, str], Problems],
-) -> Planned:
+) -> Requested:
     """Return the row of a point before its forward passes, and the function that makes
     them. `problems_of` is `_test_problems`, cached, of this evaluation.
     """
@@ -133,7 +133,7 @@ def _planned(
     furthest = max(row.length + point.offset, evaluation.subject.train_length)
     try:
         problems = problems_of(point.length, point.of_task)
-        subject, facts = evaluation.subject.varied(point.variant, furthest)
+        subject, facts = evaluation.subject.in_variant(point.variant, furthest)
         if point.offset:
             subject = subject.shifted(point.offset)
     except Undefined as error:
@@ -153,14 +153,14 @@ def _planned(
 
     def measure() -> EvaluationRow:
         scored = problems.scored
-        predictions = _predicted(
+        nll, likeliest = _predicted(
             subject, evaluation, problems.ids, scored, answers[:, None]
         )
-        correct = predictions.likeliest == answers
+        correct = likeliest == answers
         number, place = np.nonzero(scored)
         n_wrong = np.bincount(number, ~correct)  # of each problem
         return dataclasses.replace(
-            _with_answers(row, predictions.nll[:, 0], correct, number),
+            _with_answers(row, nll[:, 0], correct, number),
             mean_context=float(point.variant.visible(place + 1).mean()),
             exact_match=float((n_wrong == 0).mean()),
         )
@@ -169,7 +169,7 @@ def _planned(
 
 
 def choices_of(
-    measurement: plan.Measurement, split: TokenSplit, encode: Encode
+    measurement: requests.Measurement, split: TokenSplit, encode: Encode
 ) -> list[Choice]:
     """Return the problems of a row, one in each window.
 
@@ -177,10 +177,10 @@ def choices_of(
     do not fit into the window.
     """
     windows = measurement.windows
-    assert measurement.poses is not None and windows is not None
+    assert measurement.pose_from is not None and windows is not None
     text = np.asarray(split.ids[:_TEXT], dtype=np.int64)
     separator = split.ids[split.starts[0]]
-    pose = measurement.poses(Material(text[text != separator], encode))
+    pose = measurement.pose_from(Material(text[text != separator], encode))
 
     choices = []
     for number, start in enumerate(windows.starts):
@@ -244,16 +244,24 @@ def _predicted(
     ids: Ids,
     scored: Bools,
     candidates: Ids,
-) -> Predicted:
-    """Return the predictions in problems (B, C + 1), made in batches. Other arguments
-    are as in `models.predicted`.
+) -> tuple[Floats, Ids]:
+    """Return the nats (n, K) of each candidate and the likeliest token (n,) at each
+    scored place of problems (B, C + 1), made in batches. Other arguments are as in
+    `models.predicted`.
     """
     n_scored = np.concatenate([[0], scored.sum(axis=1).cumsum()])
 
-    def predict(batch: slice) -> Predicted:
-        start, end, _ = batch.indices(len(ids))
-        of_batch = candidates[n_scored[start] : n_scored[end]]
-        return models.predicted(subject, ids[batch], scored[batch], start, of_batch)
+    def predict(batches: Sequence[slice]) -> list[tuple[Floats, Ids]]:
+        predictions = []
+        for batch in batches:
+            start, end, _ = batch.indices(len(ids))
+            of_batch = candidates[n_scored[start] : n_scored[end]]
+            predictions.append(
+                models.predicted(subject, ids[batch], scored[batch], start, of_batch)
+            )
+        nll = models.on_host([each.nll for each in predictions])
+        likeliest = machine.to_host([each.likeliest for each in predictions])
+        return list(zip(nll, [each.numpy() for each in likeliest], strict=True))
 
     parts = models.in_batches(
         evaluation.world,
@@ -262,9 +270,9 @@ def _predicted(
         evaluation.settings.batch_tokens,
         predict,
     )
-    nll = np.concatenate([part.nll for part in parts])
+    nll, likeliest = (np.concatenate(column) for column in zip(*parts, strict=True))
     models.check_finite(nll)
-    return Predicted(nll, np.concatenate([part.likeliest for part in parts]))
+    return nll, likeliest
 
 
 def _with_answers(

@@ -78,7 +78,7 @@ def targets_of(windows: Windows) -> Targets:
     )
 
 
-def plan(
+def place_windows(
     protocol: str,
     split: TokenSplit,
     lengths: list[int],
@@ -118,9 +118,7 @@ def plan(
             break
         size = targets if is_fixed else reach  # of a block or a span
         for choice in choices:
-            edges = np.asarray(split.starts)
-            if choice == "concat":
-                edges = edges[[0, -1]]
+            edges = _edges(split, choice)
             firsts = _dealt_places(_places(edges, reach, size), count)
             if len(firsts) < MIN_BLOCKS:
                 continue
@@ -129,16 +127,21 @@ def plan(
             for length in lengths:
                 if length > reach:
                     break
-                if not is_fixed:
-                    parts, scored = reach // length, length
-                elif length >= train_length:
-                    parts, scored = 1, targets
-                else:
-                    scored = _part_size(targets, length)
-                    parts = targets // scored
+                scored = length
+                if is_fixed:
+                    scored = _scored(length, targets, train_length)
+                parts = size // scored
                 windows[length] = _windows(firsts, length, scored, parts, choice)
             return windows
     return {}
+
+
+def _edges(split: TokenSplit, documents: str) -> Integers:
+    """Return the borders that no window crosses: those of documents, or of the text."""
+    edges = np.asarray(split.starts)
+    if documents == "concat":
+        return edges[[0, -1]]
+    return edges
 
 
 def _places(edges: Integers, reach: int, size: int) -> list[Integers]:
@@ -180,13 +183,16 @@ def _dealt_places(candidates: list[Integers], count: int) -> Integers:
 
 def _spread(n: int, count: int) -> Integers:
     """Return `count` of n places, each in the middle of an equal share of them."""
-    return (2 * np.arange(count, dtype=np.int64) + 1) * n // (2 * max(1, count))
+    odd = 2 * np.arange(count, dtype=np.int64) + 1
+    return odd * n // (2 * max(1, count))
 
 
-def _part_size(targets: int, length: int) -> int:
-    """Return how many targets a short window scores: the highest divisor of a block
-    within half of the window.
+def _scored(length: int, targets: int, train_length: int) -> int:
+    """Return how many targets a window of `fixed_target` scores: a whole block, or in a
+    short window the highest divisor of a block within half of it.
     """
+    if length >= train_length:
+        return targets
     part = min(targets, max(1, length // 2))
     while targets % part:
         part -= 1

@@ -13,7 +13,7 @@ from posbench.encodings.base import Encoding
 from posbench.errors import UserError
 from posbench.evaluation import problems
 from posbench.evaluation.models import TrainedGPT, refuse_not_causal
-from posbench.evaluation.plan import lengths_of
+from posbench.evaluation.requests import lengths_of
 from posbench.model.gpt import build
 
 

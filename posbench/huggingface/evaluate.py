@@ -35,7 +35,7 @@ from posbench.errors import UserError, did_you_mean
 from posbench.evaluation.evaluate import Evaluation
 from posbench.evaluation.job import rows_into
 from posbench.evaluation.models import Variant
-from posbench.evaluation.plan import check_settings, lengths_of
+from posbench.evaluation.requests import check_settings, lengths_of
 from posbench.huggingface.load import TESTED, Source, find, load, position_of
 from posbench.huggingface.subject import HuggingFaceModel
 from posbench.processes import refuse_several
@@ -226,7 +226,7 @@ def subject_of(
         subject.refuse_not_causal()
 
     def extended(text: str, longer: int) -> None:
-        subject.varied(Variant(extension=text), longer)
+        subject.in_variant(Variant(extension=text), longer)
 
     check_settings(config.evaluation, length, extended)
     return subject

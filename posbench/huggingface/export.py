@@ -64,7 +64,7 @@ def export(run: Path, folder: Path, code: bool = False) -> str:
     tokenizer = tokenizer_of(run)
     model = model_of(run, config, tokenizer)
     if code:
-        exported = own_class(model, config, tokenizer)
+        exported = as_posbench(model, config, tokenizer)
     else:
         exported = stock(model, config)
 
@@ -94,7 +94,7 @@ def _refuse_used(folder: Path) -> None:
         raise UserError(f"{folder} exists: expected a new folder or an empty one")
 
 
-def own_class(model: GPT, config: Config, tokenizer: Tokenizer) -> Exported:
+def as_posbench(model: GPT, config: Config, tokenizer: Tokenizer) -> Exported:
     """Return a trained model as posbench's own class; UserError if its encoding is not
     posbench's.
     """
@@ -105,7 +105,7 @@ def own_class(model: GPT, config: Config, tokenizer: Tokenizer) -> Exported:
             "code=true exports posbench's own encodings, this one is in a file:"
             f" {config.encoding.file}"
         )
-    settings = modeling.settings_of(config, tokenizer.texts)
+    settings = modeling.exported_settings(config, tokenizer.texts)
     tensors = {}
     for name, tensor in model.state_dict().items():
         tensors[f"model.{name}"] = tensor.contiguous()
@@ -211,7 +211,9 @@ def _tensors(model: GPT, rope: Rotary | None) -> dict[str, Tensor]:
 
 def _q_k_v(weight: Tensor, model: GPT, rope: Rotary | None) -> dict[str, Tensor]:
     """Return the three parts of one matrix, with channels in transformers' order."""
-    q, k, v = weight.view(3, model.config.n_heads, -1, weight.shape[1])  # (H, Dh, D)
+    n_heads, d_model = model.config.n_heads, weight.shape[1]
+    by_head = weight.view(3, n_heads, -1, d_model)  # (3, H, Dh, D)
+    q, k, v = by_head
     if rope is not None:
         order = _channel_order(rope)
         q = q[:, order]
@@ -290,7 +292,8 @@ def compare(folder: Path, model: GPT, lengths: Sequence[int]) -> dict[int, float
     if model.encoding.max_length is not None:
         most = min(most, model.encoding.max_length)
     shares = {}
-    for length in sorted({min(length, most) for length in lengths}):
+    possible = {min(length, most) for length in lengths}
+    for length in sorted(possible):
         rng = generator(0, "export", length)
         ids = torch.randint(vocabulary, (1, length), generator=rng)
         logits = model(ids)  # (1, T, V)

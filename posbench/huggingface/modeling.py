@@ -28,8 +28,8 @@ REMARK = (
 
 
 class PosbenchConfig(transformers.PretrainedConfig):  # type: ignore[no-untyped-call, misc, unused-ignore]
-    """The settings of `settings_of`: a run's sections `model` and `encoding`, and what
-    its encoding is built from.
+    """The settings of `exported_settings`: a run's sections `model` and `encoding`, and
+    what its encoding is built from.
     """
 
     model_type = KIND
@@ -120,7 +120,7 @@ def _initial_model(config: Any) -> GPT:
         return GPT(model, config.vocab_size, encodings.build(name, shape, options))
 
 
-def settings_of(config: Config, vocabulary: tuple[str, ...]) -> dict[str, Any]:
+def exported_settings(config: Config, vocabulary: tuple[str, ...]) -> dict[str, Any]:
     """Return the configuration of a run's model for `PosbenchForCausalLM`;
     `vocabulary`: token texts by id.
     """

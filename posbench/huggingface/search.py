@@ -8,7 +8,7 @@ plain and with the chosen method, so that the choice does not depend on any repo
 number.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pandas as pd
@@ -87,6 +87,16 @@ def _retrieves(table: pd.DataFrame) -> bool:
     return False
 
 
+def _refuse_chosen_here(settings: Mapping[str, str]) -> None:
+    """Raise UserError for a setting that the search chooses itself."""
+    for key in _CHOSEN_HERE:
+        if key in settings:
+            raise UserError(
+                f"{key} cannot be set: extension=search uses {PROBE} on validation"
+                " text, then test text"
+            )
+
+
 def search(subject: str | Path, words: Sequence[str]) -> None:
     """Choose an extension for a run (a path) or a HuggingFace model (its name) on
     validation text; evaluate it on test.
@@ -101,12 +111,7 @@ def search(subject: str | Path, words: Sequence[str]) -> None:
     settings = by_key(words)
     del settings["evaluation.extensions"]
     length_text = settings.pop(LENGTH, "")
-    for key in _CHOSEN_HERE:
-        if key in settings:
-            raise UserError(
-                f"{key} cannot be set: extension=search uses {PROBE} on validation"
-                " text, then test text"
-            )
+    _refuse_chosen_here(settings)
     words = [f"{key}={text}" for key, text in settings.items()]
     train_length = _train_length(subject, words)
     if not length_text.isdigit() or int(length_text) <= train_length:

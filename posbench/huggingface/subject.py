@@ -9,6 +9,7 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -17,7 +18,7 @@ from posbench.errors import Undefined
 from posbench.evaluation.models import (
     Bools,
     Variant,
-    Varied,
+    VariedSubject,
     differ,
     parse_choice,
     refuse_not_causal,
@@ -66,8 +67,9 @@ class HuggingFaceModel:
             batch = slice(start, start + at_once)
             windows = torch.from_numpy(ids[batch, :-1])
             logits = self.read(machine.to_device(windows, self.model.device), last)
-            wanted = torch.from_numpy(scored[batch, -last:])  # (B, last)
-            yield logits[wanted.to(logits.device)]
+            # A mask would need their number from the device.
+            rows = torch.from_numpy(np.flatnonzero(scored[batch, -last:]))
+            yield logits.flatten(0, 1)[machine.to_device(rows, logits.device)]
 
     @torch.no_grad()
     def read(self, inputs: Tensor, last: int) -> Tensor:
@@ -103,7 +105,7 @@ class HuggingFaceModel:
             )
         return dataclasses.replace(self, offset=offset)
 
-    def varied(self, variant: Variant, length: int) -> Varied:
+    def in_variant(self, variant: Variant, length: int) -> VariedSubject:
         self._refuse_length(length)
         if variant.window is not None and not self._narrows:
             raise Undefined(
@@ -119,7 +121,7 @@ class HuggingFaceModel:
         changed = dataclasses.replace(
             self, model=model, window=variant.window, sinks=variant.sinks
         )
-        return Varied(changed, facts)
+        return VariedSubject(changed, facts)
 
     def _refuse_length(self, length: int) -> None:
         position = position_of(self.model.config)
@@ -144,8 +146,8 @@ class HuggingFaceModel:
         method, options = parse_choice(text)
         problem = f"transformers cannot extend this model by '{text}'"
         with library_errors(problem, Undefined):
-            made = extension(self.config, method, length, self.train_length, options)
-            return extend_model(self.model, made, length), made.facts
+            stretch = extension(self.config, method, length, self.train_length, options)
+            return extend_model(self.model, stretch, length), stretch.facts
 
     def refuse_not_causal(self) -> None:
         """Raise UserError unless logits are finite, and later tokens change no earlier

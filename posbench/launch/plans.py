@@ -12,7 +12,7 @@ from posbench.config.overrides import split
 from posbench.config.schema import Config
 from posbench.config.shipped import choice_file, load
 from posbench.errors import UserError
-from posbench.evaluation.plan import check, refuse_missing_extensions
+from posbench.evaluation.requests import check, refuse_missing_extensions
 
 _TEXTS = ("data", "data.path", "data.dataset")  # keys that choose a text
 

@@ -85,10 +85,11 @@ def is_finished(plan: Plan) -> bool:
     """Return whether nothing is left to do. If evaluation settings changed, the run
     decides what is missing.
     """
-    if not is_trained(plan):
+    old_record = record(plan)
+    if old_record.get("status") != "done":
         return False
     wanted = to_container(plan.config)["evaluation"]
-    if wanted == record(plan).get("evaluated"):
+    if wanted == old_record.get("evaluated"):
         return True
     try:
         trained_with = load_config(plan.folder)
@@ -105,7 +106,9 @@ def loss_at_train_length(plan: Plan) -> float | None:
     wanted = (settings.protocols[0], settings.split, plan.config.training.steps, 1)
     for row in evaluation_rows(plan.folder):
         found = (row.protocol, row.split, row.checkpoint_step, row.length_ratio)
-        is_plain = row.kind == PLAIN and not row.offset and ":" not in (row.task or "")
+        is_plain = (
+            row.variant == PLAIN and not row.offset and ":" not in (row.task or "")
+        )
         if found == wanted and is_plain and row.measured:
             return row.nll
     return None

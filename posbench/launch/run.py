@@ -20,7 +20,7 @@ from posbench.config.overrides import apply
 from posbench.config.schema import Config, refuse_uneven
 from posbench.errors import PosbenchError, RunFailed, Stopped, UserError
 from posbench.evaluation.job import evaluate_run
-from posbench.evaluation.plan import lengths_of
+from posbench.evaluation.requests import lengths_of
 from posbench.launch import pool
 from posbench.launch.plans import Plan
 from posbench.processes import PeerLost, Place, World, joined, place

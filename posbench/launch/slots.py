@@ -26,30 +26,37 @@ def execute(todo: list[Plan], n_jobs: int | None) -> dict[str, Status]:
     runtime = todo[0].config.runtime
     size = runtime.processes or 1
     device = machine.resolve(runtime.device)
-    threads_of_run = size * (runtime.threads or 1)
-    runs_by_cores = max(1, machine.cores() // threads_of_run)
     # The variables of each group of GPUs. By default one group without any: a run sees
     # all that there is, as with cuda:1 or mps.
     gpus = [dict[str, str]()]
-    if device.type == "cpu":
-        at_a_time = runs_by_cores
-    else:
-        if runtime.device in ("auto", "cuda"):
-            gpus = _groups_of_gpus(size) or gpus
-        at_a_time = len(gpus)
-    if device.type == "cuda":
-        memory = machine.device_memory(device)  # the GPUs of a machine are alike
-        shares = [runs_on_a_gpu(plan.config, memory) for plan in todo]
-        runs_by_gpus = min(shares) * len(gpus)
-        at_a_time = max(at_a_time, min(runs_by_gpus, runs_by_cores))
+    if device.type != "cpu" and runtime.device in ("auto", "cuda"):
+        gpus = _groups_of_gpus(size) or gpus
 
+    at_a_time = _at_a_time(todo, device, len(gpus))
     n_slots = n_jobs or min(len(todo), at_a_time)
     n_threads = runtime.threads or machine.threads_each(n_slots * size)
+    of_threads = {"OMP_NUM_THREADS": str(n_threads)}
     slots = []
     for number in range(n_slots):
         group = gpus[number % len(gpus)]
-        slots.append(group | {"OMP_NUM_THREADS": str(n_threads)})
+        slots.append(group | of_threads)
     return pool.run(todo, slots, run)
+
+
+def _at_a_time(todo: list[Plan], device: torch.device, n_gpus: int) -> int:
+    """Return how many runs there may be at a time, by cores and GPUs."""
+    runtime = todo[0].config.runtime
+    threads_of_run = (runtime.processes or 1) * (runtime.threads or 1)
+    by_cores = max(1, machine.cores() // threads_of_run)
+    if device.type == "cpu":
+        return by_cores
+    if device.type != "cuda":
+        return n_gpus
+
+    memory = machine.device_memory(device)  # the GPUs of a machine are alike
+    shares = [runs_on_a_gpu(plan.config, memory) for plan in todo]
+    by_gpus = min(shares) * n_gpus
+    return max(n_gpus, min(by_gpus, by_cores))
 
 
 def runs_on_a_gpu(config: Config, memory: int) -> int:
@@ -64,10 +71,15 @@ def runs_on_a_gpu(config: Config, memory: int) -> int:
     - 100 bytes a token and channel: in training of all layers, in evaluation of one;
     - 8 bytes a pair of tokens and head, of all layers: scores without a fused kernel.
     """
-    model, training, evaluation = config.model, config.training, config.evaluation
+    model = config.model
+    training = config.training
+    evaluation = config.evaluation
+    processes = config.runtime.processes or 1
     blocks = 12 * model.n_layers * model.d_model**2
     parameters = blocks + config.data.vocab_size * model.d_model
-    if parameters > _SMALL or (config.runtime.processes or 1) > 1:
+    if processes > 1:
+        return 1
+    if parameters > _SMALL:
         return 1
 
     length = training.train_length

@@ -97,7 +97,14 @@ def _bias_modifier(
     if values.dim() == 2:
         # hidden pairs are computed, too, and may have distances beyond the table
         last = values.shape[1] - 1
-        return lambda score, b, h, i, j: score + values[h, (i - j).clamp(0, last)]
+
+        def add_by_distance(
+            score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor
+        ) -> Tensor:
+            distance = (i - j).clamp(0, last)
+            return score + values[h, distance]
+
+        return add_by_distance
     if len(values) == 1:
         return lambda score, b, h, i, j: score + values[0, h, j]
     return lambda score, b, h, i, j: score + values[b, h, j]

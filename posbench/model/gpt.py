@@ -289,8 +289,10 @@ class Attention(nn.Module):
         """Return queries, keys and values (B, H, T, Dh) of states (B, T, D); keys and
         values may have fewer heads.
         """
-        packed = self.qkv(x).unflatten(-1, (sum(self.heads_of_qkv), -1))
-        q, k, v = packed.transpose(1, 2).split(self.heads_of_qkv, dim=1)
+        n_heads = sum(self.heads_of_qkv)
+        by_token = self.qkv(x).unflatten(-1, (n_heads, -1))  # (B, T, heads, Dh)
+        by_head = by_token.transpose(1, 2)
+        q, k, v = by_head.split(self.heads_of_qkv, dim=1)
         return self.q_norm(q), self.k_norm(k), v
 
 

@@ -102,7 +102,9 @@ def attention_logits(
     """
     with torch.autocast(q.device.type, enabled=False):
         checked_layer = _checked_layer(encoding, q, k, k, x, layer, positions, causal)
-        encoding, q, k, _, block = whole_block(encoding, q, k, k, checked_layer, last)
+        encoding, q, k, _, block = prepared_block(
+            encoding, q, k, k, checked_layer, last
+        )
         return logits_by_rows(encoding, q, k, block)
 
 
@@ -122,12 +124,14 @@ def attention_output(
     """
     with torch.autocast(q.device.type, enabled=False):
         checked_layer = _checked_layer(encoding, q, k, v, x, layer, positions, causal)
-        encoding, q, k, v, block = whole_block(encoding, q, k, v, checked_layer, last)
+        encoding, q, k, v, block = prepared_block(
+            encoding, q, k, v, checked_layer, last
+        )
         logits = logits_by_rows(encoding, q, k, block)
         return encoding.map_outputs(encoding.attend(logits, v, block), block)
 
 
-def whole_block(
+def prepared_block(
     encoding: Encoding,
     q: Tensor,
     k: Tensor,
@@ -141,7 +145,8 @@ def whole_block(
     q, k, v = exact(q), exact(k), exact(v)
     encoding, q, k, v, layer = prepared(encoding, q, k, v, layer)
     length = q.shape[2]
-    rows = slice(length - (last or length), length)
+    n_rows = last or length
+    rows = slice(length - n_rows, length)
     layer = layer.replace(rows=rows, keys=slice(0, length), consecutive=False)
     visible = mask_of(layer, q.dtype) == 0
     return encoding, q[:, :, rows], k, v, layer.replace(visible=visible)
@@ -160,30 +165,16 @@ def _checked_layer(
     """Return what the hooks of a layer read; UserError for inputs that do not fit or
     would bypass the encoding.
     """
-    for tensor in (*encoding.parameters(), *encoding.buffers()):
-        if tensor.dtype in (torch.bfloat16, torch.float16):
-            raise UserError(
-                f"'{encoding.name}' was cast to {tensor.dtype}: cast the model before"
-                " the encoding is built"
-            )
+    _refuse_cast(encoding)
     _refuse_shapes(encoding, q, k, v, x)
     name, n_layers = encoding.name, encoding.shape.n_layers
     if not 0 <= layer < n_layers:
         raise UserError(
             f"layer is {layer}: expected 0 to {n_layers - 1} for this '{name}'"
         )
-    batch, _, length, _ = q.shape
     consecutive = positions is None
-    if positions is None:
-        positions = torch.arange(length, device=q.device)
-    if positions.dim() == 1:
-        positions = positions[None]
-    if positions.shape not in ((1, length), (batch, length)):
-        raise UserError(
-            f"positions is {tuple(positions.shape)}: expected {(length,)} or"
-            f" {(batch, length)}"
-        )
-    check_length(encoding, length)  # first, as it matters more than a missing input
+    positions = _checked_positions(positions, q)
+    check_length(encoding, q.shape[2])  # first, as it matters more than a missing input
     if x is None and "embed" in encoding.hooks:
         raise UserError(
             f"'{name}' acts on the model's input: pass x, made from"
@@ -197,12 +188,38 @@ def _checked_layer(
     return make_layer(encoding, positions, layer, x, consecutive, causal)
 
 
+def _refuse_cast(encoding: Encoding) -> None:
+    """Raise UserError for an encoding in half precision, whose tables are rounded."""
+    for tensor in (*encoding.parameters(), *encoding.buffers()):
+        if tensor.dtype in (torch.bfloat16, torch.float16):
+            raise UserError(
+                f"'{encoding.name}' was cast to {tensor.dtype}: cast the model before"
+                " the encoding is built"
+            )
+
+
+def _checked_positions(positions: Tensor | None, q: Tensor) -> Tensor:
+    """Return positions as (1|B, T), by default 0, 1, ..."""
+    batch, _, length, _ = q.shape
+    if positions is None:
+        positions = torch.arange(length, device=q.device)
+    if positions.dim() == 1:
+        positions = positions[None]
+    if positions.shape not in ((1, length), (batch, length)):
+        raise UserError(
+            f"positions is {tuple(positions.shape)}: expected {(length,)} or"
+            f" {(batch, length)}"
+        )
+    return positions
+
+
 def _refuse_shapes(
     encoding: Encoding, q: Tensor, k: Tensor, v: Tensor, x: Tensor | None
 ) -> None:
     """Raise UserError if shapes do not fit the encoding or each other."""
     shape = encoding.shape
-    if q.dim() != 4 or q.shape[1] != shape.n_heads or q.shape[3] != shape.head_dim:
+    expected_heads = (shape.n_heads, shape.head_dim)
+    if q.dim() != 4 or (q.shape[1], q.shape[3]) != expected_heads:
         raise UserError(
             f"q is {tuple(q.shape)}: expected (B, H, T, Dh), here (B, {shape.n_heads},"
             f" T, {shape.head_dim})"

@@ -5,6 +5,7 @@ from runs.
 import dataclasses
 import json
 import os
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -167,7 +168,7 @@ def _warning_lines(frame: pd.DataFrame, runs: pd.DataFrame) -> list[str]:
             f"Left out: {plural(len(copies), 'run')} with the setting and seed of"
             f" another: {copies.iloc[0]}"
         )
-    return lines + _target_lines(frame) + _version_lines(runs)
+    return lines + _target_lines(frame) + _length_lines(frame) + _version_lines(runs)
 
 
 def _endings_text(not_done: pd.DataFrame) -> str:
@@ -198,6 +199,29 @@ def _target_lines(frame: pd.DataFrame) -> list[str]:
                 f"Left out: {plural(len(outliers), 'run')} without the targets that"
                 f" most share: 'posbench evaluate {outliers.iloc[0]}"
                 f" ratio={','.join(ratios)} longest={ratios[-1]}' computes them"
+            )
+    return lines
+
+
+def _length_lines(frame: pd.DataFrame) -> list[str]:
+    """Return a line for each setting of which only some runs have the longest length,
+    with the command that evaluates the others there.
+    """
+    done = frame[(frame["run_status"] == "done") & ~frame["repeated"]]
+    rows = done[done["curve"] == "fixed_target"]
+    lines = []
+    for _, group in rows.groupby("setting"):
+        n_runs = group["folder"].nunique()
+        ratios = sorted(group["length_ratio"].unique())
+        at_longest = group[group["length_ratio"] == ratios[-1]]
+        n_longest = at_longest["folder"].nunique()
+        if n_longest < n_runs:
+            texts = [f"{ratio:g}" for ratio in ratios]
+            studies = sorted({str(Path(folder).parent) for folder in group["folder"]})
+            command = ["posbench", "evaluate", *studies, f"ratio={','.join(texts)}"]
+            lines.append(
+                f"At {texts[-1]}x are rows of {n_longest} of {n_runs} runs:"
+                f" '{shlex.join(command)}' computes the others"
             )
     return lines
 

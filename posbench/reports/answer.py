@@ -78,7 +78,7 @@ def text_answer(frame: pd.DataFrame, table: pd.DataFrame) -> Answer:
     unused = judged.loc[judged["uses_context"].isin(NOT_BEATEN), "label"]
     if len(unused):
         sentences.append(
-            "Not shown to use more context than a cached n-gram model:"
+            "Not shown to use more context than the n-gram model with the window:"
             f" {list_names(unused)}."
         )
     largest = table.attrs["largest_document"]

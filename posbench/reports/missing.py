@@ -136,13 +136,36 @@ def command_line(frame: pd.DataFrame, missing: Missing) -> str:
 
 
 def _words_of_sweep(frame: pd.DataFrame) -> Words:
-    """Return what the one sweep of a frame's runs was typed with; empty without one."""
+    """Return what the one sweep of a frame's runs was typed with, else the words of one
+    that would make them all; empty without one.
+    """
     sweeps = []
     for folder in frame["folder"].unique():
         run = Path(folder)
         words = words_by_run(run.parent).get(run.name, [])
         if words not in sweeps:
             sweeps.append(words)
-    if len(sweeps) > 1:
-        return {}
+    if len(sweeps) > 1 or not sweeps[0]:
+        return _joined(frame.drop_duplicates("folder"))
     return {split(word)[0]: word for word in sweeps[0]}
+
+
+def _joined(runs: pd.DataFrame) -> Words:
+    """Return the words of one sweep for runs of several commands; empty if these differ
+    in more than encoding and seed.
+    """
+    if runs["command"].isna().any():
+        return {}
+    values: dict[str, list[str]] = {"encoding": [], "seed": []}
+    others = []
+    for run in runs.to_dict("records"):
+        words = {split(word)[0]: word for word in shlex.split(run["command"])[2:]}
+        for key, known in values.items():
+            value = words.pop(key, f"{key}={run[key]}").removeprefix(f"{key}=")
+            if value not in known:
+                known.append(value)
+        others.append(words)
+    if others.count(others[0]) < len(others):
+        return {}
+    lists = {key: f"{key}={','.join(known)}" for key, known in values.items()}
+    return lists | others[0]

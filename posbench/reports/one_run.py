@@ -69,7 +69,7 @@ def read(folder: Path, split: str | None, lengths: Sequence[int]) -> pd.DataFram
         if row.measured and row.task is None and row.length in lengths:
             asked.append(row)
             of_targets = plain_lengths.setdefault(row.targets_sha256, set())
-            if row.kind == PLAIN:
+            if row.variant == PLAIN:
                 of_targets.add(row.length)
 
     counts = {}

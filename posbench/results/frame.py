@@ -218,7 +218,7 @@ def _measured_rows(
             line["extension_options"] = as_json(row.extension_options)
         if row.status == "ok" and not row.measured:  # the number was not finite
             line["status"] = "failed"
-        line["variant"] = row.kind
+        line["variant"] = row.variant
         line["main"] = row.key in main
         line["newest"] = line["main"] and row.checkpoint_step == last
         lines.append(line)

@@ -17,7 +17,7 @@ import pandas as pd
 
 from posbench.config import shipped
 from posbench.config.identity import NOT_IDENTITY
-from posbench.run.facts import as_json, settings_of
+from posbench.run.facts import as_json, flat_settings
 
 _RATE = "training.learning_rate"
 _SCHEME = ("encoding.", "model.attention.", _RATE)
@@ -143,30 +143,36 @@ def _words(schemes: Sequence[str]) -> dict[str, dict[str, str]]:
     """
     options = {scheme: json.loads(scheme) for scheme in schemes}
     keys = _keys_apart([*options.values()])
-    # by key, the value that is left out, as JSON
     usual = {}
     for key in keys:
-        counts = Counter(as_json(values.get(key)) for values in options.values())
-        commonest, count = counts.most_common(1)[0]
-        if key.startswith(_START):
-            usual[key] = "null"  # it began from no run
-        elif 2 * count > len(options):
-            usual[key] = commonest
-        else:
-            usual[key] = next((off for off in _OFF if off in counts), "")
+        usual[key] = _usual(key, [values.get(key) for values in options.values()])
 
     words: dict[str, dict[str, str]] = {scheme: {} for scheme in schemes}
     for scheme, values in options.items():
         for key in keys:
             value = values.get(key)
-            if as_json(value) == usual[key]:
-                continue
-            name = key  # whole, as start.tokens: training has tokens, too
-            if not key.startswith(_START):
-                name = key.rpartition(".")[2]
-            name = name.removesuffix("_sha256")
-            words[scheme][key] = f"{name}={setting_text(value)}"
+            if as_json(value) != usual[key]:
+                words[scheme][key] = f"{_short(key)}={setting_text(value)}"
     return words
+
+
+def _usual(key: str, values: Sequence[Any]) -> str:
+    """Return the value of a key that labels leave out, as JSON; empty for none."""
+    if key.startswith(_START):
+        return "null"  # it began from no run
+    counts = Counter(as_json(value) for value in values)
+    commonest, count = counts.most_common(1)[0]
+    if 2 * count > len(values):
+        return commonest
+    return next((off for off in _OFF if off in counts), "")
+
+
+def _short(key: str) -> str:
+    """Return a key's name in labels."""
+    name = key  # whole, as start.tokens: training has tokens, too
+    if not key.startswith(_START):
+        name = key.rpartition(".")[2]
+    return name.removesuffix("_sha256")
 
 
 def _keys_apart(options: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -197,7 +203,7 @@ def _choices() -> dict[str, str]:
     """
     names = {}
     for name, path in shipped.choices("encoding", pattern=shipped.NESTED).items():
-        settings = settings_of({"encoding": shipped.load(path)})
+        settings = flat_settings({"encoding": shipped.load(path)})
         names[as_json(_scheme(settings))] = name
     return names
 

@@ -188,36 +188,59 @@ def _tests(
 
     Each has the name of its column, why it is not made, and the shares of both.
     """
-    learned = []
-    for rows in (scheme, base):
-        learned.append(rows.drop_duplicates("folder")["seed_learned"].astype(float))
-    seeds = min(len(learned[0]), len(learned[1]))
-    few = f"{seeds} of {ENOUGH_SEEDS} seeds" if seeds < ENOUGH_SEEDS else ""
+    scheme_learned = _seeds_learned(scheme)
+    base_learned = _seeds_learned(base)
+    seeds = min(len(scheme_learned), len(base_learned))
+    too_few = ""
+    if seeds < ENOUGH_SEEDS:
+        too_few = f"{seeds} of {ENOUGH_SEEDS} seeds"
 
-    gate = few
-    if not gate and learned[0].mean() < HALF:
+    gate = too_few
+    if not gate and scheme_learned.mean() < HALF:
         gate = "not learned"
-    if not gate and learned[1].mean() < HALF:
+    if not gate and base_learned.mean() < HALF:
         gate = "the reference has not learned"
 
-    tests = [("learned", few, learned)]
+    tests = [("learned", too_few, [scheme_learned, base_learned])]
     for ratio in RATIOS:
-        why = gate
-        tested = []
-        for rows, of_seeds in zip((scheme, base), learned, strict=True):
-            rows = rows[rows["as_trained"] & (rows["length_ratio"] == ratio)]
-            failures = rows.loc[rows["status"] != "ok", "status"]
-            if len(failures):
-                why = why or failures.iloc[0].replace("_", " ")
-            if len(rows) < len(of_seeds):
-                why = why or "not tested in all seeds"
-            tested.append(rows)
-        pooled = pd.concat(tested)
-        if (pooled[["targets_sha256", "dtype"]].nunique() > 1).any():
-            why = why or "other problems or precision"
-        shares = [rows["accuracy"] for rows in tested]
+        of_scheme = _tested_at(scheme, ratio)
+        of_base = _tested_at(base, ratio)
+        why = (
+            gate
+            or _not_measured(of_scheme, len(scheme_learned))
+            or _not_measured(of_base, len(base_learned))
+            or _not_alike(of_scheme, of_base)
+        )
+        shares = [of_scheme["accuracy"], of_base["accuracy"]]
         tests.append((f"accuracy_{ratio:g}x", why, shares))
     return tests
+
+
+def _seeds_learned(rows: pd.DataFrame) -> pd.Series:
+    """Return for each seed whether it learned, as 0 or 1."""
+    return rows.drop_duplicates("folder")["seed_learned"].astype(float)
+
+
+def _tested_at(rows: pd.DataFrame, ratio: float) -> pd.DataFrame:
+    return rows[rows["as_trained"] & (rows["length_ratio"] == ratio)]
+
+
+def _not_measured(rows: pd.DataFrame, seeds: int) -> str:
+    """Return why a scheme lacks accuracies of some seeds at a length, or nothing."""
+    failures = rows.loc[rows["status"] != "ok", "status"]
+    if len(failures):
+        return str(failures.iloc[0]).replace("_", " ")
+    if len(rows) < seeds:
+        return "not tested in all seeds"
+    return ""
+
+
+def _not_alike(scheme: pd.DataFrame, base: pd.DataFrame) -> str:
+    """Return why accuracies of two schemes are not compared, or nothing."""
+    pooled = pd.concat([scheme, base])
+    if (pooled[["targets_sha256", "dtype"]].nunique() > 1).any():
+        return "other problems or precision"
+    return ""
 
 
 def _result(

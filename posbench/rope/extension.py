@@ -146,14 +146,14 @@ def turns_as(
     modules = [module for module in model.modules() if is_rotary(module)]
     for module in modules:
         for layers, rope in rotations.items():
-            turn = _turn(module, layers, length, rope.width // 2)
-            if turn is None or not _is_turn_of(rope, turn):
+            factors = _factors(module, layers, length, rope.width // 2)
+            if factors is None or not _are_those_of(rope, factors):
                 return False
     return bool(modules)
 
 
 @torch.no_grad()
-def _turn(
+def _factors(
     module: nn.Module, layers: str | None, length: int, n_pairs: int
 ) -> Tensor | None:
     """Return the complex factors (P,) by which a rotary module turns the pairs at
@@ -164,21 +164,21 @@ def _turn(
     kinds = [layers] if layers else []
     made = module(torch.zeros(1, device=device), positions, *kinds)
     if torch.is_tensor(made):  # Llama 4
-        turn = made[0, 0]
+        factors = made[0, 0]
     else:
         cos, sin = made
-        turn = torch.complex(cos.double(), sin.double())[0, 0]
-    if torch.equal(turn[::2], turn[1::2]):  # interleaved: each twice in a row
-        turn = turn[::2]
-    if len(turn) < n_pairs:
+        factors = torch.complex(cos.double(), sin.double())[0, 0]
+    if torch.equal(factors[::2], factors[1::2]):  # interleaved: each twice in a row
+        factors = factors[::2]
+    if len(factors) < n_pairs:
         return None
-    return turn[:n_pairs].cpu().to(torch.complex128)
+    return factors[:n_pairs].cpu().to(torch.complex128)
 
 
-def _is_turn_of(rope: Rotary, turn: Tensor) -> bool:
+def _are_those_of(rope: Rotary, factors: Tensor) -> bool:
     angles = rope.inv_freq()
     expected = rope.attention_factor * torch.polar(torch.ones_like(angles), angles)
     # a slow pair's angle is far below the tolerance of its cosine and sine
-    relative = (turn.angle() - angles).abs() / angles.clamp_min(1e-9)
-    is_close = (turn - expected).abs() <= _TOLERANCE
+    relative = (factors.angle() - angles).abs() / angles.clamp_min(1e-9)
+    is_close = (factors - expected).abs() <= _TOLERANCE
     return bool(is_close.all() and (relative <= 10 * _TOLERANCE).all())

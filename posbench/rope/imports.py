@@ -27,7 +27,7 @@ def transformers() -> Any:
 
 @contextlib.contextmanager
 def library_errors(
-    problem: str, kind: type[PosbenchError] = UserError
+    problem: str, error_class: type[PosbenchError] = UserError
 ) -> Iterator[None]:
     """Turn whatever a library raises into one line; our own errors and a lack of memory
     stay what they are.
@@ -37,6 +37,6 @@ def library_errors(
     except Exception as error:
         if isinstance(error, PosbenchError) or machine.is_out_of_memory(error):
             raise
-        raise kind(
+        raise error_class(
             f"{problem}: {type(error).__name__}: {' '.join(str(error).split())[:300]}"
         ) from None

@@ -23,7 +23,7 @@ def facts_of(folder: Path) -> dict[str, Any]:
     """
     record = load_record(folder)
     container = shipped.load(folder / CONFIG)
-    settings = settings_of(container)
+    settings = flat_settings(container)
 
     # A model that was only evaluated here has a name in place of an encoding.
     name = "model.name" if "reading" in container else "encoding.name"
@@ -63,7 +63,7 @@ def _status(record: Mapping[str, Any], folder: Path) -> str:
     return status
 
 
-def settings_of(container: dict[str, Any]) -> dict[str, Any]:
+def flat_settings(container: dict[str, Any]) -> dict[str, Any]:
     """Return a configuration's settings by dotted key, without those that are unset.
 
     `start.encoding` is that of the run that training began from.

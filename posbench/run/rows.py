@@ -111,7 +111,7 @@ class EvaluationRow:
         return self.status == "ok" and self.nll is not None
 
     @property
-    def kind(self) -> str:
+    def variant(self) -> str:
         """How the model was changed: plain, windowed, or an extension's name (sinks,
         too, which are windowed).
         """
@@ -281,7 +281,7 @@ def _rank(rows: Sequence[EvaluationRow]) -> tuple[int, int, int]:
     """
     longer = []
     for row in rows:
-        if row.kind == PLAIN and row.length_ratio >= 1:
+        if row.variant == PLAIN and row.length_ratio >= 1:
             longer.append(row.length_ratio)
     return longer.count(1), len(longer), len(rows)
 

@@ -23,7 +23,7 @@ from posbench.encodings.base import PAIRWISE, Encoding, Layer, Shape
 from posbench.errors import UserError
 from posbench.model.attention import attention, logits_by_rows, make_layer
 from posbench.model.gpt import GPT
-from posbench.model.standalone import whole_block
+from posbench.model.standalone import prepared_block
 from posbench.run import TOKENIZER
 from posbench.run.model import model_of, tokenizer_of
 from posbench.run.run import load_config, load_record
@@ -180,7 +180,7 @@ def pairs_of(
     and logits are their logarithms.
     """
     described = make_layer(encoding, positions, layer, x).replace(**limits)
-    scheme, q, k, v, block = whole_block(
+    scheme, q, k, v, block = prepared_block(
         encoding, q, k, torch.zeros_like(k), described, last
     )
     logits = logits_by_rows(scheme, q, k, block)

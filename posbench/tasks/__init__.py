@@ -34,4 +34,4 @@ def build(name: str, options: Mapping[str, Any] | None = None) -> Task:
     """
     chosen = dict(options or {})
     chosen.pop("name", None)
-    return load(name)().varied(**chosen)
+    return load(name)().with_options(**chosen)

@@ -58,7 +58,9 @@ class Problems:
         """Return for each input the token that stands `back` places before it, 0 before
         the first: (count, size).
         """
-        return np.pad(self.ids, ((0, 0), (back, 0)))[:, : self.scored.shape[1]]
+        size = self.scored.shape[1]
+        shifted = np.pad(self.ids, ((0, 0), (back, 0)))
+        return shifted[:, :size]
 
     def commonest_left(self, bag: Integers) -> Integers:
         """Return, per label, the commonest token of a bag (count, n) that the answer
@@ -96,7 +98,7 @@ class Task:
     kinds: ClassVar[dict[str, str]] = {}
     # Values of options that evaluation tests in addition. The task of such a row is
     # called passkey:depth=0.5.
-    variants: ClassVar[tuple[str, ...]] = ()
+    variations: ClassVar[tuple[str, ...]] = ()
 
     def __init_subclass__(cls) -> None:
         cls.name = re.sub(r"(?<!^)(?=[A-Z])", "_", cls.__name__).lower()
@@ -159,7 +161,7 @@ class Task:
         answer = np.where(problems.scored, problems.ids[:, 1:], 0)
         return problems.commonest_left(answer)
 
-    def varied(self, **options: Any) -> Self:
+    def with_options(self, **options: Any) -> Self:
         """Return a copy of this task with some options replaced. Raise UserError for a
         wrong name, type or value.
         """

@@ -70,7 +70,7 @@ class Passkey(Task):
     depth: Fraction | None = None
     words: ClassVar[str] = "= key 0 1 2 3 4 5 6 7 8 9"
     kinds: ClassVar[dict[str, str]] = {"f": "fillers"}
-    variants: ClassVar[tuple[str, ...]] = (
+    variations: ClassVar[tuple[str, ...]] = (
         "depth=0.0",
         "depth=0.25",
         "depth=0.5",

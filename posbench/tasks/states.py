@@ -161,7 +161,7 @@ class FlipFlop(Task):
     longest: int = 32
     ignore: Fraction = 0.8  # probability that an instruction is `i`
     least: ClassVar[int] = 2
-    variants: ClassVar[tuple[str, ...]] = ("ignore=0.98", "ignore=0.1")
+    variations: ClassVar[tuple[str, ...]] = ("ignore=0.98", "ignore=0.1")
     words: ClassVar[str] = "w r i 0 1"
 
     def size(self, length: int) -> int:

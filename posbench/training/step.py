@@ -49,12 +49,7 @@ def optimizer_for(model: nn.Module, training: TrainingConfig) -> torch.optim.Opt
     Parameters with a learning rate of their own (`Encoding.rates`) have their own
     groups, whose `times` is the factor.
     """
-    factors: dict[nn.Parameter, float] = {}  # of the learning rate
-    for module in model.modules():
-        if isinstance(module, Encoding):
-            for name, factor in module.rates.items():
-                factors[module.get_parameter(name)] = factor
-
+    factors = _rate_factors(model)
     matrices, others = [], []
     for name, parameter in model.named_parameters():
         if parameter.dim() >= 2 and not name.startswith("encoding."):
@@ -72,6 +67,16 @@ def optimizer_for(model: nn.Module, training: TrainingConfig) -> torch.optim.Opt
     cls = registry.load(registry.OPTIMIZERS, training.optimizer or "adamw")
     optimizer: torch.optim.Optimizer = cls(groups, training)
     return optimizer
+
+
+def _rate_factors(model: nn.Module) -> dict[nn.Parameter, float]:
+    """Return the factors of the learning rate that encodings ask for, by parameter."""
+    factors = {}
+    for module in model.modules():
+        if isinstance(module, Encoding):
+            for name, factor in module.rates.items():
+                factors[module.get_parameter(name)] = factor
+    return factors
 
 
 class Trainer:

@@ -78,7 +78,7 @@ def train(
     with opened as run, signals_as_errors():
         if run:
             tracking.mirror(config, run)
-            begin(run, config, tokens, resources)
+            record_begin(run, config, tokens, resources)
         model = _build(config, tokens, device)
         if run:
             run.update(data=tokens.record, parameters=parameter_counts(model))
@@ -95,15 +95,21 @@ def train(
         try:
             n_rows = evaluate(config.training.steps, config.evaluation)
         except RowsFailed:
-            end(run, config)  # the others have their numbers
+            record_end(run, config)  # the others have their numbers
             raise
-        end(run, config)
+        record_end(run, config)
         if run:
-            if run.tracker and tracking.in_sweep():
-                # the agent waits for this run, even if it was finished before
-                run.tracker.send()
-            if not n_updates and not n_rows:
-                logger.info("finished; nothing to do: %s", run.folder)
+            _tell_sweep(run)
+        if run and n_updates == 0 and n_rows == 0:
+            logger.info("finished; nothing to do: %s", run.folder)
+
+
+def _tell_sweep(run: Run) -> None:
+    """Send a run to the agent of a sweep, which waits for it, even if it was finished
+    before.
+    """
+    if run.tracker and tracking.in_sweep():
+        run.tracker.send()
 
 
 def _set_up_machine(
@@ -155,7 +161,7 @@ def _try_encoding(
         refuse_broken(config, tokens, device)
 
 
-def begin(
+def record_begin(
     run: Run, config: Config, tokens: Tokens | TaskData, resources: dict[str, Any]
 ) -> None:
     """Begin an attempt of a run. Raises UserError if it may not be continued on this
@@ -176,7 +182,7 @@ def begin(
     run.update(tokenizer_sha256=tokens.tokenizer.sha256)
 
 
-def end(run: Run | None, config: Config) -> None:
+def record_end(run: Run | None, config: Config) -> None:
     """Record that a run is done, in the process that has its folder."""
     if run is None:
         return

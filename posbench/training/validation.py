@@ -2,6 +2,7 @@
 elsewhere.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -41,27 +42,35 @@ def validate(trainer: Trainer, batches: list[Batch], answers: bool) -> dict[str,
     """
     trainer.model.eval()
 
-    def sums_of(batch: Batch) -> Tensor:
-        return _sums(trainer, batch.to(trainer.device), answers)
+    def numbers_of(own: Sequence[Batch]) -> list[Tensor]:
+        on_device = []
+        for batch in own:
+            on_device.append(_numbers(trainer, batch.to(trainer.device), answers))
+        # MPS has no fp64
+        return [numbers.double() for numbers in machine.to_host(on_device)]
 
-    sums = torch.stack(trainer.world.map(sums_of, batches)).sum(0).tolist()
-    n_tokens = sum(batch.n_scored for batch in batches)
+    numbers = torch.stack(trainer.world.map(numbers_of, batches))
+    n_scored = [batch.n_scored for batch in batches]
+    numbers[:, 0] *= torch.tensor(n_scored)  # means become sums
+    sums = numbers.sum(0).tolist()
+
+    n_tokens = sum(n_scored)
     values = {"val/loss": sums[0] / n_tokens}
     if answers:
         values["val/accuracy"] = sums[1] / n_tokens
     return values
 
 
-def _sums(trainer: Trainer, batch: Batch, answers: bool) -> Tensor:
-    """Return the sum of nll; with `answers` also the number of correct tokens."""
+def _numbers(trainer: Trainer, batch: Batch, answers: bool) -> Tensor:
+    """Return the mean nll; with `answers` also the number of correct tokens."""
     model: Any = trainer.model
     with machine.autocast(trainer.device, trainer.dtype):
         nll: Tensor = model(batch.ids, batch.labels, n_scored=batch.n_scored)
         hidden = model.hidden(batch.ids) if answers else None
-    total = nll.cpu().double() * batch.n_scored
     if hidden is None:
-        return total.view(1)
+        return nll.view(1)
 
     likeliest = model.logits(hidden.float()).argmax(-1)  # (B, T)
     is_correct = (likeliest == batch.labels) & (batch.labels != IGNORED)
-    return torch.stack((total, is_correct.sum().cpu()))
+    # below 2**24 a count is exact in fp32
+    return torch.stack((nll, is_correct.sum().to(nll.dtype)))

@@ -2,6 +2,7 @@
 are skipped.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -13,13 +14,16 @@ import torch.nn.functional as F
 from posbench import encodings, machine
 from posbench.config.schema import AttentionConfig, Config
 from posbench.data.batches import Batch
+from posbench.data.tokens import TokenSplit
 from posbench.errors import Stopped, UserError
-from posbench.evaluation.models import TrainedGPT, nll_of
+from posbench.evaluation.models import TrainedGPT, nll_of, score
+from posbench.evaluation.protocols import Windows
 from posbench.model.gpt import GPT, build
 from posbench.model.loss import linear_cross_entropy
 from posbench.run.checkpoint import newest
 from posbench.training.step import Trainer, begin_update
 from posbench.training.train import train
+from posbench.training.validation import validate
 
 DEVICE = machine.current(machine.resolve("auto"))
 CPU = torch.device("cpu")
@@ -68,6 +72,11 @@ def trainer(config: Config, dtype: torch.dtype) -> Trainer:
     return Trainer(model, config, DEVICE, dtype)
 
 
+def model_of(trainer: Trainer) -> GPT:
+    assert isinstance(trainer.model, GPT)
+    return trainer.model
+
+
 def update(
     trainer: Trainer, batch: Batch, step: int, rate: float = 1e-3
 ) -> tuple[float, float]:
@@ -108,9 +117,10 @@ def test_loss_and_gradients_are_those_of_the_cpu(tiny_config, name, window):
         assert float(difference.norm()) < tolerance * size, key
 
 
-@pytest.mark.parametrize(
-    "changes", [["compile"], ["checkpointing"], ["compile", "checkpointing"]]
-)
+CHANGES = [["compile"], ["checkpointing"], ["compile", "checkpointing"]]
+
+
+@pytest.mark.parametrize("changes", CHANGES)
 @pytest.mark.parametrize("name", ["rope", "alibi", "t5", "fox", "fire", "cope"])
 def test_compiled_and_recomputed_training_is_the_eager_one(tiny_config, name, changes):
     config = configured(tiny_config, name)
@@ -189,6 +199,42 @@ def test_a_step_never_makes_the_host_wait(tiny_config, name):
     for outcome in outcomes:
         results = outcome.read()
         assert np.isfinite(results).all()
+
+
+@pytest.mark.parametrize("name", ["rope", "fire", "cope"])
+def test_a_row_and_a_validation_make_the_host_wait_once(tiny_config, name, monkeypatch):
+    one = trainer(configured(tiny_config, name), torch.bfloat16)
+    subject = TrainedGPT(model_of(one).eval(), LENGTH, DEVICE, torch.bfloat16)
+    ids = np.random.default_rng(0).integers(V, size=21 * LENGTH)
+    split = TokenSplit(ids, np.array([0, len(ids)]))
+    starts = np.arange(0, 20 * LENGTH, LENGTH)
+    windows = Windows(LENGTH, 50, starts, starts // LENGTH, "concat")
+    batches = [batch(number) for number in range(3)]
+
+    def measure() -> None:
+        nll = score(subject, split, windows, 4 * LENGTH)
+        numbers = validate(one, batches, answers=True)
+        assert np.isfinite(nll).all()
+        assert np.isfinite(numbers["val/loss"])
+
+    measure()  # compiles, and makes the masks
+    to_host = machine.to_host
+    read: list[int] = []
+
+    def counted(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        torch.cuda.set_sync_debug_mode("default")
+        on_host = to_host(tensors)
+        torch.cuda.set_sync_debug_mode("error")
+        read.append(len(tensors))
+        return on_host
+
+    monkeypatch.setattr(machine, "to_host", counted)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        measure()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert read == [5, 3]  # batches
 
 
 def assert_two_trainings_are_the_same(config: Config) -> None:

@@ -40,10 +40,13 @@ def canary(tmp_path):
 @pytest.mark.parametrize("flag", ["", "1"])
 def test_pickles_are_refused(tmp_path, canary, flag, monkeypatch):
     monkeypatch.setenv("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", flag)
-    checkpoint.save(tmp_path, 1, {"a": torch.zeros(1)}, {"state": Payload(canary)}, {})
+    weights = {"a": torch.zeros(1)}
+    optimizer = {"state": Payload(canary)}
+    checkpoint.save(tmp_path, 1, weights, optimizer, {})
+    saved = checkpoint.newest(tmp_path)
 
     with pytest.raises(pickle.UnpicklingError):
-        checkpoint.newest(tmp_path).optimizer()
+        saved.optimizer()
 
     assert not canary.exists()
 
@@ -66,9 +69,12 @@ def test_a_huggingface_folder_runs_no_code_and_opens_no_pickle(
     (folder / "evil.py").write_text(f"open({str(canary)!r}, 'w')")
     torch.save({"a": Payload(canary)}, folder / "pytorch_model.bin")
 
-    assert posbench("evaluate", str(folder), f"runtime.outputs={tmp_path / 'out'}") == 2
+    code = posbench("evaluate", str(folder), f"runtime.outputs={tmp_path / 'out'}")
 
-    assert capfd.readouterr().err.strip().splitlines()[-1].startswith("error: ")
+    printed = capfd.readouterr().err
+    lines = printed.strip().splitlines()
+    assert code == 2
+    assert lines[-1].startswith("error: ")
     assert not canary.exists()
 
 
@@ -132,7 +138,8 @@ def test_a_data_set_of_code_is_refused_on_the_hub(set_of_code, canary, monkeypat
 
 def test_code_in_a_folder_of_text_is_text(set_of_code, canary):
     splits, _ = load(set_of_code)
-    assert "executed" in "".join(splits["train"])
+    text = "".join(splits["train"])
+    assert "executed" in text
     assert not canary.exists()
 
 
@@ -153,25 +160,29 @@ RUN = [
 ]
 
 
-@pytest.mark.parametrize(
-    "command", [["--help"], pytest.param(["sweep", *RUN], marks=pytest.mark.slow)]
-)
+COMMANDS = [["--help"], pytest.param(["sweep", *RUN], marks=pytest.mark.slow)]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
 def test_nothing_is_imported_from_the_current_folder(
     command, tmp_path, canary, monkeypatch
 ):
     """Beside a text there are modules that make the file."""
     write_text(tmp_path)
+    code = f"open({str(canary)!r}, 'a')\nraise SystemExit(9)\n"
     for name in MODULES:
         path = tmp_path / name
         path.parent.mkdir(exist_ok=True)
-        path.write_text(f"open({str(canary)!r}, 'a')\nraise SystemExit(9)\n")
+        path.write_text(code)
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("PYTHONSAFEPATH", raising=False)
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
+    checkout = Path(__file__).parents[2]
+    monkeypatch.setenv("PYTHONPATH", str(checkout))
 
     def status(*options: str) -> int:
         python = [sys.executable, *options, "-m", "posbench", *command]
-        return subprocess.run(python, capture_output=True, timeout=200).returncode
+        done = subprocess.run(python, capture_output=True, timeout=200)
+        return done.returncode
 
     # as the console script, whose path is its own
     assert status("-P") == 0

@@ -32,7 +32,8 @@ from posbench.terminal import exits
 # some hundred runs, on a busy machine too
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
-KILLS, RACES = 20, 5
+KILLS = 20
+RACES = 5
 _OF_TIME = {"seconds", "train/tokens_per_second", "peak_memory_bytes"}
 _OF_RECORD = ("status", "reason", "tokens", "parameters", "data", "tokenizer_sha256")
 
@@ -56,7 +57,8 @@ def work(config: Config, folder: Path) -> None:
     repeated would.
     """
     config = changed(config, runtime={"cache": f"{folder}-cache"})
-    launch.run(Plan(config, folder, ("posbench", "train")))
+    plan = Plan(config, folder, ("posbench", "train"))
+    launch.run(plan)
     launch.evaluate_runs([folder], ["ratio=1,2,4,6"])
 
 
@@ -70,34 +72,40 @@ def start(
     def quietly() -> None:
         sys.stdout = sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 -- the process ends with it
         before()
-        os._exit(exits.run(lambda: work(config, folder)))
+        code = exits.run(lambda: work(config, folder))
+        os._exit(code)
 
     return start_child(quietly)
 
 
 def status_of(child: int) -> int:
     """Wait for a child's end; return its exit status, negative for a signal."""
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    _, status = os.waitpid(child, 0)
+    return os.waitstatus_to_exitcode(status)
+
+
+def digest_of(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def outcome(folder: Path) -> dict[str, Any]:
     """Return everything that a run results in, except times and memory."""
     last = max((folder / "checkpoint").glob("step-*"))
     record = load_record(folder)
+    rows = read_rows(folder)
+    for row in rows:
+        for name in _OF_TIME:
+            row.pop(name, None)
     return {
         "files": sorted(path.name for path in folder.iterdir()),
         "temporaries": [str(path) for path in folder.rglob(".tmp-*")],
         "step": last.name,
-        **{
-            name: hashlib.sha256((last / name).read_bytes()).digest()
-            for name in ("model.safetensors", "optimizer.pt")
-        },
-        "rows": [
-            {k: v for k, v in row.items() if k not in _OF_TIME}
-            for row in read_rows(folder)
-        ],
+        "weights": digest_of(last / "model.safetensors"),
+        "optimizer": digest_of(last / "optimizer.pt"),
+        "rows": rows,
         "record": {name: record[name] for name in _OF_RECORD},
-        "timed": all(record[name] for name in ("train_seconds", "cpu_seconds")),
+        "train_is_timed": record["train_seconds"] > 0,
+        "cpu_is_timed": record["cpu_seconds"] > 0,
     }
 
 
@@ -110,10 +118,14 @@ def check_readable(folder: Path, lost: int) -> None:
     if (folder / "run.json").exists():
         load_record(folder)
         evaluation_rows(folder)
-        logged = max((row["step"] for row in training_rows(folder)), default=0)
+        logged = [row["step"] for row in training_rows(folder)]
+        saved = 0
         # of which every file has the digest of its manifest
         newest = checkpoint.newest(folder)
-        assert logged - (newest.step if newest else 0) <= lost, folder.name
+        if newest:
+            saved = newest.step
+        n_unsaved = max(logged, default=0) - saved
+        assert n_unsaved <= lost, folder.name
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
@@ -122,28 +134,32 @@ def test_signals_at_random_moments_leave_nothing_unreadable_and_change_no_number
 ):
     """40 updates, saved after every fifth; SIGTERM saves the last one."""
     config = saving(tiny_config, tmp_path, 40, 5)
+    n_lost = 0 if number == signal.SIGTERM else 5
     chance = random.Random(0)
     kills = 0
     work(config, tmp_path / "first")  # it imports what the others find
     began = time.monotonic()
-    assert status_of(start(config, tmp_path / "whole")) == 0
+    whole = start(config, tmp_path / "whole")
+    assert status_of(whole) == 0
     seconds = time.monotonic() - began
     expected = outcome(tmp_path / "whole")
+
     while kills < KILLS // 2:
         folder = tmp_path / f"run-{kills}"
         for attempt in range(10_000):
             child = start(config, folder)
-            # the machine may be slower by now
-            time.sleep(chance.uniform(0, 1.2 * seconds * 1.1**attempt))
+            longest = 1.2 * seconds * 1.1**attempt  # the machine may be slower by now
+            time.sleep(chance.uniform(0, longest))
             sent = time.monotonic()
             os.kill(child, number)
             status = status_of(child)
-            assert time.monotonic() - sent < 10
+            waited = time.monotonic() - sent
+            assert waited < 10
             if status == 0:  # it was done before its time
                 break
             # the latter: it has saved itself
             assert status in (-number, 128 + signal.SIGTERM)
-            check_readable(folder, 0 if number == signal.SIGTERM else 5)
+            check_readable(folder, n_lost)
             kills += 1
         assert outcome(folder) == expected, folder.name
 
@@ -154,7 +170,8 @@ class Watch:
     """
 
     def __init__(self, at: int | None = None) -> None:
-        self.at, self.number = at, 0
+        self.at = at
+        self.number = 0
 
     def reach(self) -> None:
         if self.number == self.at:
@@ -184,11 +201,12 @@ class Watch:
 
         class Watched(io.FileIO):
             def write(self, data: Any, /) -> int:
-                half = len(bytes(data)) // 2
+                content = bytes(data)
+                half = len(content) // 2
                 reach()
-                written = super().write(bytes(data)[:half])
+                written = super().write(content[:half])
                 reach()
-                return written + super().write(bytes(data)[half:])
+                return written + super().write(content[half:])
 
         def watched_open(
             file: Any,
@@ -200,15 +218,15 @@ class Watch:
             if not set(mode) & set("wax+"):
                 return opened(file, mode, buffering, encoding, *rest)
             reach()
-            raw = Watched(file, mode.replace("b", "").replace("t", ""))
+            mode_of_bytes = mode.replace("b", "").replace("t", "")
+            raw = Watched(file, mode_of_bytes)
             if buffering == 0:
                 return raw
-            buffer = io.BufferedRandom(raw) if "+" in mode else io.BufferedWriter(raw)
-            return (
-                buffer
-                if "b" in mode
-                else io.TextIOWrapper(buffer, encoding, *rest, write_through=True)
-            )
+            buffered = io.BufferedRandom if "+" in mode else io.BufferedWriter
+            buffer = buffered(raw)
+            if "b" in mode:
+                return buffer
+            return io.TextIOWrapper(buffer, encoding, *rest, write_through=True)
 
         builtins.open = io.open = watched_open  # pathlib's are of io
 
@@ -227,33 +245,35 @@ def test_a_kill_at_any_change_of_the_disk_changes_no_number(tiny_config, tmp_pat
         Path(tmp_path, "count").write_text(str(watch.number))
         os._exit(0)
 
-    assert status_of(start_child(count)) == 0
+    counting = start_child(count)
+    assert status_of(counting) == 0
     n_moments = int((tmp_path / "count").read_text())
-    for at in range(0, n_moments, 1 if EVERY else 7):
-        folder = tmp_path / f"kill-{at}"
-        assert status_of(start(config, folder, Watch(at).install)) == -signal.SIGKILL
-        check_readable(folder, 1)
-        assert status_of(start(config, folder)) == 0
-        assert outcome(folder) == expected, folder.name
     assert n_moments > 150
+    step = 1 if EVERY else 7
+    for at in range(0, n_moments, step):
+        folder = tmp_path / f"kill-{at}"
+        killed = start(config, folder, Watch(at).install)
+        assert status_of(killed) == -signal.SIGKILL
+        check_readable(folder, 1)
+        again = start(config, folder)
+        assert status_of(again) == 0
+        assert outcome(folder) == expected, folder.name
 
 
 def test_of_two_trainings_at_once_one_wins_and_the_other_changes_nothing(
     tiny_config, tmp_path
 ):
     config = saving(tiny_config, tmp_path, 30, 10)
-    statuses = []
     work(config, tmp_path / "whole")
+    expected = outcome(tmp_path / "whole")
+    statuses = []
     for trial in range(RACES):
         folder = tmp_path / f"run-{trial}"
-        statuses.append(
-            sorted(map(status_of, [start(config, folder), start(config, folder)]))
-        )
-        assert status_of(start(config, folder)) == 0 and outcome(folder) == outcome(
-            tmp_path / "whole"
-        ), trial
-    assert {tuple(each) for each in statuses} <= {(0, 0), (0, 75), (75, 75)}
-    assert [
-        0,
-        75,
-    ] in statuses
+        children = [start(config, folder), start(config, folder)]
+        ends = sorted(status_of(child) for child in children)
+        assert set(ends) <= {0, 75}, trial
+        statuses.append(ends)
+        again = start(config, folder)
+        assert status_of(again) == 0, trial
+        assert outcome(folder) == expected, trial
+    assert [0, 75] in statuses

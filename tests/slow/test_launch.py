@@ -72,8 +72,12 @@ def start_two() -> tuple["subprocess.Popen[str]", list[int]]:
     process = start("two", *LONG, "processes=2")
     until(trains, 120)
     command = ["ps", "-ww", "-o", "pid=,args=", "--ppid", str(process.pid)]
-    lines = subprocess.run(command, capture_output=True, text=True).stdout.splitlines()
-    ranks = [int(line.split()[0]) for line in lines if "spawn_main" in line]
+    listed = subprocess.run(command, capture_output=True, text=True)
+    ranks = []
+    for line in listed.stdout.splitlines():
+        pid, _, arguments = line.strip().partition(" ")
+        if "spawn_main" in arguments:
+            ranks.append(int(pid))
     assert len(ranks) == 2
     return process, ranks
 
@@ -83,30 +87,40 @@ def is_running(pid: int) -> bool:
 
 
 def test_two_processes_of_torchrun_give_what_one_gives():
-    assert start("one", *SHORT).wait() == 0
+    one = start("one", *SHORT)
+    assert one.wait() == 0
     two = start("two", *SHORT, by=TORCHRUN)
-    errors = two.communicate()[1]
+    _, errors = two.communicate()
     assert two.returncode == 0, errors
     assert errors.count("Run folder") <= 1
-    assert load_record(folder("two"))["attempt"]["processes"] == 2
-    assert losses("two") == pytest.approx(losses("one"), abs=1.5e-6)
-    assert len(losses("one")) == 16
+    record = load_record(folder("two"))
+    expected = losses("one")
+    assert record["attempt"]["processes"] == 2
+    assert losses("two") == pytest.approx(expected, abs=1.5e-6)
+    assert len(expected) == 16
 
 
 def test_sigterm_to_one_process_saves_the_run_and_ends_all():
-    process, ranks = start_two()
-    os.kill(ranks[1], signal.SIGTERM)
-    errors = process.communicate(timeout=60)[1]
+    process, (first, second) = start_two()
+
+    os.kill(second, signal.SIGTERM)
+
+    _, errors = process.communicate(timeout=60)
     assert process.returncode == 143, errors
     assert errors.count("error: stopped by SIGTERM after step") == 1
-    assert not any(map(is_running, ranks))
-    assert load_record(folder("two"))["status"] == "stopped"
-    saved = [path.name for path in (folder("two") / "checkpoint").iterdir()]
-    assert saved == [f"step-{len(losses('two')):08d}"]
+    assert not is_running(first)
+    assert not is_running(second)
+    run = folder("two")
+    record = load_record(run)
+    assert record["status"] == "stopped"
+    (saved,) = (run / "checkpoint").iterdir()
+    n_updates = len(losses("two"))
+    assert saved.name == f"step-{n_updates:08d}"
 
 
 def test_no_process_outlives_the_first():
-    process, ranks = start_two()
+    process, (first, second) = start_two()
     process.kill()
     process.wait()
-    until(lambda: not any(map(is_running, ranks)), 30)
+    until(lambda: not is_running(first), 30)
+    until(lambda: not is_running(second), 30)

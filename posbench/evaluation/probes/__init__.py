@@ -12,12 +12,12 @@ import importlib
 import inspect
 import typing
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from posbench import registry
 from posbench.errors import unknown
 from posbench.evaluation.models import parse_choice
 from posbench.options import checked
@@ -64,7 +64,7 @@ class Probe:
     rewrite: Callable[[Ids], Ids] | None = None
     # makes, from the text, the function that puts a problem in a window's place, or
     # raises Undefined
-    poses: Callable[[Material], Pose] | None = None
+    pose_from: Callable[[Material], Pose] | None = None
     offset: int = 0  # the position of the first token read
 
 
@@ -82,7 +82,7 @@ def balanced(task: str, number: int, answers: int) -> int:
 
 def names() -> list[str]:
     """Return the names of all probes, sorted, without importing them."""
-    return sorted(path.stem for path in Path(__file__).parent.glob("[!_]*.py"))
+    return registry.names("evaluation.probes")
 
 
 def options_of(name: str) -> dict[str, Any]:

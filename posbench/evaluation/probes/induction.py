@@ -37,11 +37,11 @@ def rows(
     length: int, targets: int, train_length: int, *, pairs: Pairs = 8
 ) -> list[Probe]:
     """Return one row."""
-    poses = functools.partial(_poses, length=length, pairs=pairs)
-    return [Probe("induction", length, targets, poses=poses)]
+    pose_from = functools.partial(_pose_from, length=length, pairs=pairs)
+    return [Probe("induction", length, targets, pose_from=pose_from)]
 
 
-def _poses(material: Material, length: int, pairs: int) -> Pose:
+def _pose_from(material: Material, length: int, pairs: int) -> Pose:
     vocabulary = np.unique(material.text)
     needed = 2 * pairs + 2  # the pairs, the window's first token, and one filler
     if len(vocabulary) < needed:

@@ -93,8 +93,8 @@ def rows(
         raise OptionError(
             "depth", f"is {depth} for 'passkey': expected one key, or null"
         )
-    poses = functools.partial(_poses, length=length, keys=keys, depth=depth)
-    return [Probe("passkey", length, targets, poses=poses)]
+    pose_from = functools.partial(_pose_from, length=length, keys=keys, depth=depth)
+    return [Probe("passkey", length, targets, pose_from=pose_from)]
 
 
 def _story(number: int, keys: int) -> Story:
@@ -118,7 +118,7 @@ def _story(number: int, keys: int) -> Story:
     return Story(tuple(sentences), question, answer, digits[-1])
 
 
-def _poses(material: Material, length: int, keys: int, depth: float | None) -> Pose:
+def _pose_from(material: Material, length: int, keys: int, depth: float | None) -> Pose:
     def pose(ids: Ids, number: int) -> Choice:
         story = _story(number, keys)
         sentences, question, digits = _story_tokens(material.encode, story)
@@ -157,19 +157,17 @@ def _story_tokens(encode: Encode, story: Story) -> tuple[list[Ids], Ids, Ids]:
             the answer as another token.
     """
     questions = [f"{story.question}{digit}" for digit in range(DIGITS)]
-    encoded = [
-        np.asarray(ids, np.int64) for ids in encode([*story.sentences, *questions])
-    ]
+    texts = [*story.sentences, *questions]
+    encoded = [np.asarray(ids, np.int64) for ids in encode(texts)]
     sentences = encoded[:-DIGITS]
     with_digit = encoded[-DIGITS:]
 
     prefixes = {ids[:-1].tobytes() for ids in with_digit}
     digits = np.concatenate([ids[-1:] for ids in with_digit])
-    if (
-        len(prefixes) > 1
-        or len(np.unique(digits)) < DIGITS
-        or digits[story.answer] not in np.concatenate(sentences)
-    ):
+    one_prefix = len(prefixes) == 1
+    all_differ = len(np.unique(digits)) == DIGITS
+    answer_is_told = digits[story.answer] in np.concatenate(sentences)
+    if not (one_prefix and all_differ and answer_is_told):
         raise Undefined(
             "the tokenizer has no token of its own for each answer of passkey"
         )

@@ -23,7 +23,7 @@ from posbench.run.rows import PAIRED, WINDOWED, EvaluationRow
 # What an evaluation has of a row before its forward passes: the row with all that is
 # known by then, and the function that makes them and returns the row with its numbers.
 # None: the row says why there is no number.
-Planned = tuple[EvaluationRow, Callable[[], EvaluationRow] | None]
+Requested = tuple[EvaluationRow, Callable[[], EvaluationRow] | None]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -38,7 +38,7 @@ class AnyEvaluation:
     # the processes that share the forward passes
     world: World = dataclasses.field(default_factory=World)
 
-    def planned(self, existing: Sequence[EvaluationRow] = ()) -> list[Planned]:
+    def requested(self, existing: Sequence[EvaluationRow] = ()) -> list[Requested]:
         """Return all rows that the settings ask for, and on text the existing ones, so
         that all share their targets.
         """
@@ -71,7 +71,7 @@ class Measurement:
     # changes each window's length + 1 tokens
     rewrite: Callable[[Integers], Integers] | None = None
     # makes, from the text, the function that puts a problem in a window's place
-    poses: Callable[[probes.Material], probes.Pose] | None = None
+    pose_from: Callable[[probes.Material], probes.Pose] | None = None
     task: str | None = dataclasses.field(default=None, compare=False)
 
 
@@ -100,21 +100,29 @@ def measurements(settings: EvaluationConfig, train_length: int) -> list[Measurem
         for variant, length in points:
             row = Measurement(protocol, length, settings.targets, variant=variant)
             rows.append(row)
-
     for text in settings.tasks:
-        of_task = lengths
-        if text == "offset":  # its first row is the baseline
-            of_task = sorted({train_length, *lengths})
-        for variant, length in variants_at(settings, of_task, train_length):
-            for probe in probes.of(text, length, settings.targets, train_length):
-                # `offset` reads no more than the window, wherever the passage stands
-                if variant.window is not None and probe.length <= variant.window:
-                    continue
-                rows.append(_of_probe(text, probe, variant))
+        rows += _probe_measurements(text, settings, lengths, train_length)
     return rows
 
 
-def _of_probe(text: str, probe: probes.Probe, variant: Variant) -> Measurement:
+def _probe_measurements(
+    text: str, settings: EvaluationConfig, lengths: list[int], train_length: int
+) -> list[Measurement]:
+    """Return the rows of one probe, such as `shuffle:keep=32`."""
+    if text == "offset":  # its first row is the baseline
+        lengths = sorted({train_length, *lengths})
+
+    rows = []
+    for variant, length in variants_at(settings, lengths, train_length):
+        for probe in probes.of(text, length, settings.targets, train_length):
+            # `offset` reads no more than the window, wherever the passage stands
+            if variant.window is not None and probe.length <= variant.window:
+                continue
+            rows.append(_probe_measurement(text, probe, variant))
+    return rows
+
+
+def _probe_measurement(text: str, probe: probes.Probe, variant: Variant) -> Measurement:
     _, colon, options = text.partition(":")
     return Measurement(
         "task",
@@ -123,12 +131,12 @@ def _of_probe(text: str, probe: probes.Probe, variant: Variant) -> Measurement:
         variant=variant,
         offset=probe.offset,
         rewrite=probe.rewrite,
-        poses=probe.poses,
+        pose_from=probe.pose_from,
         task=f"{probe.task}{colon}{options}",
     )
 
 
-def settings_of(
+def settings_for(
     rows: Sequence[EvaluationRow], settings: EvaluationConfig, train_length: int
 ) -> EvaluationConfig:
     """Return settings that ask for at least these rows on text, otherwise as given."""
@@ -150,7 +158,7 @@ def settings_of(
         settings,
         protocols=tuple(name for name in PAIRED if name in measured),
         ratios=tuple(ratios),
-        windowed=any(row.kind == WINDOWED for row in rows),
+        windowed=any(row.variant == WINDOWED for row in rows),
         sinks=sinks,
         extensions=tuple(extensions),
         tasks=tuple(tasks),
@@ -171,7 +179,7 @@ def with_windows(
 
     @functools.cache  # rows with equal windows share their forward passes
     def windows_of(protocol: str, targets: int) -> dict[int, Windows]:
-        return protocols.plan(
+        return protocols.place_windows(
             protocol,
             split,
             lengths,
