@@ -12,6 +12,7 @@ from posbench.terminal.exits import plural
 DOCS = pathlib.Path(__file__).parents[1] / "docs"
 BEGIN = "<!-- claims: written by `python scripts/claims.py` -->\n"
 END = "<!-- end of claims -->\n"
+STUDIES = ("ledger", "nanogpt", "repro")  # of docs/rows
 # Results that need no training. tests/test_rope.py and tests/test_tasks.py compute
 # them, the bases for heads of 128.
 UNTRAINED = """\
@@ -25,7 +26,8 @@ UNTRAINED = """\
 def written(page: str) -> str:
     """Return the page with the table of all claims between its marks."""
     entries = claim.read(["all"])
-    studies = read([DOCS / "rows" / f"{name}.parquet" for name in ("ledger", "repro")])
+    # of a run in two files, the rows of the first count
+    studies = read([DOCS / "rows" / f"{name}.parquet" for name in STUDIES])
     plans = reproduce.plans_of_claims(entries, [])
     table = reproduce.table(reproduce.judge_claims(entries, plans, studies))
     entry_of = {entry.id: entry for entry in entries}
