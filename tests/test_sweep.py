@@ -155,7 +155,8 @@ def test_every_sweep_file_composes(name):
 
 
 def test_a_sweep_file_on_an_own_text_has_a_study_of_that_text():
-    todo = plans.resolve(plans.read_sets("six", ["data.path=novels/", "seed=0"]))
+    sets = plans.read_sets("six", ["data.path=novels/", "seed=0"])
+    todo = plans.resolve(sets)
     assert {plan.config.study for plan in todo} == {"novels"}
 
 
