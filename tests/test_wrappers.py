@@ -249,7 +249,8 @@ def test_an_extension_to_the_trained_length_changes_nothing(name, method):
 
     after, _ = extend_encoding(trained, method, 32, 32)
 
-    assert torch.equal(attention_output(after, *inputs(32)), expected)
+    made = attention_output(after, *inputs(32))
+    assert torch.equal(made, expected)
 
 
 @pytest.mark.parametrize("name", SQUEEZED)
