@@ -43,7 +43,8 @@ def readers(
 ) -> Readers:
     scored = repeating(1)
     validation = repeating(2)
-    return Readers(ids, np.array(spans), vocab_size, scored, validation)
+    parts = np.array(spans)
+    return Readers(ids, parts, vocab_size, scored, validation)
 
 
 def test_bigrams_counted_by_hand():
@@ -224,7 +225,8 @@ def test_the_best_order_and_weights_are_those_of_validation_text():
     assert order == 1 + likelihoods.argmax()
     grams = grams_at(model.text, places)
     p = model.probabilities(grams)[order - 1]
-    assert_allclose(nll, -np.log(p), rtol=0, atol=1e-12)
+    expected = -np.log(p)
+    assert_allclose(nll, expected, rtol=0, atol=1e-12)
 
     mixed = predictions(model.text, places, context, p)
     p_of_window = np.exp(-of_window)
