@@ -178,7 +178,8 @@ def test_positions_beyond_a_table_are_undefined():
 
 
 def test_an_encoding_that_was_cast_is_refused():
-    encoding = schemes.untrained("alibi", {}, SHAPE).to(torch.bfloat16)
+    encoding = schemes.untrained("alibi", {}, SHAPE)
+    encoding = encoding.to(torch.bfloat16)
     q, k, v, _ = schemes.layer_inputs(SHAPE, T)
     with pytest.raises(UserError, match=r"was cast to torch\.bfloat16"):
         posbench.attention(encoding, q, k, v)
