@@ -442,7 +442,8 @@ def test_ctrl_c_lets_what_runs_save_itself(overrides, tmp_path):
     assert not processes_of(tmp_path)
     first, second = plans.resolve([arguments])
     assert pool.record(first)["status"] == "stopped"
-    saved = max((first.folder / "checkpoint").glob("step-*"))
+    checkpoints = first.folder / "checkpoint"
+    saved = max(checkpoints.glob("step-*"))
     last_step = training_rows(first.folder)[-1]["step"]
     assert last_step > 5
     assert saved.name == f"step-{last_step:08d}"
