@@ -131,8 +131,8 @@ def test_instructions_of_flip_flop_have_their_shares(ignore):
 
     problems = drawn(task, 102, 1000)
 
-    instructions = problems.ids[:, 3:-2:2]
-    counts = np.bincount(instructions.flatten(), minlength=4)[1:]
+    instructions = problems.ids[:, 3:-2:2].flatten()
+    counts = np.bincount(instructions, minlength=4)[1:]
     write_or_read = (1 - ignore) / 2
     shares = np.array([write_or_read, write_or_read, ignore])
     assert_is_drawn(counts, shares)
