@@ -29,17 +29,21 @@ def have_a_key_bias() -> list[str]:
 def test_a_bias_per_key_is_the_bias_up_to_a_constant_of_each_row(name):
     encoding = schemes.build(name, {}, SHAPE)
     q, k, v, x = schemes.layer_inputs(SHAPE, 40)
-    layer = make_layer(encoding, torch.arange(40)[None], 1, x, consecutive=True)
+    positions = torch.arange(40)[None]
+    layer = make_layer(encoding, positions, 1, x, consecutive=True)
     encoding, q, k, _, layer = prepared(encoding, q, k, v, layer)
-    every_row = layer.replace(rows=slice(0, 40), keys=slice(0, 40))
+    every = slice(0, 40)
+    every_row = layer.replace(rows=every, keys=every)
 
     per_key = encoding.key_bias(layer)[:, :, None]  # (B, H, 1, T)
 
     logits = logits_by_rows(encoding, q, k, every_row)
-    bias = logits - q @ k.mT * encoding.logit_scale  # (B, H, T, T)
+    products = q @ k.mT * encoding.logit_scale
+    bias = logits - products  # (B, H, T, T)
     is_later = bias.isinf()
     difference = (bias - per_key).masked_fill(is_later, 0)
-    constant = difference[..., :1].expand_as(difference).masked_fill(is_later, 0)
+    first = difference[..., :1].expand_as(difference)
+    constant = first.masked_fill(is_later, 0)
     torch.testing.assert_close(difference, constant, atol=1e-4, rtol=1e-5)
 
 

@@ -83,8 +83,10 @@ def runs_of(folder: Path, *commands: str) -> pd.DataFrame:
     runs = []
     for number, command in enumerate(commands):
         encoding = command.rpartition("=")[2]
-        run = {"folder": str(folder / str(number)), "command": command, "seed": 0}
-        runs.append(run | {"encoding": encoding})
+        path = folder / str(number)
+        run = {"folder": str(path), "command": command, "seed": 0}
+        run["encoding"] = encoding
+        runs.append(run)
     return pd.DataFrame(runs)
 
 
@@ -107,7 +109,8 @@ def test_runs_of_several_commands_that_differ_in_encoding_and_seed_have_one(tmp_
         "posbench train 'data.path=my text' encoding=a",
         "posbench train 'data.path=my text' seed=1 encoding=b",
     )
-    sweeps.record([Path(frame["folder"][1])], ["seed=1", "encoding=b"], None)
+    second = Path(frame["folder"][1])
+    sweeps.record([second], ["seed=1", "encoding=b"], None)
 
     line = command_line(frame, Missing())
 

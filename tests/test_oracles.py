@@ -156,7 +156,8 @@ def compare(name: str, options: dict[str, Any], setting: Setting, causal: bool) 
     theirs = gradients_of(expected, their_inputs | their_parameters)
     # A gradient that is 0 in theory (what shifts a whole row) is the rounding of large
     # terms that cancel.
-    scale = max(largest(gradient) for gradient in theirs.values())
+    sizes = [largest(gradient) for gradient in theirs.values()]
+    scale = max(sizes)
     for key, gradient in theirs.items():
         what = f"{name}: gradient of {key}"
         close(ours[key], gradient, what, scale, atol=2e-5, rtol=1e-4)

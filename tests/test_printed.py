@@ -121,7 +121,8 @@ def test_a_curve_is_on_one_text(draw):
 
 
 def test_a_curve_is_of_one_checkpoint(draw):
-    out = draw([row(16, 4.1), row(32, 4.3, checkpoint_step=0)])
+    earlier = row(32, 4.3, checkpoint_step=0)
+    out = draw([row(16, 4.1), earlier])
 
     assert "4.100" in out
     assert "4.300" not in out
@@ -209,7 +210,8 @@ def test_a_table_of_losses_has_the_legend_of_losses_alone(draw):
 def test_a_table_of_answers_has_the_legend_of_shares_alone(draw):
     answers = {"protocol": "task", "task": "passkey", "accuracy": 0.5, "n_blocks": 8}
 
-    out = draw([row(16, 4.0), row(16, 4.1, **answers)], 120)
+    of_task = row(16, 4.1, **answers)
+    out = draw([row(16, 4.0), of_task], 120)
 
     shares = "%: share of right answers"
     interval = "in brackets its 95 % interval (Clopper & Pearson)"

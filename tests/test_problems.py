@@ -293,7 +293,8 @@ def test_the_docs_have_the_trivial_readers_share_which_is_below_the_gate(name):
     assert max(shares) < GATE
 
     problems = fixed_problems(task, "test", task.longest, 512)
-    answers = np.unique(problems.ids[:, 1:][problems.scored])
+    answer_ids = problems.ids[:, 1:][problems.scored]
+    answers = np.unique(answer_ids)
     shares.append(1 / len(answers))  # of guesses
     cells = " | ".join(f"{100 * share:.0f}" for share in shares)
     page = pathlib.Path(__file__).parents[1] / "docs" / "data.md"

@@ -90,13 +90,14 @@ def test_files_with_classes_of_one_name_are_measured_each_by_its_own(
     words = []
     for base in ("MinMax", "Binary"):
         file = tmp_path / f"{base}.py"
-        file.write_text(
-            f"from posbench.encodings.absolute import {base}\n"
-            f"class Mine({base}): 'Mine.'\n"
-        )
+        code = f"from posbench.encodings.absolute import {base}\n"
+        code += f"class Mine({base}): 'Mine.'\n"
+        file.write_text(code)
         words.append(f"{file}:Mine")
 
-    of_minmax, of_binary = properties.measure(words)["unique"]
+    table = properties.measure(words)
+
+    of_minmax, of_binary = table["unique"]
 
     assert of_minmax == pytest.approx(1 / 95, rel=2e-3)
     assert of_binary == pytest.approx(1.0, rel=2e-3)

@@ -38,7 +38,8 @@ def test_it_places_targets_where_posbench_does_whatever_the_documents(protocol):
         }
         longest = int(draw.choice([16, 100, 256]))
 
-        split = TokenSplit(ids.astype(np.uint16), starts.astype(np.int64))
+        stored = ids.astype(np.uint16)
+        split = TokenSplit(stored, starts.astype(np.int64))
         reach = {"longest": longest, "train_length": TRAINED}
         plan = protocols.place_windows(protocol, split, LENGTHS, **settings, **reach)
 

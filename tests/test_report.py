@@ -419,11 +419,13 @@ def test_files_are_the_same_each_time(study, tmp_path):
     reports.main([study], tmp_path / "a")
     reports.main([study], tmp_path / "b")
 
-    names = sorted(path.name for path in (tmp_path / "a").iterdir())
+    one = tmp_path / "a"
+    other = tmp_path / "b"
+    names = sorted(path.name for path in one.iterdir())
     assert names == FILES
     for name in names:
-        first = (tmp_path / "a" / name).read_bytes()
-        second = (tmp_path / "b" / name).read_bytes()
+        first = (one / name).read_bytes()
+        second = (other / name).read_bytes()
         assert first == second, name
 
 
@@ -483,7 +485,8 @@ NUMBERS = [
 @pytest.mark.parametrize(("value", "form", "expected"), NUMBERS)
 def test_a_number_that_is_rounded_to_zero_has_no_sign(value, form, expected):
     frame = pd.DataFrame({"x": [value]})
-    table = Table("", frame, [Column("x", "x", form)])
+    column = Column("x", "x", form)
+    table = Table("", frame, [column])
 
     assert table.cells == [(expected,)]
 

@@ -108,7 +108,8 @@ def broken(template, tmp_path):
     config["encoding"] = {"name": "of_a_package_that_is_gone", "sharpness": 2}
     path.write_text(yaml.safe_dump(config), encoding="utf-8")
     record = {"status": "failed", "reason": "oom", "message": "no memory"}
-    (failed / "run.json").write_text(json.dumps(record), encoding="utf-8")
+    text = json.dumps(record)
+    (failed / "run.json").write_text(text, encoding="utf-8")
     return read([tmp_path])
 
 

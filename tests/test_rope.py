@@ -93,7 +93,8 @@ def test_frequencies_at_every_length_are_those_of_the_librarys_functions(section
     for length in (2000, 512, 129, 64):
         f, factor = function(config, cpu, seq_len=length)
         ours, our_factor = rope.at(length)
-        assert_close(ours.float(), f, rtol=1e-6, atol=1e-9)
+        in_fp32 = ours.float()
+        assert_close(in_fp32, f, rtol=1e-6, atol=1e-9)
         assert our_factor == pytest.approx(factor)
 
 
@@ -271,9 +272,15 @@ def test_kinds_of_layers_have_their_own_bases_and_windows(kind, base, base_of_sl
     assert sliding.window == 20
 
 
-@pytest.mark.parametrize(
-    ("kind", "width"), [("glm", 8), ("phi", 8), ("gpt_neox", 4), ("stablelm", 8)]
-)
+WIDTHS = [
+    ("glm", 8),
+    ("phi", 8),
+    ("gpt_neox", 4),
+    ("stablelm", 8),
+]
+
+
+@pytest.mark.parametrize(("kind", "width"), WIDTHS)
 def test_the_share_of_a_head_that_turns_is_the_classs_or_that_of_the_file(kind, width):
     rope = one(published(kind))
     assert rope.width == width
@@ -564,9 +571,12 @@ def test_a_picture_has_each_curve_and_the_trained_length_once():
     first = read({**LLAMA, "rope_theta": 1e4})
     second = read({**LLAMA, "rope_theta": 2e4})
 
-    (axes,) = rope_picture.picture({"a": first, "b": second}, [64]).axes
+    figure = rope_picture.picture({"a": first, "b": second}, [64])
 
+    (axes,) = figure.axes
     curves_of_a = 2  # plain, trained: it is drawn as plain
     curves_of_b = 2
-    assert len(axes.get_lines()) == curves_of_a + curves_of_b
-    assert len(axes.get_legend().get_texts()) == 3
+    curves = axes.get_lines()
+    legend = axes.get_legend()
+    assert len(curves) == curves_of_a + curves_of_b
+    assert len(legend.get_texts()) == 3

@@ -140,7 +140,8 @@ def test_cca_with_shared_keys_is_zayas():
     }
     zaya = third_party("transformers.models.zaya.modeling_zaya")
     projection = zaya.ZayaCCAProjection(config, 0)
-    wide = torch.cat((flat(q), flat(k), flat(v)), dim=-1)
+    flattened = [flat(q), flat(k), flat(v)]
+    wide = torch.cat(flattened, dim=-1)
     expected = torch.func.functional_call(projection, weights, (wide, None))
 
     positions = torch.arange(9)[None]
@@ -197,8 +198,10 @@ def test_fires_bias_by_pieces_is_its_network_also_with_units_that_never_switch()
     assert_close(by_pieces, by_network, **FP32)
     upstream = torch.randn_like(by_pieces)
     leaves = [encoding.c, encoding.multiplier, *network.parameters()]
-    ours = torch.autograd.grad((by_pieces * upstream).sum(), leaves)
-    theirs = torch.autograd.grad((by_network * upstream).sum(), leaves)
+    our_sum = (by_pieces * upstream).sum()
+    their_sum = (by_network * upstream).sum()
+    ours = torch.autograd.grad(our_sum, leaves)
+    theirs = torch.autograd.grad(their_sum, leaves)
     for actual, expected in zip(ours, theirs, strict=True):
         size = expected.abs().max().item()
         largest = max(1, size)
@@ -219,7 +222,8 @@ def test_a_scheme_starts_as_in_its_authors_models_with_small_weights(
     shape = Shape(128, 4, 3, 64)
     encoding = build(name, shape, **options)
     modules = [module for module in encoding.modules() if isinstance(module, kind)]
-    weights = torch.cat([module.weight.detach().flatten() for module in modules])
+    flat_weights = [module.weight.detach().flatten() for module in modules]
+    weights = torch.cat(flat_weights)
     deviation = float(weights.std())
     mean = float(weights.mean())
     assert deviation == pytest.approx(0.02, rel=0.1)

@@ -72,7 +72,9 @@ def test_every_target_is_scored_after_the_context_that_its_window_holds(
 
 def test_a_row_is_copied_to_the_host_once(tiny_config, monkeypatch):
     split = text()
-    windows = protocols.place_windows("fixed_target", split, [24], 8, 16, "concat")[24]
+    planned = protocols.place_windows("fixed_target", split, [24], 8, 16, "concat")
+    windows = planned[24]
+    subject = subject_of(model_of(tiny_config))
     copied: list[int] = []
     to_host = machine.to_host
 
@@ -81,9 +83,10 @@ def test_a_row_is_copied_to_the_host_once(tiny_config, monkeypatch):
         return to_host(tensors)
 
     monkeypatch.setattr(machine, "to_host", counted)
-    score(subject_of(model_of(tiny_config)), split, windows, 4 * 24)
+    score(subject, split, windows, 4 * 24)
 
-    assert copied == [len(windows.starts) // 4]  # batches
+    n_batches = len(windows.starts) // 4
+    assert copied == [n_batches]
 
 
 def test_positions_are_drawn_by_seed_length_and_window(tiny_config, monkeypatch):

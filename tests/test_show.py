@@ -56,8 +56,10 @@ def test_what_depends_on_the_place_is_drawn_with_its_spread():
 
 def test_a_table_is_drawn_to_its_end():
     image = drawn("learned")["Code of each position"].image
-    assert np.isfinite(image[:, :64]).all()
-    assert np.isnan(image[:, 64:]).all()
+    in_table = image[:, :64]
+    beyond = image[:, 64:]
+    assert np.isfinite(in_table).all()
+    assert np.isnan(beyond).all()
 
 
 def test_a_rotation_is_drawn_by_the_product_of_ones():

@@ -221,7 +221,9 @@ REFUSED = [
 def test_what_cannot_be_begun_is_one_line(here, capsys, words, says):
     words = words.format(rope=source("rope"), learned=source("learned"))
 
-    code = posbench("train", *on(here), *words.split())
+    settings = on(here)
+
+    code = posbench("train", *settings, *words.split())
 
     lines = capsys.readouterr().err.splitlines()
     assert code != 0

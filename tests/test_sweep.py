@@ -155,7 +155,8 @@ def test_every_sweep_file_composes(name):
 
 
 def test_a_sweep_file_on_an_own_text_has_a_study_of_that_text():
-    todo = plans.resolve(plans.read_sets("six", ["data.path=novels/", "seed=0"]))
+    sets = plans.read_sets("six", ["data.path=novels/", "seed=0"])
+    todo = plans.resolve(sets)
     assert {plan.config.study for plan in todo} == {"novels"}
 
 
@@ -441,7 +442,8 @@ def test_ctrl_c_lets_what_runs_save_itself(overrides, tmp_path):
     assert not processes_of(tmp_path)
     first, second = plans.resolve([arguments])
     assert pool.record(first)["status"] == "stopped"
-    saved = max((first.folder / "checkpoint").glob("step-*"))
+    checkpoints = first.folder / "checkpoint"
+    saved = max(checkpoints.glob("step-*"))
     last_step = training_rows(first.folder)[-1]["step"]
     assert last_step > 5
     assert saved.name == f"step-{last_step:08d}"

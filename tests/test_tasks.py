@@ -96,13 +96,15 @@ def assert_is_even(counts: Any) -> None:
 def test_a_passkey_stands_at_each_depth_as_often():
     ids = ids_of("passkey", 9)
     fillers_before = (ids == 2).argmax(axis=1) - 1
-    assert_is_even(np.bincount(fillers_before, minlength=10))
+    counts = np.bincount(fillers_before, minlength=10)
+    assert_is_even(counts)
 
 
 def test_a_trigger_of_induction_stands_at_each_place_as_often():
     before_the_question = ids_of("induction", 9)[:, :-2]
     places = (before_the_question == 1).argmax(axis=1) - 1
-    assert_is_even(np.bincount(places, minlength=8))
+    counts = np.bincount(places, minlength=8)
+    assert_is_even(counts)
 
 
 def test_blanks_of_selective_copy_stand_at_each_place_as_often():
@@ -119,7 +121,8 @@ def test_bits_of_parity_are_as_often_1_at_each_place():
 
 def test_a_parity_is_as_often_even_as_odd():
     answers = ids_of("parity", 13)[:, -1]
-    assert_is_even(np.bincount(answers)[2:])
+    counts = np.bincount(answers)
+    assert_is_even(counts[2:])
 
 
 @pytest.mark.parametrize("ignore", [0.8, 0.98, 0.1])
@@ -128,8 +131,8 @@ def test_instructions_of_flip_flop_have_their_shares(ignore):
 
     problems = drawn(task, 102, 1000)
 
-    instructions = problems.ids[:, 3:-2:2]
-    counts = np.bincount(instructions.flatten(), minlength=4)[1:]
+    instructions = problems.ids[:, 3:-2:2].flatten()
+    counts = np.bincount(instructions, minlength=4)[1:]
     write_or_read = (1 - ignore) / 2
     shares = np.array([write_or_read, write_or_read, ignore])
     assert_is_drawn(counts, shares)
@@ -210,10 +213,12 @@ def test_one_head_can_copy_strings_of_four_bits_and_of_five_where_it_sees_lines(
 
     nothing = np.zeros(2048)  # to minimise
     at_least = np.ones(len(gaps))
-    found = optimize.linprog(nothing, -np.array(gaps), -at_least, bounds=(None, None))
+    no_bounds = (None, None)
+    found = optimize.linprog(nothing, -np.array(gaps), -at_least, bounds=no_bounds)
 
     infeasible = 2  # scipy's status
-    assert found.status == (0 if exist else infeasible)
+    expected = 0 if exist else infeasible
+    assert found.status == expected
 
 
 LIMITS = [

@@ -32,7 +32,8 @@ def test_no_terminal_fails_for_a_sign_that_it_does_not_have(
     exits.tolerant_output()
 
     frame = pd.DataFrame({"loss": ["1.2 ±0.3 ▇▇"]})
-    table = Table("título", frame, [Column("loss", "loss")])
+    column = Column("loss", "loss")
+    table = Table("título", frame, [column])
     table.print(console.stdout())
     print("─", flush=True)
 

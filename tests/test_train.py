@@ -406,7 +406,8 @@ def test_a_run_killed_with_sigkill_has_the_numbers_of_an_uninterrupted_one(
 
 
 def status_in_frame(folder: pathlib.Path) -> str:
-    (name,) = read([folder])["run_status"].unique()
+    rows = read([folder])
+    (name,) = rows["run_status"].unique()
     return name
 
 

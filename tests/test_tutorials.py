@@ -42,7 +42,8 @@ def code(name, length, d_model=8, **options):
 
 def rotated(x, positions, **options):
     """Return RoPE's f(x, m) of x (T, d) at positions (T,)."""
-    shape = Shape(x.shape[-1], n_heads=1, n_layers=1, train_length=128)
+    width = x.shape[-1]
+    shape = Shape(width, n_heads=1, n_layers=1, train_length=128)
     encoding = schemes.build("rope", options, shape)
     vectors = x[None, None]
     places = torch.tensor(positions)[None]
@@ -61,7 +62,8 @@ def attend(name, words):
         tokens.append(schemes.random(32, seed=seed))
     length = len(tokens)
     positions = torch.arange(length)[None]
-    x = encoding.embed(torch.stack(tokens)[None], positions)
+    stacked = torch.stack(tokens)[None]
+    x = encoding.embed(stacked, positions)
     weights = schemes.random(3, 32, 32, seed=1) / 32**0.5
     projected = (x @ weights.mT).view(3, 1, length, 4, 8)
     q, k, v = projected.transpose(2, 3)

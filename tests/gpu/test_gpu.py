@@ -160,7 +160,8 @@ def test_free_memory_changes_rounding_only(
 
 @pytest.mark.parametrize("name", encodings.names())
 def test_losses_of_every_scheme_fall_in_half_precision(tiny_config, name):
-    trained = trainer(configured(tiny_config, name), torch.bfloat16)
+    config = configured(tiny_config, name)
+    trained = trainer(config, torch.bfloat16)
 
     losses = []
     for step in range(12):
@@ -177,30 +178,41 @@ def head_inputs(vocabulary: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tens
     hidden = torch.randn(4096, 256, generator=draw)
     weight = 0.05 * torch.randn(vocabulary, 256, generator=draw)
     labels = torch.randint(vocabulary, (4096,), generator=draw)
-    return hidden.to(DEVICE), weight.to(DEVICE), labels.to(DEVICE)
+    hidden = hidden.to(DEVICE)
+    weight = weight.to(DEVICE)
+    labels = labels.to(DEVICE)
+    return hidden, weight, labels
+
+
+TOLERANCES = [
+    (torch.float32, 1e-4),
+    (torch.bfloat16, 2e-2),
+]
 
 
 # on a GPU the first is padded to the second
 @pytest.mark.parametrize("vocabulary", [50257, 50304])
-@pytest.mark.parametrize(
-    ("dtype", "tolerance"), [(torch.float32, 1e-4), (torch.bfloat16, 2e-2)]
-)
+@pytest.mark.parametrize(("dtype", "tolerance"), TOLERANCES)
 def test_the_loss_from_the_head_on_and_its_gradients_are_torchs(
     vocabulary, dtype, tolerance
 ):
     hidden, weight, labels = head_inputs(vocabulary)
     leaves = [hidden.requires_grad_(), weight.requires_grad_()]
 
-    with torch.autocast(DEVICE.type, dtype=dtype, enabled=dtype != torch.float32):
+    is_half = dtype != torch.float32
+    with torch.autocast(DEVICE.type, dtype=dtype, enabled=is_half):
         loss = linear_cross_entropy(hidden, weight, labels)
-    computed = [loss.detach(), *torch.autograd.grad(loss, leaves)]
+    gradients = torch.autograd.grad(loss, leaves)
+    computed = [loss.detach(), *gradients]
 
     logits = F.linear(hidden, weight)
     exact_loss = F.cross_entropy(logits, labels)
-    exact = [exact_loss.detach(), *torch.autograd.grad(exact_loss, leaves)]
+    exact_gradients = torch.autograd.grad(exact_loss, leaves)
+    exact = [exact_loss.detach(), *exact_gradients]
     for one, expected in zip(computed, exact, strict=True):
         error = float((one - expected).norm())
-        assert error < tolerance * float(expected.norm())
+        size = float(expected.norm())
+        assert error < tolerance * size
 
 
 # the two use matrix_exp, which reads a norm
@@ -225,12 +237,17 @@ def test_a_step_never_makes_the_host_wait(tiny_config, name):
 
 @pytest.mark.parametrize("name", ["rope", "fire", "cope"])
 def test_a_row_and_a_validation_make_the_host_wait_once(tiny_config, name, monkeypatch):
-    one = trainer(configured(tiny_config, name), torch.bfloat16)
-    subject = TrainedGPT(model_of(one).eval(), LENGTH, DEVICE, torch.bfloat16)
-    ids = np.random.default_rng(0).integers(V, size=21 * LENGTH)
-    split = TokenSplit(ids, np.array([0, len(ids)]))
+    config = configured(tiny_config, name)
+    one = trainer(config, torch.bfloat16)
+    model = model_of(one).eval()
+    subject = TrainedGPT(model, LENGTH, DEVICE, torch.bfloat16)
+    rng = np.random.default_rng(0)
+    ids = rng.integers(V, size=21 * LENGTH)
+    borders = np.array([0, len(ids)])
+    split = TokenSplit(ids, borders)
     starts = np.arange(0, 20 * LENGTH, LENGTH)
-    windows = Windows(LENGTH, 50, starts, starts // LENGTH, "concat")
+    blocks = starts // LENGTH
+    windows = Windows(LENGTH, 50, starts, blocks, "concat")
     batches = [batch(number) for number in range(3)]
 
     def measure() -> None:
