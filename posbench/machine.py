@@ -45,14 +45,29 @@ def resolve(name: str) -> torch.device:
 
 def current(device: torch.device) -> torch.device:
     """Return a device. A CUDA device becomes the current one, on which Triton and NCCL
-    work, without cuDNN's TF32.
+    work, without cuDNN's TF32, and its segments of memory may grow.
     """
     if device.type == "cuda":
+        _expand_segments()
         # "cuda" alone is the current one already; set_device refuses it
         if device.index is not None:
             torch.cuda.set_device(device)
         torch.backends.cudnn.allow_tf32 = False
     return device
+
+
+def _expand_segments() -> None:
+    """Have CUDA's segments of memory grow, so that fewer lie around in pieces that are
+    too small; unless CUDA has begun, or the user has set its memory's options.
+
+    Torch reads them when CUDA begins.
+    """
+    has_begun = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    if has_begun or torch.version.hip is not None:  # torch has it for NVIDIA's GPUs
+        return
+    if "PYTORCH_ALLOC_CONF" in os.environ or "PYTORCH_CUDA_ALLOC_CONF" in os.environ:
+        return
+    os.environ["PYTORCH_ALLOC_CONF"] = "expandable_segments:True"
 
 
 def be_deterministic(device: torch.device, deterministic: bool) -> None:

@@ -381,6 +381,30 @@ def test_one_process_on_the_current_gpu_leaves_it_current(monkeypatch):
     current.assert_not_called()
 
 
+@pytest.mark.parametrize(
+    ("given", "begun", "expected"),
+    [
+        ({}, False, "expandable_segments:True"),
+        ({}, True, None),
+        ({"PYTORCH_ALLOC_CONF": "max_split_size_mb:64"}, False, "max_split_size_mb:64"),
+        ({"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:64"}, False, None),
+    ],
+)
+def test_segments_grow_unless_cuda_has_begun_or_the_user_has_set_its_memory(
+    monkeypatch, given, begun, expected
+):
+    # so that it is restored
+    monkeypatch.setenv("PYTORCH_ALLOC_CONF", "")
+    monkeypatch.delenv("PYTORCH_ALLOC_CONF")
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: begun)
+
+    World().device(torch.device("cuda"))
+
+    assert os.environ.get("PYTORCH_ALLOC_CONF") == expected
+
+
 def test_several_processes_run_on_cpus_or_gpus():
     two = World(0, 2)
     cpu = torch.device("cpu")

@@ -284,7 +284,8 @@ class RuntimeConfig(Section):
     cache: str | None  # folder of tokenized text; None = the user's cache
     device: str  # cpu, cuda, cuda:1, mps or auto
     threads: Count | None  # CPU threads; None = torch's choice
-    compile: bool  # compile the code between attention layers
+    # compile the code between attention layers; on CUDA also attention by blocks
+    compile: bool
     log_every_steps: Count  # updates between lines of metrics
     # updates between validations; 0 = never, None = a few times in a run
     validate_every_steps: Natural | None

@@ -24,6 +24,7 @@ from posbench.encodings.base import (
     part_of,
 )
 from posbench.model import flex
+from posbench.model.compiled import compiled
 
 # most bytes of scores kept for a layer's backward pass; with more, rows are computed
 # again
@@ -39,6 +40,7 @@ AT_ONCE_ACCELERATOR = 2**26
 # backward pass compute from it
 ROOM_OF_SCORE = 512
 MIN_ROWS = 64
+MOST_COMPILED = 8  # blocks of a layer, each with graphs of its own
 MASK_KEPT = 2**22  # pairs of the largest mask that is kept for other blocks
 FUSED_FROM = 512  # tokens from which on the fused kernel is faster in bf16 training
 
@@ -50,6 +52,7 @@ def attention(
     v: Tensor,
     layer: Layer,
     last: int | None = None,
+    compiles: bool = False,
 ) -> Tensor:
     """Return the attention of one layer under `encoding`, (B, H, last or T, Dh) in v's
     dtype.
@@ -59,6 +62,7 @@ def attention(
             each for a group of query heads.
         layer: what `make_layer` returns, with the model's own window and sinks.
         last: how many of the last query rows to compute; None = all T.
+        compiles: compile blocks of rows on CUDA if they are few.
     """
     with torch.autocast(q.device.type, enabled=False):
         encoding, q, k, v, layer = prepared(encoding, q, k, v, layer)
@@ -69,7 +73,7 @@ def attention(
         if layer.causal and layer.rows.start == 0:
             output = _by_kernel(encoding, q, k, v, layer)
         if output is None:
-            output = by_rows(encoding, q, k, v, layer)
+            output = by_rows(encoding, q, k, v, layer, compiles)
         if "map_outputs" in encoding.hooks:
             output = encoding.map_outputs(exact(output), layer)
     return output.to(v.dtype)
@@ -129,7 +133,12 @@ def make_layer(
 
 
 def by_rows(
-    encoding: Encoding, q: Tensor, k: Tensor, v: Tensor, layer: Layer
+    encoding: Encoding,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    layer: Layer,
+    compiles: bool = False,
 ) -> Tensor:
     """Return attention of what `prepared` returns at `layer.rows`, in blocks of query
     rows, each with just the keys that it may see. No row depends on another, so results
@@ -157,6 +166,10 @@ def by_rows(
         # a block reads the keys of its window, and those between its rows
         step = min(step, max(MIN_ROWS, layer.window))
 
+    n_blocks = -(-n_rows // step)  # rounded up
+    is_few = n_blocks <= MOST_COMPILED
+    compiles = compiles and is_few and q.device.type == "cuda"
+    block_of = _block_compiled if compiles else _block
     outputs: list[Tensor] = []
     for start in range(rows.start, rows.stop, step):
         queries = slice(start, min(rows.stop, start + step))
@@ -165,9 +178,13 @@ def by_rows(
         part = layer.replace(rows=queries, keys=keys)
         block = encoding, *parts, part, mask_of(part, _exact_dtype(q))
         if recompute:
-            outputs.append(checkpoint(_block, *block, use_reentrant=False))
+            # A compiled block saves all its tensors at its end.
+            output = checkpoint(
+                block_of, *block, use_reentrant=False, early_stop=not compiles
+            )
         else:
-            outputs.append(_block(*block))
+            output = block_of(*block)
+        outputs.append(output)
     if len(outputs) == 1:
         return outputs[0]
     return torch.cat(outputs, dim=2)
@@ -277,6 +294,11 @@ def _block(
         layer = layer.replace(visible=mask == 0)
     logits = _logits(encoding, q, k, layer, mask, biases)
     return encoding.attend(logits, v, layer)
+
+
+# A graph for each block of a layer. A graph of all shapes might serve a block when it
+# is computed again, and save other tensors than the first one.
+_block_compiled = compiled(_block, dynamic=False)
 
 
 def _biases(encoding: Encoding, q: Tensor, k: Tensor, layer: Layer) -> Tensor | None:

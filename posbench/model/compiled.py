@@ -30,9 +30,9 @@ def compiled(
     def call(*args: _P.args, **kwargs: _P.kwargs) -> _R:
         nonlocal program
         if program is None:
-            # 8 by default
+            # 8 by default; each layer may have graphs of its own
             torch._dynamo.config.recompile_limit = max(
-                64, torch._dynamo.config.recompile_limit
+                256, torch._dynamo.config.recompile_limit
             )
             program = torch.compile(function, dynamic=dynamic)
         try:

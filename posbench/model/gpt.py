@@ -53,7 +53,8 @@ class GPT(nn.Module):
         # whether training keeps only each block's input and computes the rest again
         # backwards
         self.recomputes = False
-        # whether training compiles all of its blocks but attention
+        # whether training compiles its blocks: all but attention, and on CUDA also
+        # attention that no fused kernel computes
         self.compiles = False
         self.window = config.attention.window
         self.sinks = config.attention.sinks
@@ -127,7 +128,7 @@ class GPT(nn.Module):
                 used, layer_of_used = encoding.at(layer)
                 rotation = used.rotation(layer_of_used)
                 layer = layer.replace(rotated=rotation is not None)
-            attend = functools.partial(_attention, encoding, layer, rows)
+            attend = functools.partial(_attention, encoding, layer, rows, compiles)
             arguments = x, attend, compiles, rotation
             if self.recomputes and training:  # Chen et al. (2016), arXiv:1604.06174
                 x = checkpoint(
@@ -249,7 +250,7 @@ def _after(block: Block, x: Tensor, attended: Tensor) -> Tensor:
 
 
 # Attention itself stays outside: the compiler would make a graph of it for every
-# length, window and block of rows.
+# length, window and block of rows. On CUDA it compiles its blocks by itself.
 _before_compiled = compiled(_before, dynamic=False)
 _after_compiled = compiled(_after, dynamic=False)
 
@@ -258,12 +259,13 @@ def _attention(
     encoding: Encoding,
     layer: Layer,
     last: int | None,
+    compiles: bool,
     q: Tensor,
     k: Tensor,
     v: Tensor,
     x: Tensor,
 ) -> Tensor:
-    return attention(encoding, q, k, v, layer.replace(x=x), last)
+    return attention(encoding, q, k, v, layer.replace(x=x), last, compiles)
 
 
 class Attention(nn.Module):

@@ -86,6 +86,7 @@ def update(
 
 def loss_and_gradients(config: Config, device: torch.device) -> dict[str, torch.Tensor]:
     model = model_for(config, device)
+    model.compiles = config.runtime.compile
     given = batch().to(device)
     loss = model(given.ids, given.labels, n_scored=given.n_scored)
     loss.backward()
@@ -137,14 +138,11 @@ def test_compiled_and_recomputed_training_is_the_eager_one(tiny_config, name, ch
     assert other.model.recomputes is ("checkpointing" in changes)
 
 
-@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize("changes", [[], ["checkpointing"], ["compile"]])
 @pytest.mark.parametrize("name", ["fire", "cope", "path"])
-def test_free_memory_changes_rounding_only(
-    tiny_config, name, checkpointing, monkeypatch
-):
-    config = support.changed(
-        configured(tiny_config, name), runtime={"checkpointing": checkpointing}
-    )
+def test_free_memory_changes_rounding_only(tiny_config, name, changes, monkeypatch):
+    runtime = dict.fromkeys(changes, True)
+    config = support.changed(configured(tiny_config, name), runtime=runtime)
     monkeypatch.setattr(attention, "_kept_bytes", lambda device: 0)
     monkeypatch.setattr(attention, "AT_ONCE_ACCELERATOR", 1)
     results = []
