@@ -27,7 +27,7 @@ CEILINGS = {
     "claims": (4_323, 9.8),
     "cli": (2_627, 12.0),
     "config": (8_955, 9.5),
-    "data": (10_433, 11.2),
+    "data": (10_459, 11.2),
     "evaluation": (13_611, 11.4),
     "files": (6_721, 10.4),
     "huggingface": (7_932, 10.4),
@@ -43,7 +43,7 @@ CEILINGS = {
     "terminal": (1_967, 9.2),
     "tests": (130_864, 11.1),
     "tracking": (2_338, 10.0),
-    "training": (5_151, 10.4),
+    "training": (5_153, 10.4),
 }
 # The same for each scheme: an encoding that is added brings the room that it needs.
 PER_SCHEME = {"encodings": (470, 13.0), "oracles": (287, 11.2)}

@@ -15,7 +15,7 @@ import re
 import sysconfig
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TextIO
 
 import pyarrow
 from pyarrow import parquet
@@ -329,25 +329,32 @@ def _rows(path: Path, column: str) -> Iterator[Any]:
     _refuse_utf16(head)
     head = head.lstrip(b"\xef\xbb\xbf \t\r\n")
 
-    def row_of(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        refuse_double(column, [name for name, _ in pairs])
-        return dict(pairs)
-
     lines = io.TextIOWrapper(binary, "utf-8-sig", newline="")
     if ending in WHOLE:
         yield {column: lines.read()}
-    elif ending in (".json", ".jsonl") and head.startswith(b"["):
-        yield from json.load(lines, object_pairs_hook=row_of)
     elif ending in (".json", ".jsonl"):
-        for line in lines:
-            if line.strip():
-                yield json.loads(line, object_pairs_hook=row_of)
+        yield from _objects(lines, head.startswith(b"["), column)
     else:
         csv.field_size_limit(2**31 - 1)
         delimiter = "\t" if ending == ".tsv" else ","
         table = csv.DictReader(lines, delimiter=delimiter, strict=True)
         refuse_unclear(column, table.fieldnames or [])
         yield from _even_rows(table)
+
+
+def _objects(lines: TextIO, is_array: bool, column: str) -> Iterator[Any]:
+    """Yield the objects of one JSON array, or of one JSON value a line."""
+
+    def row_of(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        refuse_double(column, [name for name, _ in pairs])
+        return dict(pairs)
+
+    if is_array:
+        yield from json.load(lines, object_pairs_hook=row_of)
+        return
+    for line in lines:
+        if line.strip():
+            yield json.loads(line, object_pairs_hook=row_of)
 
 
 def _refuse_utf16(head: bytes) -> None:

@@ -99,17 +99,17 @@ def train(
             raise
         record_end(run, config)
         if run:
-            _tell_sweep(run)
-        if run and n_updates == 0 and n_rows == 0:
-            logger.info("finished; nothing to do: %s", run.folder)
+            _tell_end(run, n_updates + n_rows)
 
 
-def _tell_sweep(run: Run) -> None:
-    """Send a run to the agent of a sweep, which waits for it, even if it was finished
-    before.
+def _tell_end(run: Run, n_computed: int) -> None:
+    """Send a run to the agent of a sweep, which waits for it, and say so if there was
+    nothing to compute.
     """
     if run.tracker and tracking.in_sweep():
         run.tracker.send()
+    if n_computed == 0:
+        logger.info("finished; nothing to do: %s", run.folder)
 
 
 def _set_up_machine(
