@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from posbench import machine, tracking
-from posbench.config.schema import Config, EvaluationConfig, to_container
+from posbench.config.schema import Config, EvaluationConfig
 from posbench.data.batches import ProblemBatches, TrainingBatches
 from posbench.data.tokens import TaskData, Tokens, data_of
 from posbench.errors import RowsFailed, Stopped, UserError
@@ -30,6 +30,7 @@ from posbench.run.run import Run
 from posbench.terminal import console
 from posbench.terminal.signals import signals_as_errors, stop_signals
 from posbench.training.duties import Duties
+from posbench.training.record import record_begin, record_end, tell_end
 from posbench.training.resume import resume
 from posbench.training.schedule import schedule_of
 from posbench.training.step import (
@@ -99,17 +100,7 @@ def train(
             raise
         record_end(run, config)
         if run:
-            _tell_end(run, n_updates + n_rows)
-
-
-def _tell_end(run: Run, n_computed: int) -> None:
-    """Send a run to the agent of a sweep, which waits for it, and say so if there was
-    nothing to compute.
-    """
-    if run.tracker and tracking.in_sweep():
-        run.tracker.send()
-    if n_computed == 0:
-        logger.info("finished; nothing to do: %s", run.folder)
+            tell_end(run, n_updates + n_rows)
 
 
 def _set_up_machine(
@@ -159,37 +150,6 @@ def _try_encoding(
     """Refuse a user's class that cannot be trained and evaluated, as `_data` does."""
     with signals_as_errors(), machine.out_of_memory_as_failure(_MORE_ROOM):
         refuse_broken(config, tokens, device)
-
-
-def record_begin(
-    run: Run, config: Config, tokens: Tokens | TaskData, resources: dict[str, Any]
-) -> None:
-    """Begin an attempt of a run. Raises UserError if it may not be continued on this
-    text or in this precision.
-    """
-    run.refuse_changes(tokens.record["sha256"], tokens.tokenizer.sha256)
-    newest = checkpoint.newest(run.folder, (checkpoint.STATE,))
-    if newest and newest.step < config.training.steps:
-        saved, dtype = newest.state()["dtype"], resources["dtype"]
-        if saved != dtype:
-            raise UserError(
-                f"{run.folder} was trained in {saved} up to step {newest.step} and"
-                f" would go on in {dtype} here: continue it where training.precision is"
-                " that, or begin anew with --restart"
-            )
-    run.begin_attempt(**resources)
-    tokens.tokenizer.save(run.folder / TOKENIZER)
-    run.update(tokenizer_sha256=tokens.tokenizer.sha256)
-
-
-def record_end(run: Run | None, config: Config) -> None:
-    """Record that a run is done, in the process that has its folder."""
-    if run is None:
-        return
-    if run.record["status"] != "done":
-        run.write_config(dataclasses.replace(run.config, evaluation=config.evaluation))
-    run.record["evaluated"] = to_container(config)["evaluation"]
-    run.finish("done")
 
 
 def fit(

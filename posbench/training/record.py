@@ -1,0 +1,55 @@
+"""What a run's folder and a sweep's agent are told of its beginning and end."""
+
+import dataclasses
+import logging
+from typing import Any
+
+from posbench import tracking
+from posbench.config.schema import Config, to_container
+from posbench.data.tokens import TaskData, Tokens
+from posbench.errors import UserError
+from posbench.run import TOKENIZER, checkpoint
+from posbench.run.run import Run
+
+logger = logging.getLogger(__name__)
+
+
+def record_begin(
+    run: Run, config: Config, tokens: Tokens | TaskData, resources: dict[str, Any]
+) -> None:
+    """Begin an attempt of a run. Raises UserError if it may not be continued on this
+    text or in this precision.
+    """
+    run.refuse_changes(tokens.record["sha256"], tokens.tokenizer.sha256)
+    newest = checkpoint.newest(run.folder, (checkpoint.STATE,))
+    if newest and newest.step < config.training.steps:
+        saved, dtype = newest.state()["dtype"], resources["dtype"]
+        if saved != dtype:
+            raise UserError(
+                f"{run.folder} was trained in {saved} up to step {newest.step} and"
+                f" would go on in {dtype} here: continue it where training.precision is"
+                " that, or begin anew with --restart"
+            )
+    run.begin_attempt(**resources)
+    tokens.tokenizer.save(run.folder / TOKENIZER)
+    run.update(tokenizer_sha256=tokens.tokenizer.sha256)
+
+
+def record_end(run: Run | None, config: Config) -> None:
+    """Record that a run is done, in the process that has its folder."""
+    if run is None:
+        return
+    if run.record["status"] != "done":
+        run.write_config(dataclasses.replace(run.config, evaluation=config.evaluation))
+    run.record["evaluated"] = to_container(config)["evaluation"]
+    run.finish("done")
+
+
+def tell_end(run: Run, n_computed: int) -> None:
+    """Send a run to the agent of a sweep, which waits for it, and say so if there was
+    nothing to compute.
+    """
+    if run.tracker and tracking.in_sweep():
+        run.tracker.send()
+    if n_computed == 0:
+        logger.info("finished; nothing to do: %s", run.folder)
