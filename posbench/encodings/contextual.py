@@ -73,6 +73,7 @@ class FoX(Encoding):
     """
 
     history = frozenset({"x"})
+    # ln f from w_h·x_t + b_h; CABLE has another
     log_gates: Callable[[Tensor], Tensor] = staticmethod(F.logsigmoid)
 
     def __init__(self, shape: Shape, gate_bias: float = 0.0) -> None:
@@ -86,8 +87,9 @@ class FoX(Encoding):
 
     def prepare(self, q: Tensor, k: Tensor, layer: Layer) -> Tensor:
         x = self.given(layer.x, "reads its gates from")
-        gates = F.linear(x, self.weight[layer.index], self.gate_bias[layer.index])
-        log_f = self.log_gates(gates).mT.contiguous()  # (B, H, T)
+        # w_h·x_t + b_h, (B, T, H)
+        z = F.linear(x, self.weight[layer.index], self.gate_bias[layer.index])
+        log_f = self.log_gates(z).mT.contiguous()  # (B, H, T)
         return log_f.cumsum(-1)  # F
 
     def bias(self, q: Tensor, k: Tensor, layer: Layer) -> Tensor:
@@ -347,10 +349,12 @@ class CoPE(Encoding):
         gates = logits.sigmoid() * layer.visible  # g
         p = gates.flip(-1).cumsum(-1).flip(-1)  # summed from the key to the query
         p = p.clamp(max=len(table) - 1)
-        floor = p.long().clamp(min=0)  # NaN turns into a number below 0
+        # an index: a NaN would become a negative one
+        floor = p.long().clamp(min=0)
 
-        # (1 - w)·e[floor] + w·e[ceil] is e[floor] + w·(e[ceil] - e[floor]).
-        to_next = F.pad(q_e.diff(dim=-1), (0, 1))  # 0 after the last
+        # With u = q_i·e and n = floor p: (1 - w)·u[n] + w·u[n + 1] is
+        # u[n] + w·(u[n + 1] - u[n]). Where p is whole, w is 0.
+        to_next = F.pad(q_e.diff(dim=-1), (0, 1))  # u[n + 1] - u[n]; 0 at P - 1
         w = p.frac()
         logits = logits + q_e.gather(-1, floor)
         return logits + w * to_next.gather(-1, floor)
@@ -509,9 +513,13 @@ def _logit_change(q: Tensor, k: Tensor, w: Tensor, beta: Tensor, before: int) ->
         change = turned Kᵀ - S M,        turned -= S V,        S = tril((Q + turned) Wᵀ)
         [M | V] = (I + stril(B W Wᵀ))^-1 B [stril(W Kᵀ) | W]
     """
-    # The reflections of a block multiply to I - Wᵀ V, with the V above. So a query
-    # after the block becomes q - q Wᵀ V. S = q Wᵀ has a column per reflection: tril
-    # leaves out those after the query, and stril in M those up to the key.
+    # Rows of Q, K, W are tokens; B = diag(beta); stril is tril without the diagonal.
+    # q meets H_i first, then H_{i-1}, ...: H_t takes c_t w_t off it, with
+    # c_t = beta_t (q·w_t - sum over s = t+1 .. i of c_s w_s·w_t). For all t of a block:
+    # C (I + stril(W Wᵀ) B) = S B, so C = S (I + B stril(W Wᵀ))^-1 B.
+    # After the whole block q has become q - C W = q - S V. Up to key j only t > j
+    # count, so q·k_j falls by (S M)_j: hence stril in M. tril in S leaves out the
+    # tokens after i.
     keys, rows = k.shape[2], q.shape[2]
     # a smaller block makes slim products, a larger one multiplies more zeros above a
     # diagonal
@@ -548,9 +556,9 @@ def _reflections(k: Tensor, w: Tensor, beta: Tensor) -> tuple[Tensor, Tensor]:
     # (I + stril(B W Wᵀ))^-1. The solver reads only what is below the diagonal, and
     # takes the diagonal as 1. Solving from the left would take twice the time.
     unit = torch.eye(w.shape[-2], dtype=w.dtype, device=w.device)
-    matrix = beta[..., None] * (w @ w.mT)
+    coupling = beta[..., None] * (w @ w.mT)  # B W Wᵀ
     inverse = torch.linalg.solve_triangular(
-        matrix, unit, upper=False, left=False, unitriangular=True
+        coupling, unit, upper=False, left=False, unitriangular=True
     )
     weighted = inverse * beta[..., None, :]  # that times B
     m = weighted @ (w @ k.mT).tril(-1)

@@ -345,9 +345,10 @@ class FIRE(Encoding):
         i = layer.positions[:, layer.rows, None]
         longest = torch.maximum(i, threshold)  # (1|B, Tq, 1)
         psi_longest = (c * longest).abs().log1p()
-        psi = (c * layer.distance).abs().log1p()  # (1|B, Tq, Tk)
-        shares = psi / (psi_longest + 1e-6)
-        return _network(self.networks[layer.index], shares).movedim(0, 1)
+        psi_distance = (c * layer.distance).abs().log1p()  # (1|B, Tq, Tk)
+        shares = psi_distance / (psi_longest + 1e-6)  # never 0 / 0
+        outputs = _network(self.networks[layer.index], shares)  # (H, 1|B, Tq, Tk)
+        return outputs.movedim(0, 1)
 
 
 def _network(network: nn.Module, shares: Tensor) -> Tensor:
@@ -355,9 +356,9 @@ def _network(network: nn.Module, shares: Tensor) -> Tensor:
     as 33 lines between 32 kinks.
     """
     # of the layers 1 -> 32 and 32 -> H
-    first, bias, last, last_bias = network.parameters()
-    weight = first[:, 0]  # (32,)
-    last_weight = last.mT  # (32, H)
+    first_weight, bias, second_weight, last_bias = network.parameters()
+    weight = first_weight[:, 0]  # (32,)
+    last_weight = second_weight.mT  # (32, H)
 
     # A unit turns on or off at its kink, where weight · share + bias is 0. Two lines
     # meet there, so the place of a kink has no gradient of its own.
