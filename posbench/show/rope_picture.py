@@ -31,7 +31,8 @@ def picture(ropes: Ropes, lengths: Sequence[int]) -> charts.Picture:
     """Draw the tokens of a whole turn by pair of channels, in a panel for each kind of
     layer, beside plain RoPE and the trained length.
     """
-    every_kind = {rope.layers or ALL for layers in ropes.values() for rope in layers}
+    every_rope = itertools.chain(*ropes.values())
+    every_kind = {rope.layers or ALL for rope in every_rope}
     kinds = sorted(every_kind - {ALL}) or [ALL]
     with matplotlib.rc_context(charts.STYLE):
         figure = charts.Picture(figsize=(4.2 * len(kinds), 3.2), layout="constrained")

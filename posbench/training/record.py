@@ -1,4 +1,4 @@
-"""What a run's folder and a sweep's agent are told of its beginning and end."""
+"""Record in a run's folder that it begins or ends, and tell the agent of a sweep."""
 
 import dataclasses
 import logging
