@@ -205,7 +205,10 @@ def local_files(config: DataConfig) -> dict[str, dict[str, Path]]:
 
     names = glob.glob(pattern, recursive=True)
     matching = _each_once(file for file in map(Path, names) if file.is_file())
-    found = _of_first_kind(matching, KINDS if root.is_dir() else (READABLE,))
+    kinds: tuple[tuple[str, ...], ...] = (READABLE,)  # a glob may mix them
+    if root.is_dir():
+        kinds = KINDS
+    found = _of_first_kind(matching, kinds)
     if not found:
         expected = f" (expected {' '.join(READABLE)}, also as {' '.join(PACKED)})"
         if not matching:
@@ -225,9 +228,9 @@ def local_files(config: DataConfig) -> dict[str, dict[str, Path]]:
 def _of_first_kind(files: list[Path], kinds: tuple[tuple[str, ...], ...]) -> list[Path]:
     """Return the files of the first kind, a choice of endings, that any file has."""
     for endings in kinds:
-        found = [file for file in files if text_ending(file) in endings]
-        if found:
-            return found
+        of_kind = [file for file in files if text_ending(file) in endings]
+        if of_kind:
+            return of_kind
     return []
 
 
