@@ -26,10 +26,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from posbench import encodings, tasks
 from posbench.config import start
-from posbench.config.identity import (
-    relative_path,
-    with_paths,
-)
+from posbench.config.identity import relative_path
 from posbench.config.overrides import (
     KEYS,
     LENGTH,
@@ -41,7 +38,7 @@ from posbench.config.overrides import (
     value,
     values,
 )
-from posbench.config.schema import Config, flat, refused, validate, value_type
+from posbench.config.schema import Config, validate
 from posbench.config.shipped import EVERY, GROUPS, choice_file, choices, configs_dir
 from posbench.errors import UserError
 
@@ -153,7 +150,6 @@ def _config(point: dict[str, str], folders: tuple[Path, ...]) -> Config:
     plain: dict[str, Any] = OmegaConf.to_container(  # type: ignore[assignment]
         cfg, resolve=True, throw_on_missing=True
     )
-    _refuse_guesses(plain)
     data = plain["data"]
     _refuse_incomplete(data)
     # a file's name is not that of a typed data set; `hub` is the name of none
@@ -163,13 +159,27 @@ def _config(point: dict[str, str], folders: tuple[Path, ...]) -> Config:
     if "data" in point and run == "null" and "study" not in point:
         plain["study"] = _study_of(data) or plain["study"]
 
-    config = validate(Config, with_paths(plain))
+    config = _with_paths(validate(Config, plain))
     if LENGTH in point:  # no key: it needs the training length
         typed_ratios = tuple(ratios(value(LENGTH, point[LENGTH]), config))
         evaluation = dataclasses.replace(config.evaluation, ratios=typed_ratios)
         config = dataclasses.replace(config, evaluation=evaluation)
     _check(config)
     return config
+
+
+def _with_paths(config: Config) -> Config:
+    """Return a configuration with `~` expanded, and each path to a text spelt in one
+    way: one file is one run.
+    """
+    data = config.data
+    if data.path:
+        data = dataclasses.replace(data, path=relative_path(data.path))
+    if os.path.exists(os.path.expanduser(data.tokenizer)):  # else a name
+        data = dataclasses.replace(data, tokenizer=relative_path(data.tokenizer))
+    outputs = os.path.expanduser(config.runtime.outputs)
+    runtime = dataclasses.replace(config.runtime, outputs=outputs)
+    return dataclasses.replace(config, data=data, runtime=runtime)
 
 
 def _set_typed(cfg: DictConfig, point: dict[str, str]) -> None:
@@ -230,7 +240,7 @@ def _study_of(data: dict[str, Any]) -> str:
         return ""
     name = str(data["name"])
     if name == "text" and data["path"]:
-        folder = re.split(r"[^/]*[*?\[]", data["path"])[0]
+        folder = re.split(r"[^/]*[*?\[]", str(data["path"]))[0]
         name = Path(os.path.abspath(folder)).name.partition(".")[0]
     return _name_of_file(name)
 
@@ -286,22 +296,6 @@ def _refuse_incomplete(data: dict[str, Any]) -> None:
             raise UserError(
                 f"missing key '{key}': begin your file with 'defaults: [_base]'"
             )
-
-
-def _refuse_guesses(plain: dict[str, Any]) -> None:
-    """Raise UserError for a text that YAML has read as a number: 2024_05_01, 695e0514.
-
-    What is typed stays text, so that such a value is from a file.
-    """
-    for key, given in flat(plain).items():
-        if value_type(KEYS.get(key)).item != "text":
-            continue
-        if not isinstance(given, list):
-            given = [given]
-        for text in given:
-            if text is not None and not isinstance(text, str):
-                expected = "text: put it into quotation marks in its file"
-                raise refused(key, text, expected)
 
 
 def _refuse_guessed_numbers(path: Path) -> None:

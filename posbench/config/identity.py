@@ -37,24 +37,6 @@ def one_number(value: Any) -> Any:
     return value
 
 
-def with_paths(plain: dict[str, Any]) -> dict[str, Any]:
-    """Return a configuration with `~` expanded, and each path to a text spelt in one
-    way: one file is one run.
-    """
-    data = dict(plain["data"])
-    if data["path"]:
-        data["path"] = relative_path(data["path"])
-    tokenizer = data["tokenizer"]
-    if tokenizer and os.path.exists(os.path.expanduser(tokenizer)):  # else a name
-        data["tokenizer"] = relative_path(tokenizer)
-
-    runtime = dict(plain["runtime"])
-    for key in ("outputs", "cache"):
-        if runtime[key]:
-            runtime[key] = os.path.expanduser(runtime[key])
-    return plain | {"data": data, "runtime": runtime}
-
-
 def relative_path(path: str) -> str:
     """Return a path relative to the current folder, which is known by its real name or
     by $PWD; absolute if outside.

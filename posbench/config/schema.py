@@ -60,7 +60,6 @@ class Section:
 
     __pydantic_config__ = {  # noqa: RUF012
         "extra": "forbid",
-        "coerce_numbers_to_str": True,
         "allow_inf_nan": False,
     }
 
@@ -581,6 +580,8 @@ def _mistake(errors: Any, keys: Collection[str]) -> UserError:
         expected = message.removeprefix("Input should be ")
         expected = expected.replace("greater than or equal to", "at least")
         expected = expected.replace("less than or equal to", "at most")
+        in_a_file = "text (in a file, put it into quotation marks)"
+        expected = expected.replace("a valid string", in_a_file)
     return refused(key, error["input"], expected)
 
 
