@@ -407,7 +407,7 @@ def numbers() -> list[str]:
     """Return the keys of numbers, but for those of a start, which few runs have."""
     found = []
     for key, hint in schema.keys().items():
-        is_number = schema.value_type(hint).is_number
+        is_number = schema.value_type(hint).item == "number"
         if is_number and not key.startswith("start."):
             found.append(key)
     return found

@@ -178,7 +178,7 @@ def values(key: str, text: str) -> list[str]:
 def value(key: str, text: str) -> Any:
     """Return the value of a full key from its typed text."""
     if key == LENGTH:
-        return _value(ValueType("int", is_list=True), text)
+        return _value(ValueType("number", is_list=True), text)
     return _value(schema.value_type(KEYS.get(key)), text)
 
 

@@ -505,29 +505,19 @@ def keys(cls: type = Config, prefix: str = "") -> dict[str, Any]:
 class ValueType(NamedTuple):
     """How a value is read."""
 
-    item: Literal["text", "int", "float", "yaml"]
+    item: Literal["text", "number", "yaml"]
     is_list: bool = False
-
-    @property
-    def is_number(self) -> bool:
-        """Whether it is a number, or a list of numbers."""
-        return self.item in ("int", "float")
 
 
 def value_type(hint: Any) -> ValueType:
     """Return how a value of a type is read. What is no text or number is YAML."""
     origin, inner = typing.get_origin(hint), typing.get_args(hint)
-    if hint is str:
+    if hint is str or origin is Literal:
         return ValueType("text")
-    if hint is int:
-        return ValueType("int")
-    if hint is float:
-        return ValueType("float")
+    if hint in (int, float):
+        return ValueType("number")
     if origin in (None, dict):
         return ValueType("yaml")
-    if origin is Literal:
-        are_texts = {type(choice) for choice in inner} == {str}
-        return ValueType("text" if are_texts else "yaml")
     if origin is tuple:
         return ValueType(value_type(inner[0]).item, is_list=True)
     return value_type(inner[0])  # a union's other type is None
@@ -546,7 +536,7 @@ def validate(cls: type[_Section], plain: Mapping[str, Any]) -> _Section:
         plain["encoding"] = fields | {"options": options}
 
     for key, value in flat(plain).items():  # pydantic would read true as 1
-        is_number = value_type(hints.get(key)).is_number
+        is_number = value_type(hints.get(key)).item == "number"
         if is_number and re.search("True|False", str(value)):
             raise refused(key, value, "a number")
 
