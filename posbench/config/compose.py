@@ -82,7 +82,9 @@ def configs(
             typed = [f"{key}={text}" for key, text in point.items()]
             configurations.append((typed, _config(point, folders)))
     except (HydraException, OmegaConfBaseException, yaml.YAMLError) as error:
-        raise UserError(" ".join(str(_innermost(error)).split())) from None
+        # Hydra's own message may be empty
+        reason = str(error.__cause__ or error)
+        raise UserError(" ".join(reason.split())) from None
     return configurations
 
 
@@ -93,15 +95,6 @@ def _given_values(key: str, text: str, folders: tuple[Path, ...]) -> list[str]:
     if key == "encoding" and text == "all":
         return list(choices(key, folders))
     return values(key, text)
-
-
-def _innermost(error: BaseException) -> BaseException:
-    """Return the error of Hydra or OmegaConf that names the mistake."""
-    while isinstance(error, HydraException | OmegaConfBaseException):
-        if error.__cause__ is None:
-            break
-        error = error.__cause__
-    return error
 
 
 # room for all encodings; Hydra takes a tenth of a second for each
