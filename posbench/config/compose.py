@@ -310,44 +310,22 @@ def _with_class_inside(encoding: DictConfig) -> DictConfig:
     """Return an encoding's settings in which a class in a file, inside of `layered`,
     `heads` or `randomized`, stands under its name.
     """
-    options: dict[str, Any] = OmegaConf.to_container(encoding)  # type: ignore[assignment]
-    places = {text for text in _texts(options) if encodings.PLACE.fullmatch(text)}
-    places.discard(options.get("file"))
+    written = json.dumps(OmegaConf.to_container(encoding), ensure_ascii=False)
+    texts = re.findall(r'"([^"]*)"', written)
+    places = {text for text in texts if encodings.PLACE.fullmatch(text)}
+    places.discard(encoding.get("file"))
     if not places:
         return encoding
-    if len(places) > 1 or options.get("file"):
+    if len(places) > 1 or encoding.get("file"):
         raise UserError(
             f"encoding has {' and '.join(sorted(places))}: expected one class of a file"
         )
     (place,) = places
     inner = _signature(place)
-    inside = _renamed(options, place, inner.name)
+    inside = json.loads(written.replace(f'"{place}"', f'"{inner.name}"'))
     return OmegaConf.create(
         {**inside, "file": inner.file, "file_sha256": inner.file_sha256}
     )
-
-
-def _texts(value: Any) -> list[str]:
-    """Return the texts in lists and mappings, at any depth."""
-    if isinstance(value, str):
-        return [value]
-    if isinstance(value, dict):
-        value = list(value.values())
-    if not isinstance(value, list):
-        return []
-    texts = []
-    for item in value:
-        texts += _texts(item)
-    return texts
-
-
-def _renamed(value: Any, former: str, name: str) -> Any:
-    """Return lists and mappings with another text in the place of one."""
-    if isinstance(value, dict):
-        return {key: _renamed(item, former, name) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_renamed(item, former, name) for item in value]
-    return name if value == former else value
 
 
 def _check(config: Config) -> None:
