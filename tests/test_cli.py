@@ -274,9 +274,9 @@ MISTAKES = [
         "data.task.depth is nan",
     ),
     ("train data=task/passkeys", "did you mean 'task/passkey'"),
-    ("train probe=passkey:depth=2", "less than or equal to 1"),
-    ("train probe=passkey:keys=11", "less than or equal to 10"),
-    ("train probe=induction:pairs=1", "greater than or equal to 2"),
+    ("train task=passkey:depth=2", "less than or equal to 1"),
+    ("train task=passkey:keys=11", "less than or equal to 10"),
+    ("train task=induction:pairs=1", "greater than or equal to 2"),
     ("train offsets=64", "evaluation.offsets is [64]: expected [] for data=builtin"),
     (
         "train experiment=tasks data=task/copy at_tokens=5376",

@@ -478,7 +478,7 @@ def trained(tiny_config, tmp_path, tmp_path_factory) -> Trained:
 def test_a_finished_run_gets_every_protocol_and_probe(trained):
     config, folder = trained
     first = evaluation_rows(folder)
-    words = ["protocol=fixed_target,nonoverlap", "probe=repeat,shuffle", "sinks=2"]
+    words = ["protocol=fixed_target,nonoverlap", "task=repeat,shuffle", "sinks=2"]
 
     evaluate_run(folder, apply(config, [*words, "extension=ntk"]))
 
@@ -497,7 +497,7 @@ def test_a_finished_run_gets_every_protocol_and_probe(trained):
 
 def test_a_finished_run_gets_only_what_is_missing(trained):
     config, folder = trained
-    asked = apply(config, ["probe=repeat", "sinks=2", "extension=ntk"])
+    asked = apply(config, ["task=repeat", "sinks=2", "extension=ntk"])
     evaluate_run(folder, asked)
     before = (folder / "rows.jsonl").read_bytes()
 
@@ -547,7 +547,7 @@ def curve_of(folder: Path) -> list[EvaluationRow]:
 
 def test_a_longer_length_gives_a_curve_on_one_set_of_targets(trained):
     config, folder = trained
-    evaluate_run(folder, apply(config, ["extension=pi", "probe=repeat", "sinks=2"]))
+    evaluate_run(folder, apply(config, ["extension=pi", "task=repeat", "sinks=2"]))
     before = curve_of(folder)
 
     evaluate_run(folder, apply(config, ["length=128"]))

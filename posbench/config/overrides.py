@@ -40,9 +40,6 @@ _OTHER_SPELLINGS = {
     "extension": "evaluation.extensions",
     "task": "evaluation.tasks",
     "length": LENGTH,
-    "lengths": LENGTH,
-    "probe": "evaluation.tasks",
-    "probes": "evaluation.tasks",
 }
 WORDS |= _OTHER_SPELLINGS
 OF_A_FINISHED_RUN |= _OTHER_SPELLINGS

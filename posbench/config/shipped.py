@@ -24,9 +24,6 @@ PLAIN, NESTED, EVERY = "[!_]*.yaml", "*/[!_]*.yaml", "**/[!_]*.yaml"
 _SYNONYMS = {
     "rotary": "rope",
     "nope": "none",
-    "null": "none",
-    "off": "none",
-    "false": "none",
     "absolute": "learned",
     "online": "tracking.mode=online",
     "offline": "tracking.mode=offline",
