@@ -68,9 +68,13 @@ def locate(config: DataConfig) -> Source:
         commit = hub.resolve(config)
         names = [config.dataset, config.subset, commit]
         sha256 = digest(str(name).encode() for name in names)
-        return Source(commit, sha256, lambda: _of_hub(config, commit))
+        return Source(
+            commit,
+            sha256,
+            lambda: _of_rows(config, str(config.dataset), hub.rows(config, commit)),
+        )
 
-    if config.source == "text" and _is_saved(_root(config)):
+    if config.source == "text" and _is_saved(Path(str(config.path))):
         return _saved(config)
 
     if config.source == "builtin":
@@ -100,11 +104,6 @@ def digest(parts: Iterable[bytes]) -> str:
     for part in parts:
         sha256.update(len(part).to_bytes(8, "little") + part)
     return sha256.hexdigest()
-
-
-def _of_hub(config: DataConfig, commit: str) -> dict[str, Iterable[str]]:
-    """Return the documents of a data set of the hub by split."""
-    return _of_rows(config, str(config.dataset), hub.rows(config, commit))
 
 
 def _of_rows(config: DataConfig, name: str, rows: Any) -> dict[str, Iterable[str]]:
@@ -139,10 +138,6 @@ def _cells(column: str, name: str, rows: Any) -> Iterator[str]:
             yield cell_text(value, column)
 
 
-def _root(config: DataConfig) -> Path:
-    return Path(os.path.expanduser(str(config.path)))
-
-
 def _is_saved(root: Path) -> bool:
     """Return whether `save_to_disk` of `datasets` wrote a folder."""
     return any((root / name).is_file() for name in (_SPLITS, _STATE))
@@ -152,7 +147,7 @@ def _saved(config: DataConfig) -> Source:
     """Find a data set that `save_to_disk` wrote. Other files beside its own, such as
     what `map` keeps there, are not read.
     """
-    root = _root(config)
+    root = Path(str(config.path))
     parts = []
     with hub.one_line(str(root)):
         folders = {"": root}
@@ -196,7 +191,7 @@ def local_files(config: DataConfig) -> dict[str, dict[str, Path]]:
     """Return the files of text on this machine by split and name. The only split is ""
     if names give none.
     """
-    root = _root(config)
+    root = Path(str(config.path))
     pattern = str(root)
     if root.exists():
         pattern = glob.escape(pattern)  # a name may contain the signs of a glob
@@ -219,10 +214,7 @@ def local_files(config: DataConfig) -> dict[str, dict[str, Path]]:
     if not root.is_dir():
         root = Path(os.path.commonpath([file.parent for file in found]))
     _refuse_packed_twice(found)
-    by_name = {file.relative_to(root).as_posix(): file for file in found}
-    if len(found) == 1:
-        return {"": by_name}
-    return _by_split(by_name)
+    return _by_split({file.relative_to(root).as_posix(): file for file in found})
 
 
 def _of_first_kind(files: list[Path], kinds: tuple[tuple[str, ...], ...]) -> list[Path]:

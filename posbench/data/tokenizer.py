@@ -9,7 +9,6 @@ import functools
 import hashlib
 import itertools
 import json
-import os
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -172,7 +171,7 @@ def find(setting: str, separator: int | None = None) -> tuple[Tokenizer, str | N
     """Return the tokenizer of a `tokenizer.json`, of its folder, or of a model on the
     hub; and the hub's commit.
     """
-    path = Path(os.path.expanduser(setting))
+    path = Path(setting)
     revision = None
     if not path.exists() and path.suffix != ".json":
         path, revision = hub.model_folder(setting, ["tokenizer.json"])
