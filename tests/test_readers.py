@@ -110,7 +110,7 @@ INT = b'{"text": 5}\n'
 LIST = b'["a", "b"]\n'
 TWICE = b'{"text": "a", "text": "b"}'
 WRONG = [
-    ("a.txt", b"caf\xe9", r"a.txt': not UTF-8 text \(byte 0xe9\): iconv"),
+    ("a.txt", b"caf\xe9", "a.txt': 'utf-8' codec can't decode byte 0xe9 in position 3"),
     ("a.txt", TEXT.encode("utf-16-le"), "this looks like UTF-16, not UTF-8: iconv -f"),
     ("a.csv", "text\nna\n".encode("utf-16-be"), "this looks like UTF-16"),
     ("a.txt.gz", packed(TEXT.encode(), "gzip")[:60], "a.txt.gz': Truncated compressed"),

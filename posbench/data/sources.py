@@ -293,16 +293,10 @@ def read_all(paths: Iterable[Path], column: str) -> Iterator[str]:
                 refuse_unclear(column, [*row])
                 yield cell_text(row[column], column)
                 number += 1
-        except (ValueError, OSError, RuntimeError, csv.Error) as error:
+        except (ValueError, OSError, csv.Error) as error:
             reason = str(error).partition("\n")[0]
             if isinstance(error, json.JSONDecodeError):
                 reason += ": expected an object a line, or one array of objects"
-            if isinstance(error, UnicodeDecodeError):
-                byte = error.object[error.start]
-                reason = (
-                    f"not UTF-8 text (byte 0x{byte:02x}): iconv converts other"
-                    " encodings"
-                )
             place = "" if text_ending(path) in WHOLE else f" row {number}"
             raise UserError(f"'{path}'{place}: {reason}") from None
 
