@@ -48,8 +48,6 @@ SPLIT_WORDS = {
     "eval": "test",
     "evaluation": "test",
 }
-# what `save_to_disk` of `datasets` writes: the names of splits, and of a split's files
-_SPLITS, _STATE = "dataset_dict.json", "state.json"
 # ` = Title = `, with exactly one pair, begins a WikiText article
 ARTICLE_HEADING = re.compile(r" = (?!=).*(?<!=) = ?")
 
@@ -63,7 +61,7 @@ class Source(NamedTuple):
 
 
 def locate(config: DataConfig) -> Source:
-    """Find the text without reading it, and without importing `datasets`."""
+    """Find the text without reading it."""
     if config.source == "hub":
         commit = hub.resolve(config)
         names = [config.dataset, config.subset, commit]
@@ -140,36 +138,28 @@ def _cells(column: str, name: str, rows: Any) -> Iterator[str]:
 
 def _is_saved(root: Path) -> bool:
     """Return whether `save_to_disk` of `datasets` wrote a folder."""
-    return any((root / name).is_file() for name in (_SPLITS, _STATE))
+    names = ("dataset_dict.json", "state.json")  # of several splits, of one
+    return any((root / name).is_file() for name in names)
 
 
 def _saved(config: DataConfig) -> Source:
     """Find a data set that `save_to_disk` wrote. Other files beside its own, such as
     what `map` keeps there, are not read.
     """
-    root = Path(str(config.path))
+    import datasets
+
+    root = str(config.path)
+    with hub.one_line(root):
+        rows = datasets.load_from_disk(root, keep_in_memory=False)
+    by_split = rows
+    if isinstance(rows, datasets.Dataset):
+        by_split = {"": rows}
+
     parts = []
-    with hub.one_line(str(root)):
-        folders = {"": root}
-        if (root / _SPLITS).is_file():
-            names = json.loads((root / _SPLITS).read_text("utf-8"))["splits"]
-            folders = {name: root / name for name in names}
-        for split, folder in folders.items():
-            state = json.loads((folder / _STATE).read_text("utf-8"))
-            for file in state["_data_files"]:
-                content = files.sha256(folder / file["filename"])
-                parts += [split.encode(), content]
-
-    def read() -> dict[str, Iterable[str]]:
-        import datasets
-
-        with hub.one_line(str(root)):
-            rows = datasets.load_from_disk(str(root))
-        if isinstance(rows, datasets.Dataset):
-            return {"": _cells(config.column, str(root), rows)}
-        return _of_rows(config, str(root), rows)
-
-    return Source(None, digest(parts), read)
+    for split, of_split in by_split.items():
+        for file in of_split.cache_files:
+            parts += [split.encode(), files.sha256(Path(file["filename"]))]
+    return Source(None, digest(parts), lambda: _of_rows(config, root, by_split))
 
 
 def builtin_modules() -> dict[str, Path]:
