@@ -120,7 +120,6 @@ def _write(path: Path, texts: Iterable[str]) -> Texts:
         for text in texts:
             n_bytes.append(file.write(text.encode()))
             n_characters.append(len(text))
-        file.write(b"\n")  # a file of no bytes cannot be mapped
     if not n_bytes:
         raise UserError("no text: 0 documents that are not blank")
 

@@ -13,7 +13,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import tokenizers
@@ -191,16 +191,10 @@ def from_file(path: Path, separator: int | None = None) -> Tokenizer:
         raise UserError(f"data.tokenizer: '{path}' cannot be read: {reason}") from None
 
 
-class Lost(NamedTuple):
-    """What a tokenizer does not give back of a text."""
-
-    share: float  # of the characters that are no white space
-    examples: str  # the most frequent of them
-
-
-def lost(made: Tokenizer, texts: Iterable[str]) -> Lost:
-    """Return which characters of texts do not come back from their tokens. White space
-    does not count: tokenizers of words leave it out.
+def lost(made: Tokenizer, texts: Iterable[str]) -> tuple[float, str]:
+    """Return the share of the characters of texts that do not come back from their
+    tokens, and the most frequent ones. White space does not count: tokenizers of words
+    leave it out.
     """
     n_characters = 0
     missing: Counter[str] = Counter()
@@ -210,7 +204,7 @@ def lost(made: Tokenizer, texts: Iterable[str]) -> Lost:
         n_characters += written.total()
         missing += written - Counter(made.decode(ids))
     examples = "".join(character for character, _ in missing.most_common(5))
-    return Lost(missing.total() / max(1, n_characters), examples)
+    return missing.total() / max(1, n_characters), examples
 
 
 def _byte_level(model: models.Model) -> tokenizers.Tokenizer:
