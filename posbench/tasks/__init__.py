@@ -25,7 +25,7 @@ def load(name: str) -> type[Task]:
 
 def options_of(name: str) -> dict[str, Any]:
     """Return a task's options with their defaults."""
-    return {field.name: field.default for field in dataclasses.fields(load(name))}
+    return dataclasses.asdict(load(name)())
 
 
 def build(name: str, options: Mapping[str, Any] | None = None) -> Task:

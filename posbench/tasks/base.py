@@ -165,9 +165,9 @@ class Task:
         """Return a copy of this task with some options replaced. Raise UserError for a
         wrong name, type or value.
         """
-        defaults = {field.name: field.default for field in dataclasses.fields(self)}
         hints = typing.get_type_hints(type(self), include_extras=True)
-        values = checked(options, hints, defaults, self.name, "data.task.")
+        former = dataclasses.asdict(self)
+        values = checked(options, hints, former, self.name, "data.task.")
         return dataclasses.replace(self, **values)
 
 
