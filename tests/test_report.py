@@ -342,10 +342,8 @@ def test_a_run_that_is_evaluated_further_stays_in_its_study(extended):
 def test_what_was_asked_for_last_is_printed(extended, capsys):
     run, rows = extended
     append(run, rows)
-    first = rows[0]["length"]
-    last = rows[-1]["length"]
 
-    one_run.print_results(run, lengths=[first, last])
+    one_run.print_results(run)
 
     out = capsys.readouterr().out
     assert re.search(r"\(1x\) +9\.000.*\(32x\) +9\.000", out, re.DOTALL)
