@@ -358,9 +358,9 @@ def test_a_length_of_one_run_has_the_command_that_gives_it_to_the_others(extende
 
     runs = read([run.parent]).drop_duplicates("folder")
     n_done = (runs["run_status"] == "done").sum()
-    command = f"'posbench evaluate {run.parent} ratio=1,2,4,8,16,32'"
-    line = f"At 32x are rows of 1 of {n_done} runs: {command} computes the others"
-    assert line in text
+    command = f"'posbench evaluate {run.parent} ratio=1,2,4,8,16,32 longest=32'"
+    lack = "without the targets that most share, to 32x"
+    assert f"{n_done} of {n_done} runs {lack}: {command} computes them" in text
 
 
 @pytest.mark.usefixtures("undrawn")
@@ -369,12 +369,13 @@ def test_a_run_without_the_shared_targets_gets_the_command_that_computes_them(
 ):
     run, rows = extended
     (run / "rows.jsonl").unlink()
-    append(run, rows)
+    append(run, rows[:-1])
 
     text = report_words(run.parent)
 
-    command = f"'posbench evaluate {run} ratio=1,2,4,8,16 longest=16'"
-    assert f"1 run without the targets that most share: {command}" in text
+    command = f"'posbench evaluate {run.parent} ratio=1,2,4,8,16 longest=16'"
+    line = f"1 of 4 runs without the targets that most share, to 16x: {command}"
+    assert line in text
 
 
 # -- the page and the other files --
