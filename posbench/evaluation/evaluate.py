@@ -283,7 +283,7 @@ def _measured(
         row,
         mean_context=float(measurement.variant.visible(targets.context).mean()),
         n_tokens=nll.size,
-        n_blocks=targets.n_blocks,
+        n_blocks=int(targets.blocks.max()) + 1,
         n_documents=n_documents,
         nll=mean,
         perplexity=math.exp(mean) if mean < 700 else None,
