@@ -306,12 +306,16 @@ def _text_section(
     more = [card.card_table(group, table), tables.facts_table(table)]
     more += tables.training_tables(group)
     more += tables.length_tables(group)
+    panels = charts.text_panels(group, table, figure)
+    whole = None
+    if panels:
+        whole = charts.panels_figure(panels, figure)
     return Section(
         heading,
         answer.facts_line(group),
         answer.text_answer(group, table),
-        charts.text_figure(group, table, figure),
-        charts.text_figures(group, table, figure),
+        whole,
+        [charts.panels_figure([panel], figure) for panel in panels],
         tables.main_table(table),
         by_length,
         more,
