@@ -117,20 +117,9 @@ def image_bytes(figure: Figure, kind: str) -> bytes:
 
 
 def inline_svg(figure: Figure) -> str:
-    """Return a figure as SVG for a page, in the page's font, with numbers rounded to a
-    tenth of a point.
-    """
-    svg = re.sub(
-        r"<metadata>.*?</metadata>|font-family:[^;\"]*;?",
-        "",
-        image_bytes(figure, "svg").decode(),
-        flags=re.DOTALL,
-    )
-    return re.sub(
-        r"\d+\.\d{2,}(?![\d<])",
-        lambda number: f"{float(number[0]):.1f}",
-        svg[svg.find("<svg") :],
-    )
+    """Return a figure as SVG for a page, in the page's font."""
+    svg = image_bytes(figure, "svg").decode()
+    return re.sub(r"font-family:[^;\"]*;?", "", svg[svg.find("<svg") :])
 
 
 def runs_figure(frame: pd.DataFrame, reference: str | None = None) -> Picture:
