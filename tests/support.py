@@ -14,12 +14,14 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from posbench.cli import main
 from posbench.config.overrides import WORDS
 from posbench.config.schema import Config, EncodingConfig
+from posbench.evaluation.models import Subject, numbers_of, on_host
 
 # test each kill and each compiled scheme; otherwise `slow` tests some of them
 EVERY = "POSBENCH_EVERY" in os.environ
@@ -166,6 +168,14 @@ def snapshot(folder: Path) -> dict[str, bytes]:
             name = str(path.relative_to(folder))
             contents[name] = path.read_bytes()
     return contents
+
+
+def nll_of(subject: Subject, ids: np.ndarray, scored: int, first: int) -> np.ndarray:
+    """Return the nats (B, scored) of the last `scored` tokens of windows (B, C + 1);
+    `first` as in `Subject.logits`.
+    """
+    (numbers,) = on_host([numbers_of(subject, ids, scored, first)])
+    return numbers[0]
 
 
 def until(condition: Callable[[], Any], seconds: float = 60.0) -> None:

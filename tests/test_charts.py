@@ -19,10 +19,8 @@ from posbench.results.frame import read
 
 
 def text_figure(frame: pd.DataFrame, kind: charts.FigureKind = "panels") -> Figure:
-    table = compare(frame)
-    figure = charts.text_figure(frame, table, kind)
-    assert figure is not None
-    return figure
+    panels = charts.text_panels(frame, compare(frame), kind)
+    return charts.panels_figure(panels, kind)
 
 
 def study_of(tmp_path, template: Config, truths: dict[str, Truth]) -> pd.DataFrame:
@@ -171,12 +169,13 @@ def test_names_at_the_ends_of_curves_do_not_collide():
 
 def test_the_panels_of_a_page_are_those_of_the_figure():
     frame = rows_of_study("six")
+    panels = charts.text_panels(frame, compare(frame))
 
-    figures = charts.text_figures(frame, compare(frame))
+    figures = [charts.panels_figure([panel]) for panel in panels]
 
     titles = [figure.axes[0].get_title() for figure in figures]
-    panels = [axes.get_title() for axes in text_figure(frame).axes]
-    assert titles == panels
+    of_whole = [axes.get_title() for axes in text_figure(frame).axes]
+    assert titles == of_whole
 
 
 def test_runs_of_several_settings_are_not_plotted(tmp_path, template):

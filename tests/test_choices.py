@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from scipy import stats
+from support import nll_of
 
 from posbench.config.schema import Config
 from posbench.data.tokenizer import Tokenizer, train_bpe
@@ -18,7 +19,7 @@ from posbench.data.tokens import TokenSplit
 from posbench.errors import Undefined
 from posbench.evaluation import probes, problems
 from posbench.evaluation.evaluate import Evaluation, evaluate
-from posbench.evaluation.models import TrainedGPT, VariedSubject, nll_of, predicted
+from posbench.evaluation.models import TrainedGPT, predicted
 from posbench.evaluation.probes import Choice, Encode, Material
 from posbench.model.gpt import build
 from posbench.run.rows import EvaluationRow
@@ -54,7 +55,7 @@ class Planted:
 
     def in_variant(self, variant, length):
         narrowed = dataclasses.replace(self, window=variant.window)
-        return VariedSubject(narrowed, None)
+        return narrowed, None
 
 
 def looks_up(ids, candidates):
@@ -302,7 +303,8 @@ def test_a_model_of_ours_ranks_by_the_loss_that_it_has(tiny_config, tokenizer):
     candidates = choice.candidates[None]
     is_last = window[None] == L - 1
 
-    ranked = predicted(model, ids, is_last, 0, candidates).nll[0].numpy()
+    nll, _ = predicted(model, ids, is_last, 0, candidates)
+    ranked = nll[0].numpy()
 
     for nll, candidate in zip(ranked, choice.candidates, strict=True):
         ids[0, -1] = candidate

@@ -25,7 +25,7 @@ from posbench.errors import RowsFailed, Stopped, Undefined, UserError
 from posbench.evaluation import probes, protocols
 from posbench.evaluation.evaluate import Evaluation, evaluate
 from posbench.evaluation.job import evaluate_run
-from posbench.evaluation.models import Subject, TrainedGPT, Variant, VariedSubject
+from posbench.evaluation.models import Facts, Subject, TrainedGPT, Variant
 from posbench.evaluation.protocols import Windows
 from posbench.launch.run import config_with_measured_lengths, evaluate_runs
 from posbench.model.gpt import build
@@ -71,13 +71,13 @@ class Planted:
     def shifted(self, offset: int) -> Subject:
         return self
 
-    def in_variant(self, variant: Variant, length: int) -> VariedSubject:
+    def in_variant(self, variant: Variant, length: int) -> tuple[Subject, Facts]:
         if self.max_length is not None and length > self.max_length:
             raise Undefined(f"beyond the end of 'planted' ({self.max_length})")
         changed = copy.copy(self)
         changed.variant = variant
         facts = {"sinks": variant.sinks} if variant.sinks else None
-        return VariedSubject(changed, facts)
+        return changed, facts
 
     def expects(self, ids: Tensor) -> Tensor:
         """Logits (B, T, V) of token ids (B, T)."""

@@ -26,11 +26,11 @@ from hf_models import (
 from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 from safetensors.torch import load_file, save_file
-from support import posbench
+from support import nll_of, posbench
 
 from posbench import machine
 from posbench.errors import Undefined, UserError
-from posbench.evaluation.models import Variant, nll_of
+from posbench.evaluation.models import Variant
 from posbench.huggingface import evaluate, load
 from posbench.huggingface.subject import HuggingFaceModel
 from posbench.rope.extension import extension, turns_as
@@ -71,7 +71,8 @@ def subject(folder: Path) -> HuggingFaceModel:
 
 def extended(model: HuggingFaceModel, text: str, length: int = LONG) -> Any:
     variant = Variant(extension=text)
-    return model.in_variant(variant, length).subject
+    changed, _ = model.in_variant(variant, length)
+    return changed
 
 
 def ids_for(kind):
@@ -183,7 +184,7 @@ def test_a_window_with_sinks_is_the_librarys_own_mask(folder_of, kind, sinks):
     ids = ids_for(kind)
     length = ids.shape[1] - 1
     variant = Variant(window=WINDOW, sinks=sinks)
-    narrowed = model.in_variant(variant, length).subject
+    narrowed, _ = model.in_variant(variant, length)
 
     narrow = every_nll(narrowed, ids)
 
@@ -203,7 +204,7 @@ def test_a_window_hides_all_before_it_but_the_sinks(
 ):
     model = subject(folder_of(kind))
     variant = Variant(window=8, sinks=3)  # 2 layers see 14 back
-    narrowed = model.in_variant(variant, LENGTH).subject
+    narrowed, _ = model.in_variant(variant, LENGTH)
     ids = SHORT_IDS[:1]
     other = ids.copy()
     other[0, changed_ids] += 1
@@ -265,11 +266,12 @@ def test_an_extension_leaves_the_model_itself_as_it_was(folder_of):
 def test_pairs_of_neighbours_are_extended_as_pairs_half_a_head_apart(folder_of):
     folder = folder_of("cohere")
 
-    made = subject(folder).in_variant(Variant(extension="yarn:factor=4"), LONG)
+    variant = Variant(extension="yarn:factor=4")
+    made, facts = subject(folder).in_variant(variant, LONG)
 
-    parameters = made.facts["rope_parameters"]
+    parameters = facts["rope_parameters"]
     wanted = theirs(folder, IDS, rope_parameters=parameters)
-    assert_close(every_nll(made.subject, IDS), wanted)
+    assert_close(every_nll(made, IDS), wanted)
 
 
 # their factor is by default that of the length
@@ -295,12 +297,12 @@ def test_every_method_is_the_library_with_the_parameters_that_the_row_records(
     model = subject(folder_of(kind))
     plain = every_nll(model, IDS)
     for text in (*FOLLOWING, *FIXED):
-        varied = model.in_variant(Variant(extension=text), LONG)
-        parameters = varied.facts["rope_parameters"]
+        made, facts = model.in_variant(Variant(extension=text), LONG)
+        parameters = facts["rope_parameters"]
         if "gemma3" in kind:
             changes = {"full_attention": parameters}
             parameters = model.config.rope_parameters | changes
-        nll = every_nll(varied.subject, IDS)
+        nll = every_nll(made, IDS)
         wanted = theirs(folder_of(kind), IDS, rope_parameters=parameters)
 
         from_library = np.abs(nll - wanted)

@@ -11,6 +11,7 @@ import yaml
 
 from posbench.config.schema import to_container
 from posbench.reports import one_run
+from posbench.results.frame import read
 
 Row = dict[str, Any]
 LENGTHS = (16, 32, 64)
@@ -137,33 +138,33 @@ def test_rows_in_two_precisions_are_named(draw):
     assert "Rows in fp32 and bf16: only those in one precision are comparable." in out
 
 
-ASKED_FOR = [((16, 32), "later"), ((16, 64), "earlier")]
+ON_OTHER_TARGETS = [((16, 32), "earlier"), ((16, 32, 64), "later")]
 
 
-@pytest.mark.parametrize(("lengths", "targets"), ASKED_FOR)
-def test_the_curve_is_on_the_targets_of_the_lengths_asked_for(
+@pytest.mark.parametrize(("lengths", "targets"), ON_OTHER_TARGETS)
+def test_the_curve_is_on_the_newest_targets_that_have_all_lengths(
     draw, tmp_path, lengths, targets
 ):
     earlier = [row(n, 4.0, targets_sha256="earlier") for n in LENGTHS]
-    later = [row(n, 4.1, targets_sha256="later") for n in (16, 32)]
+    later = [row(n, 4.1, targets_sha256="later") for n in lengths]
     draw([*earlier, *later])
 
-    rows = one_run.read(tmp_path, "test", lengths)
+    rows = read([tmp_path], "test")
 
     main = rows.query("main")
     assert set(main["targets_sha256"]) == {targets}
 
 
-def test_extensions_do_not_outvote_the_lengths_asked_for(draw, tmp_path):
+def test_extensions_do_not_outvote_the_plain_lengths(draw, tmp_path):
     rows = [row(n, 4.0, targets_sha256="plain") for n in LENGTHS]
     for n in (16, 32):
         rows.append(row(n, 4.1, targets_sha256="extended", extension="yarn"))
         rows.append(row(n, 4.1, targets_sha256="extended", extension="pi"))
     draw(rows)
 
-    read = one_run.read(tmp_path, "test", (16, 64))
+    found = read([tmp_path], "test")
 
-    main = read.query("main and extension.isna()")
+    main = found.query("main and extension.isna()")
     assert set(main["targets_sha256"]) == {"plain"}
 
 

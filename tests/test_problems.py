@@ -25,7 +25,7 @@ from posbench.config.shipped import configs_dir
 from posbench.data.batches import fixed_problems
 from posbench.data.tokens import data_of
 from posbench.evaluation.evaluate import evaluate
-from posbench.evaluation.models import Variant, VariedSubject
+from posbench.evaluation.models import Variant
 from posbench.evaluation.problems import TaskEvaluation
 from posbench.model.loss import IGNORED
 from posbench.results.frame import GATE
@@ -71,8 +71,8 @@ class Knows:
     def nll(self, n: int) -> list[float]:
         return [self.right] * n
 
-    def in_variant(self, variant: Variant, length: int) -> VariedSubject:
-        return VariedSubject(self, None)
+    def in_variant(self, variant: Variant, length: int) -> tuple["Knows", None]:
+        return self, None
 
     def shifted(self, offset: int) -> "Knows":
         return self

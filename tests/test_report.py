@@ -342,10 +342,8 @@ def test_a_run_that_is_evaluated_further_stays_in_its_study(extended):
 def test_what_was_asked_for_last_is_printed(extended, capsys):
     run, rows = extended
     append(run, rows)
-    first = rows[0]["length"]
-    last = rows[-1]["length"]
 
-    one_run.print_results(run, lengths=[first, last])
+    one_run.print_results(run)
 
     out = capsys.readouterr().out
     assert re.search(r"\(1x\) +9\.000.*\(32x\) +9\.000", out, re.DOTALL)
@@ -360,9 +358,9 @@ def test_a_length_of_one_run_has_the_command_that_gives_it_to_the_others(extende
 
     runs = read([run.parent]).drop_duplicates("folder")
     n_done = (runs["run_status"] == "done").sum()
-    command = f"'posbench evaluate {run.parent} ratio=1,2,4,8,16,32'"
-    line = f"At 32x are rows of 1 of {n_done} runs: {command} computes the others"
-    assert line in text
+    command = f"'posbench evaluate {run.parent} ratio=1,2,4,8,16,32 longest=32'"
+    lack = "without the targets that most share, to 32x"
+    assert f"{n_done} of {n_done} runs {lack}: {command} computes them" in text
 
 
 @pytest.mark.usefixtures("undrawn")
@@ -371,12 +369,13 @@ def test_a_run_without_the_shared_targets_gets_the_command_that_computes_them(
 ):
     run, rows = extended
     (run / "rows.jsonl").unlink()
-    append(run, rows)
+    append(run, rows[:-1])
 
     text = report_words(run.parent)
 
-    command = f"'posbench evaluate {run} ratio=1,2,4,8,16 longest=16'"
-    assert f"1 run without the targets that most share: {command}" in text
+    command = f"'posbench evaluate {run.parent} ratio=1,2,4,8,16 longest=16'"
+    line = f"1 of 4 runs without the targets that most share, to 16x: {command}"
+    assert line in text
 
 
 # -- the page and the other files --

@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from support import encoded
+from support import encoded, nll_of
 
 from posbench import machine
 from posbench.config.schema import Config
 from posbench.data.tokens import TokenSplit
 from posbench.evaluation import protocols
-from posbench.evaluation.models import TrainedGPT, nll_of, score
+from posbench.evaluation.models import TrainedGPT, score
 from posbench.evaluation.protocols import targets_of
 from posbench.model.gpt import GPT, build
 

@@ -22,10 +22,10 @@ from posbench.errors import RowsFailed, RunFailed, Undefined, UserError
 from posbench.evaluation import problems, protocols, requests
 from posbench.evaluation.models import (
     METRICS,
+    Facts,
     Floats,
     NotFinite,
     Subject,
-    VariedSubject,
     check_finite,
     score,
 )
@@ -222,7 +222,9 @@ def _requested(
     return row, lambda: problems.ranked(row, subject, make_choices(), evaluation)
 
 
-def _subject_of(evaluation: Evaluation, measurement: Measurement) -> VariedSubject:
+def _subject_of(
+    evaluation: Evaluation, measurement: Measurement
+) -> tuple[Subject, Facts]:
     """Return the subject in the variant and at the offset of a row. Raises as
     `Subject.in_variant` and `shifted` do.
     """
@@ -230,7 +232,7 @@ def _subject_of(evaluation: Evaluation, measurement: Measurement) -> VariedSubje
     subject, facts = evaluation.subject.in_variant(measurement.variant, furthest)
     if measurement.offset:
         subject = subject.shifted(measurement.offset)
-    return VariedSubject(subject, facts)
+    return subject, facts
 
 
 def _numbers(evaluation: Evaluation, measurement: Measurement) -> Floats:
@@ -281,7 +283,7 @@ def _measured(
         row,
         mean_context=float(measurement.variant.visible(targets.context).mean()),
         n_tokens=nll.size,
-        n_blocks=targets.n_blocks,
+        n_blocks=int(targets.blocks.max()) + 1,
         n_documents=n_documents,
         nll=mean,
         perplexity=math.exp(mean) if mean < 700 else None,

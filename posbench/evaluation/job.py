@@ -185,11 +185,7 @@ def moved_curve(
     if any(row.targets_sha256 == last.targets_sha256 for row in was.values()):
         return ""
 
-    # an earlier command may have been stopped half-way
-    now = {}
-    for row in [*old, *new]:
-        if row.targets_sha256 == last.targets_sha256:
-            now[row.length_ratio] = row
+    now = {row.length_ratio: row for row in new}
     again = was.keys() & now.keys()
     if not again:
         return ""

@@ -7,7 +7,7 @@ library, or one spread over devices.
 
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 import torch
@@ -27,6 +27,7 @@ from posbench.randomness import generator
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
+Facts = dict[str, Any] | None  # what was changed, for a row's extension_options
 _Part = TypeVar("_Part")
 
 HEAD_ROWS = 2048  # rows of fp32 logits held at once
@@ -82,13 +83,6 @@ def parse_choice(text: str) -> tuple[str, dict[str, Any]]:
     return name, options
 
 
-class VariedSubject(NamedTuple):
-    """A model that was changed."""
-
-    subject: "Subject"
-    facts: dict[str, Any] | None  # what was changed, for a row's extension_options
-
-
 @runtime_checkable
 class Subject(Protocol):
     """A language model to evaluate."""
@@ -111,9 +105,9 @@ class Subject(Protocol):
                 number and length, not on its batch.
         """
 
-    def in_variant(self, variant: Variant, length: int) -> VariedSubject:
+    def in_variant(self, variant: Variant, length: int) -> tuple["Subject", Facts]:
         """Return this model, changed for a baseline or an extension, for windows of
-        `length` tokens.
+        `length` tokens, and what was changed.
 
         Raises:
             Undefined: the model does not exist at that length or has no such extension.
@@ -140,15 +134,6 @@ def check_finite(nll: Floats) -> None:
         raise NotFinite(f"nll is not finite at {count:,} of {nll.size:,} tokens")
 
 
-class Predicted(NamedTuple):
-    """One entry per scored prediction, window by window, in the order of the tokens;
-    on the model's device.
-    """
-
-    nll: Tensor  # (n, K): nats of each candidate
-    likeliest: Tensor  # (n,): of the whole vocabulary
-
-
 @torch.no_grad()
 def predicted(
     subject: Subject,
@@ -156,9 +141,11 @@ def predicted(
     scored: Bools,
     first: int,
     candidates: Integers,
-) -> Predicted:
-    """Return a model's predictions; the host does not wait for them. `ids`, `scored`
-    and `first` are as in `Subject.logits`.
+) -> tuple[Tensor, Tensor]:
+    """Return the nats (n, K) of each candidate and the likeliest token (n,) of the
+    vocabulary, for each scored prediction, window by window, in the order of the
+    tokens; on the model's device, for which the host does not wait. `ids`, `scored` and
+    `first` are as in `Subject.logits`.
 
     `candidates`: (n, K), tokens that may come next.
     """
@@ -172,7 +159,7 @@ def predicted(
         nll.append(-logits.log_softmax(-1).gather(1, tokens[start:end]))
         best.append(logits.argmax(-1))
         start = end
-    return Predicted(torch.cat(nll), torch.cat(best))
+    return torch.cat(nll), torch.cat(best)
 
 
 def differ(logits: Tensor, other: Tensor, precision: str) -> bool:
@@ -226,15 +213,6 @@ def numbers_of(subject: Subject, ids: Integers, scored: int, first: int) -> Tens
             pieces.append(torch.stack(numbers))
             start = end
     return torch.cat(pieces, 1).view(-1, len(ids), scored)
-
-
-def nll_of(subject: Subject, ids: Integers, scored: int, first: int) -> Floats:
-    """Return the nats (B, scored) of the last `scored` tokens of windows (B, C + 1);
-    `first` as in `Subject.logits`.
-    """
-    (numbers,) = on_host([numbers_of(subject, ids, scored, first)])
-    nll: Floats = numbers[0]
-    return nll
 
 
 def on_host(tensors: Sequence[Tensor]) -> list[Floats]:
@@ -346,9 +324,9 @@ class TrainedGPT:
             drawn.append(encoding.positions(window[None], rng))
         return torch.cat(drawn)
 
-    def in_variant(self, variant: Variant, length: int) -> VariedSubject:
+    def in_variant(self, variant: Variant, length: int) -> tuple["TrainedGPT", Facts]:
         encoding = self.model.encoding
-        facts: dict[str, Any] | None = None
+        facts: Facts = None
         if variant.sinks:
             facts = {"sinks": variant.sinks}
         if variant.extension is not None:
@@ -358,7 +336,7 @@ class TrainedGPT:
             )
         check_length(encoding, length)
         reading = Reading(encoding.to(self.device), variant.window, variant.sinks)
-        return VariedSubject(dataclasses.replace(self, reading=reading), facts)
+        return dataclasses.replace(self, reading=reading), facts
 
     def shifted(self, offset: int) -> "TrainedGPT":
         encoding = self._encoding

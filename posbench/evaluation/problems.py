@@ -252,16 +252,18 @@ def _predicted(
     n_scored = np.concatenate([[0], scored.sum(axis=1).cumsum()])
 
     def predict(batches: Sequence[slice]) -> list[tuple[Floats, Ids]]:
-        predictions = []
+        nll = []
+        likeliest = []
         for batch in batches:
             start, end, _ = batch.indices(len(ids))
             of_batch = candidates[n_scored[start] : n_scored[end]]
-            predictions.append(
-                models.predicted(subject, ids[batch], scored[batch], start, of_batch)
+            nats, tokens = models.predicted(
+                subject, ids[batch], scored[batch], start, of_batch
             )
-        nll = models.on_host([each.nll for each in predictions])
-        likeliest = machine.to_host([each.likeliest for each in predictions])
-        return list(zip(nll, [each.numpy() for each in likeliest], strict=True))
+            nll.append(nats)
+            likeliest.append(tokens)
+        on_host = [tokens.numpy() for tokens in machine.to_host(likeliest)]
+        return list(zip(models.on_host(nll), on_host, strict=True))
 
     parts = models.in_batches(
         evaluation.world,

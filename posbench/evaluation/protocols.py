@@ -52,7 +52,6 @@ class Targets:
     indices: Integers  # their places in the split's ids
     blocks: Integers
     context: Integers  # tokens before each target in its window
-    n_blocks: int
 
     def sha256(self, split: TokenSplit) -> str:
         """Return the digest of the scored tokens and of the blocks they form; rows that
@@ -74,7 +73,6 @@ def targets_of(windows: Windows) -> Targets:
         indices=(windows.starts[:, None] + offset).ravel(),
         blocks=np.repeat(windows.blocks, windows.scored),
         context=np.tile(offset, len(windows.starts)),
-        n_blocks=int(windows.blocks.max()) + 1,
     )
 
 

@@ -143,12 +143,14 @@ def settings_for(
     measured = {row.protocol for row in rows}
     # The probe `offset` reads the training length, up to where the asked length ends.
     ratios = {(row.length + (row.offset or 0)) / train_length for row in rows}
-    # a dictionary keeps the order of the rows
-    tasks = {probes.text_of(row.task): None for row in rows if row.task}
-
+    # dictionaries keep the order of the rows
+    tasks: dict[str, None] = {}
     extensions: dict[str, None] = {}
     sinks = 0
     for row in rows:
+        # Other rows of a probe, such as `repeat_control`, come with its first one.
+        if row.task and row.task.partition(":")[0] in probes.names():
+            tasks[row.task] = None
         if row.extension == "sinks":
             sinks = (row.extension_options or {}).get("sinks", sinks)
         elif row.extension:

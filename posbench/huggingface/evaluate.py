@@ -35,7 +35,7 @@ from posbench.errors import UserError, did_you_mean
 from posbench.evaluation.evaluate import Evaluation
 from posbench.evaluation.job import rows_into
 from posbench.evaluation.models import Variant
-from posbench.evaluation.requests import check_settings, lengths_of
+from posbench.evaluation.requests import check_settings
 from posbench.huggingface.load import TESTED, Source, find, load, position_of
 from posbench.huggingface.subject import HuggingFaceModel
 from posbench.processes import refuse_several
@@ -69,9 +69,9 @@ def evaluate_models(words: list[str], overrides: list[str]) -> None:
         one_run.print_results(*evaluate_model(word, overrides))
 
 
-def evaluate_model(word: str, overrides: list[str]) -> tuple[Path, str, list[int]]:
-    """Compute the missing rows of one model; return its folder of results, the split of
-    the text, and the lengths.
+def evaluate_model(word: str, overrides: list[str]) -> tuple[Path, str]:
+    """Compute the missing rows of one model; return its folder of results and the split
+    of the text.
     """
     refuse_several()
     source = find(word)
@@ -93,7 +93,7 @@ def evaluate_model(word: str, overrides: list[str]) -> tuple[Path, str, list[int
         if not evaluate_into(run, subject, tokens, evaluation):
             logger.info("all requested rows exist; nothing to do: %s", folder)
         run.finish("done")
-    return folder, evaluation.split, lengths_of(evaluation, subject.train_length)
+    return folder, evaluation.split
 
 
 def parse_words(source: Source, words: list[str]) -> tuple[Config, str | None]:

@@ -24,6 +24,7 @@ from posbench.reports import one_run
 from posbench.reports.render import Column, Table
 from posbench.results.compare import ALPHA
 from posbench.results.estimate import estimate
+from posbench.results.frame import read
 from posbench.run.run import load_config
 from posbench.terminal import console
 
@@ -124,8 +125,7 @@ def search(subject: str | Path, words: Sequence[str]) -> None:
 
     trials = f"extension={','.join(candidates(length / train_length))}"
     folder = _evaluate(subject, [*words, trials, "split=validation", *_LEAN])
-    lengths = (length, train_length)
-    validation = one_run.read(folder, "validation", lengths)
+    validation = read([folder], "validation")
     table = ranked(validation, length)
     if {*table["extension"]} <= {"none"}:
         raise UserError(
@@ -141,13 +141,13 @@ def search(subject: str | Path, words: Sequence[str]) -> None:
     if best != "none":
         words.append(f"extension={best}")
     folder = _evaluate(subject, words)
-    one_run.print_results(folder, "test", lengths)
-    test = one_run.read(folder, "test", lengths)
+    one_run.print_results(folder, "test")
+    test = read([folder], "test")
     _print_difference(validation, best, second, length, "validation")
     if best == "none":
         print("None of these extensions is better than the model as it is.")
         return
-    for at in lengths:
+    for at in (length, train_length):
         _print_difference(test, best, "none", at, "test")
 
 

@@ -17,8 +17,8 @@ from posbench import machine
 from posbench.errors import Undefined
 from posbench.evaluation.models import (
     Bools,
+    Facts,
     Variant,
-    VariedSubject,
     differ,
     parse_choice,
     refuse_not_causal,
@@ -105,7 +105,9 @@ class HuggingFaceModel:
             )
         return dataclasses.replace(self, offset=offset)
 
-    def in_variant(self, variant: Variant, length: int) -> VariedSubject:
+    def in_variant(
+        self, variant: Variant, length: int
+    ) -> tuple["HuggingFaceModel", Facts]:
         self._refuse_length(length)
         if variant.window is not None and not self._narrows:
             raise Undefined(
@@ -121,7 +123,7 @@ class HuggingFaceModel:
         changed = dataclasses.replace(
             self, model=model, window=variant.window, sinks=variant.sinks
         )
-        return VariedSubject(changed, facts)
+        return changed, facts
 
     def _refuse_length(self, length: int) -> None:
         position = position_of(self.model.config)

@@ -20,7 +20,6 @@ from posbench.config.overrides import apply
 from posbench.config.schema import Config, refuse_uneven
 from posbench.errors import PosbenchError, RunFailed, Stopped, UserError
 from posbench.evaluation.job import evaluate_run
-from posbench.evaluation.requests import lengths_of
 from posbench.launch import pool
 from posbench.launch.plans import Plan
 from posbench.processes import PeerLost, Place, World, joined, place
@@ -121,8 +120,7 @@ def _evaluate_all(configs: dict[Path, Config], world: World) -> None:
         try:
             evaluate_run(folder, config, world)
             if world.rank == 0:
-                lengths = lengths_of(config.evaluation, config.training.train_length)
-                one_run.print_results(folder, config.evaluation.split, lengths)
+                one_run.print_results(folder, config.evaluation.split)
         except PosbenchError as error:
             is_alone = len(configs) == 1 or world.size > 1
             if is_alone or isinstance(error, Stopped):

@@ -168,7 +168,7 @@ def _warning_lines(frame: pd.DataFrame, runs: pd.DataFrame) -> list[str]:
             f"Left out: {plural(len(copies), 'run')} with the setting and seed of"
             f" another: {copies.iloc[0]}"
         )
-    return lines + _target_lines(frame) + _length_lines(frame) + _version_lines(runs)
+    return lines + _target_lines(frame) + _version_lines(runs)
 
 
 def _endings_text(not_done: pd.DataFrame) -> str:
@@ -182,47 +182,30 @@ def _endings_text(not_done: pd.DataFrame) -> str:
 
 
 def _target_lines(frame: pd.DataFrame) -> list[str]:
-    """Return a line for each setting of which runs lack the targets that most share,
-    with the command that evaluates the first such run on them.
+    """Return a line for each setting of which runs lack the targets that most share, at
+    any length of the setting, with the command that evaluates all runs there.
     """
-    rows = compare.main_rows(frame)
-    rows = rows[(rows["curve"] == "fixed_target") & (rows["status"] == "ok")]
+    is_done = (frame["run_status"] == "done") & ~frame["repeated"]
+    rows = frame[is_done & (frame["curve"] == "fixed_target")]
     lines = []
     for _, group in rows.groupby("setting"):
-        at_one = group[group["length_ratio"] == 1]
-        most_common = at_one["targets_sha256"].mode().max()
-        outliers = at_one.loc[at_one["targets_sha256"] != most_common, "folder"]
-        if len(outliers):
-            shared = group[group["targets_sha256"] == most_common]
-            ratios = [f"{ratio:g}" for ratio in sorted(shared["length_ratio"].unique())]
-            lines.append(
-                f"Left out: {plural(len(outliers), 'run')} without the targets that"
-                f" most share: 'posbench evaluate {outliers.iloc[0]}"
-                f" ratio={','.join(ratios)} longest={ratios[-1]}' computes them"
-            )
-    return lines
+        at_one = group[group["newest"] & (group["length_ratio"] == 1)]
+        shared = at_one["targets_sha256"].mode().max()
+        is_alike = (group["targets_sha256"] == shared) | (group["status"] != "ok")
+        longest = group["length_ratio"].max()
+        at_longest = group[is_alike & (group["length_ratio"] == longest)]
 
-
-def _length_lines(frame: pd.DataFrame) -> list[str]:
-    """Return a line for each setting of which only some runs have the longest length,
-    with the command that evaluates the others there.
-    """
-    done = frame[(frame["run_status"] == "done") & ~frame["repeated"]]
-    rows = done[done["curve"] == "fixed_target"]
-    lines = []
-    for _, group in rows.groupby("setting"):
         n_runs = group["folder"].nunique()
-        ratios = sorted(group["length_ratio"].unique())
-        at_longest = group[group["length_ratio"] == ratios[-1]]
-        n_longest = at_longest["folder"].nunique()
-        if n_longest < n_runs:
-            texts = [f"{ratio:g}" for ratio in ratios]
+        n_lacking = n_runs - at_longest["folder"].nunique()
+        if n_lacking:
+            asked_ratios = sorted({1.0, *group["length_ratio"]})
+            ratios = [f"{ratio:g}" for ratio in asked_ratios]
             studies = sorted({str(Path(folder).parent) for folder in group["folder"]})
-            asked = f"ratio={','.join(texts)}"
-            command = shlex.join(["posbench", "evaluate", *studies, asked])
+            words = [f"ratio={','.join(ratios)}", f"longest={ratios[-1]}"]
+            command = shlex.join(["posbench", "evaluate", *studies, *words])
             lines.append(
-                f"At {texts[-1]}x are rows of {n_longest} of {n_runs} runs:"
-                f" '{command}' computes the others"
+                f"{n_lacking} of {plural(n_runs, 'run')} without the targets that most"
+                f" share, to {ratios[-1]}x: '{command}' computes them"
             )
     return lines
 
@@ -323,12 +306,16 @@ def _text_section(
     more = [card.card_table(group, table), tables.facts_table(table)]
     more += tables.training_tables(group)
     more += tables.length_tables(group)
+    panels = charts.text_panels(group, table, figure)
+    whole = None
+    if panels:
+        whole = charts.panels_figure(panels, figure)
     return Section(
         heading,
         answer.facts_line(group),
         answer.text_answer(group, table),
-        charts.text_figure(group, table, figure),
-        charts.text_figures(group, table, figure),
+        whole,
+        [charts.panels_figure([panel], figure) for panel in panels],
         tables.main_table(table),
         by_length,
         more,

@@ -117,20 +117,9 @@ def image_bytes(figure: Figure, kind: str) -> bytes:
 
 
 def inline_svg(figure: Figure) -> str:
-    """Return a figure as SVG for a page, in the page's font, with numbers rounded to a
-    tenth of a point.
-    """
-    svg = re.sub(
-        r"<metadata>.*?</metadata>|font-family:[^;\"]*;?",
-        "",
-        image_bytes(figure, "svg").decode(),
-        flags=re.DOTALL,
-    )
-    return re.sub(
-        r"\d+\.\d{2,}(?![\d<])",
-        lambda number: f"{float(number[0]):.1f}",
-        svg[svg.find("<svg") :],
-    )
+    """Return a figure as SVG for a page, in the page's font."""
+    svg = image_bytes(figure, "svg").decode()
+    return re.sub(r"font-family:[^;\"]*;?", "", svg[svg.find("<svg") :])
 
 
 def runs_figure(frame: pd.DataFrame, reference: str | None = None) -> Picture:
@@ -143,11 +132,14 @@ def runs_figure(frame: pd.DataFrame, reference: str | None = None) -> Picture:
             " apart): plot those of one kind"
         )
 
+    figure = None
     if frame["trained_task"].notna().any():
         figure = task_figure(frame)
         requirement = "tested on its problems"
     else:
-        figure = text_figure(frame, compare.compare(frame, reference))
+        panels = text_panels(frame, compare.compare(frame, reference))
+        if panels:
+            figure = panels_figure(panels)
         requirement = "evaluated with fixed_target"
 
     if figure is None:
@@ -164,31 +156,8 @@ class Panel(NamedTuple):
     draw: Callable[[Axes], None]
 
 
-def text_figure(
-    frame: pd.DataFrame, table: pd.DataFrame, kind: FigureKind = "panels"
-) -> Picture | None:
-    """Draw the schemes of one setting: loss by context, what context adds, and
-    differences from the reference.
-
-    At most `MOST_NAMED` schemes have a name and a colour, the reference and those with
-    the lowest loss; others are grey. `curve` is the first panel alone, as wide as a
-    column of a paper. None without any loss.
-    """
-    panels = _text_panels(frame, table, kind)
-    if not panels:
-        return None
-    return _panels_figure(panels, kind)
-
-
-def text_figures(
-    frame: pd.DataFrame, table: pd.DataFrame, kind: FigureKind = "panels"
-) -> list[Picture]:
-    """Draw the panels of `text_figure` each as a figure of its own, for a page."""
-    panels = _text_panels(frame, table, kind)
-    return [_panels_figure([panel], kind) for panel in panels]
-
-
-def _panels_figure(panels: Sequence[Panel], kind: FigureKind) -> Picture:
+def panels_figure(panels: Sequence[Panel], kind: FigureKind = "panels") -> Picture:
+    """Draw panels side by side."""
     widths = [panel.width for panel in panels]
     height = HEIGHT if kind == "panels" else 2.7
     with matplotlib.rc_context(STYLE):
@@ -199,10 +168,16 @@ def _panels_figure(panels: Sequence[Panel], kind: FigureKind) -> Picture:
     return figure
 
 
-def _text_panels(
-    frame: pd.DataFrame, table: pd.DataFrame, kind: FigureKind
+def text_panels(
+    frame: pd.DataFrame, table: pd.DataFrame, kind: FigureKind = "panels"
 ) -> list[Panel]:
-    """Return the panels on the schemes of one setting; none without any loss."""
+    """Return the panels on the schemes of one setting: loss by context, what context
+    adds, and differences from the reference; none without any loss.
+
+    At most `MOST_NAMED` schemes have a name and a colour, the reference and those with
+    the lowest loss; others are grey. `curve` is the first panel alone, as wide as a
+    column of a paper.
+    """
     if not table.attrs["schemes"]:
         return []
     base = table.attrs["reference"]

@@ -13,12 +13,12 @@ import pandas as pd
 
 from posbench.errors import UserError
 from posbench.reports.render import Column, Table
-from posbench.results import frame as frames
 from posbench.results.compare import NOT_BEATEN, NOT_RESOLVED, USES_LIMIT
 from posbench.results.estimate import FEW_DOCUMENTS
+from posbench.results.frame import GATE, read
 from posbench.results.headline import Headline, headline
 from posbench.results.tasks import as_trained
-from posbench.run.rows import PLAIN, every_row, multiple
+from posbench.run.rows import PLAIN, multiple
 from posbench.terminal import console
 from posbench.terminal.exits import plural
 
@@ -59,38 +59,15 @@ _LEGEND = (
 Row = dict[str, Any]
 
 
-def read(folder: Path, split: str | None, lengths: Sequence[int]) -> pd.DataFrame:
-    """Return a run's rows. Its curve is on the targets that most of the requested
-    lengths share; of ties the newest.
-    """
-    asked = []
-    plain_lengths: dict[str | None, set[int]] = {}
-    for row in every_row(folder):
-        if row.measured and row.task is None and row.length in lengths:
-            asked.append(row)
-            of_targets = plain_lengths.setdefault(row.targets_sha256, set())
-            if row.variant == PLAIN:
-                of_targets.add(row.length)
-
-    counts = {}
-    for place, row in enumerate(asked):
-        targets = row.targets_sha256
-        counts[targets] = len(plain_lengths[targets]) + place / len(asked)
-    return frames.read([folder], split, counts)
-
-
-def print_results(
-    folder: Path, split: str | None = None, lengths: Sequence[int] = ()
-) -> None:
+def print_results(folder: Path, split: str | None = None) -> None:
     """Print a run's curve on one text, what else was measured there, and where the
     files are.
 
-    `split`: which text; None: the one that the run asks for. `lengths`: the curve is on
-    the targets that most share.
+    `split`: which text; None: the one that the run asks for.
 
     Raises UserError if the run cannot be read.
     """
-    frame = read(folder, split, lengths)
+    frame = read([folder], split)
     run = frame.iloc[0]
     if run["run_status"] == "unreadable":
         raise UserError(f"{folder}: {run['run_reason']}")
@@ -268,7 +245,7 @@ def _interval_text(row: Row) -> str:
 
 
 def _task_remark(numbers: Headline) -> str:
-    gate = f"{frames.GATE:.0%} of the tokens right"
+    gate = f"{GATE:.0%} of the tokens right"
     if numbers["learned"] == "no":
         return f"Not learned: less than {gate} at some trained length."
     if numbers["learned"] is None:

@@ -91,15 +91,12 @@ def plus_minus_cell(row: Row, name: str) -> str:
 def interval_cell(
     low: str = "min", high: str = "max", form: str = "+.3f"
 ) -> Callable[[Row, str], str]:
-    """Return a function for cells like [-0.35, +0.14], whose ends are columns; a range
-    over one seed is empty.
-    """
+    """Return a function for cells like [-0.35, +0.14], whose ends are columns."""
 
     def cell(row: Row, name: str) -> str:
         start = number_text(row, f"{name}_{low}", form)
         end = number_text(row, f"{name}_{high}", form)
-        is_range = low == "min"
-        if not start or not end or (is_range and row["seeds"] == 1):
+        if not start or not end:
             return ""
         return f"[{start}, {end}]"
 

@@ -76,9 +76,7 @@ _TYPES |= {"variant": "object", "main": "bool", "newest": "bool"}
 _TYPES |= dict.fromkeys(_UNITS, "object")
 
 
-def read(
-    paths: Iterable[Path], split: str | None = None, counts: Counts | None = None
-) -> pd.DataFrame:
+def read(paths: Iterable[Path], split: str | None = None) -> pd.DataFrame:
     """Read runs into one frame.
 
     Args:
@@ -86,8 +84,6 @@ def read(
             `read(...).to_parquet(path)` writes.
         split: the split of the main rows of runs in folders; None: the split that each
             run asks for.
-        counts: by digest of targets; the highest wins. None: how many finished runs
-            have them at 1x.
 
     Returns:
         A row per run and `EVALUATION_KEY`: the columns of `EvaluationRow`, sums by
@@ -103,9 +99,11 @@ def read(
     read is a row that says so.
     """
     paths = list(dict.fromkeys(map(Path, paths)))
-    frame = _frame(paths, split, counts)
-    if counts is not None or not frame.duplicated(["folder", *EVALUATION_KEY]).any():
+    frame = _frame(paths, split, None)
+    if not frame.duplicated(["folder", *EVALUATION_KEY]).any():
         return frame
+
+    # A row of which there are several counts on the targets that most runs have.
     done = frame[frame["run_status"] == "done"]
     at_one = done[(done["length_ratio"] == 1) & (done["variant"] == PLAIN)]
     runs = at_one.drop_duplicates(["folder", "targets_sha256"])

@@ -112,8 +112,8 @@ def compare_tasks(frame: pd.DataFrame, reference: str | None = None) -> pd.DataF
         `steps_to_gate` (median); `accuracy_1x` ... as in `accuracies`. Exact tests
         against the reference permute the seeds: `learned_p`, `accuracy_2x_p`,
         `accuracy_4x_p`, adjusted by Bonferroni for all tests of the table, each with a
-        `_difference`, a `_word`, and `_why` there is none. `attrs`: `reference`,
-        `tests`.
+        `_difference` and a `_word`. A test that may not be made has none of these.
+        `attrs`: `reference`, `tests`.
     """
     rows = task_rows(frame)
     if rows.empty:
@@ -132,20 +132,14 @@ def compare_tasks(frame: pd.DataFrame, reference: str | None = None) -> pd.DataF
         if label != base:
             of_base = rows[rows["label"] == base]
             tests += [(label, *test) for test in _tests(of_label, of_base)]
-
-    number = sum(not why for _, _, why, _ in tests)
-    for label, name, why, shares in tests:
-        row = schemes[label]
-        row[f"{name}_word"] = ""
-        row[f"{name}_why"] = why
-        if not why:
-            row |= _result(row, name, shares, number)
+    for label, name, shares in tests:
+        schemes[label] |= _result(name, shares, len(tests))
 
     order = ["ranked", "accuracy_beyond", "accuracy_1x", "label"]
     table = pd.DataFrame(schemes.values()).sort_values(
         order, ascending=[False, False, False, True], ignore_index=True
     )
-    table.attrs = {"reference": base, "tests": number}
+    table.attrs = {"reference": base, "tests": len(tests)}
     return table
 
 
@@ -183,36 +177,30 @@ def _scheme(rows: pd.DataFrame, places: pd.DataFrame) -> dict[str, Any]:
 
 def _tests(
     scheme: pd.DataFrame, base: pd.DataFrame
-) -> list[tuple[str, str, list[pd.Series]]]:
-    """Return the tests of a scheme against the reference.
+) -> list[tuple[str, list[pd.Series]]]:
+    """Return the tests of a scheme against the reference that may be made.
 
-    Each has the name of its column, why it is not made, and the shares of both.
+    Each has the name of its column, and the shares of both. Accuracies are compared if
+    most seeds of both have learned, and all were tested alike.
     """
     scheme_learned = _seeds_learned(scheme)
     base_learned = _seeds_learned(base)
-    seeds = min(len(scheme_learned), len(base_learned))
-    too_few = ""
-    if seeds < ENOUGH_SEEDS:
-        too_few = f"{seeds} of {ENOUGH_SEEDS} seeds"
+    if min(len(scheme_learned), len(base_learned)) < ENOUGH_SEEDS:
+        return []
 
-    gate = too_few
-    if not gate and scheme_learned.mean() < HALF:
-        gate = "not learned"
-    if not gate and base_learned.mean() < HALF:
-        gate = "the reference has not learned"
-
-    tests = [("learned", too_few, [scheme_learned, base_learned])]
+    tests = [("learned", [scheme_learned, base_learned])]
+    if min(scheme_learned.mean(), base_learned.mean()) < HALF:
+        return tests
+    n_runs = len(scheme_learned) + len(base_learned)
     for ratio in RATIOS:
         of_scheme = _tested_at(scheme, ratio)
         of_base = _tested_at(base, ratio)
-        why = (
-            gate
-            or _not_measured(of_scheme, len(scheme_learned))
-            or _not_measured(of_base, len(base_learned))
-            or _not_alike(of_scheme, of_base)
-        )
-        shares = [of_scheme["accuracy"], of_base["accuracy"]]
-        tests.append((f"accuracy_{ratio:g}x", why, shares))
+        both = pd.concat([of_scheme, of_base])
+        is_measured = (both["status"] == "ok").sum() == n_runs
+        is_alike = (both[["targets_sha256", "dtype"]].nunique() <= 1).all()
+        if is_measured and is_alike:
+            shares = [of_scheme["accuracy"], of_base["accuracy"]]
+            tests.append((f"accuracy_{ratio:g}x", shares))
     return tests
 
 
@@ -225,27 +213,7 @@ def _tested_at(rows: pd.DataFrame, ratio: float) -> pd.DataFrame:
     return rows[rows["as_trained"] & (rows["length_ratio"] == ratio)]
 
 
-def _not_measured(rows: pd.DataFrame, seeds: int) -> str:
-    """Return why a scheme lacks accuracies of some seeds at a length, or nothing."""
-    failures = rows.loc[rows["status"] != "ok", "status"]
-    if len(failures):
-        return str(failures.iloc[0]).replace("_", " ")
-    if len(rows) < seeds:
-        return "not tested in all seeds"
-    return ""
-
-
-def _not_alike(scheme: pd.DataFrame, base: pd.DataFrame) -> str:
-    """Return why accuracies of two schemes are not compared, or nothing."""
-    pooled = pd.concat([scheme, base])
-    if (pooled[["targets_sha256", "dtype"]].nunique() > 1).any():
-        return "other problems or precision"
-    return ""
-
-
-def _result(
-    row: dict[str, Any], name: str, shares: list[pd.Series], tests: int
-) -> dict[str, Any]:
+def _result(name: str, shares: list[pd.Series], tests: int) -> dict[str, Any]:
     """Return the columns of an exact test, adjusted for so many tests.
 
     It permutes two sets of seeds, which are not paired.
@@ -268,14 +236,10 @@ def _result(
     if name == "learned":
         words = ("learned by fewer seeds", "learned by more seeds")
     word = words[1] if difference > 0 else words[0]
-    why = ""
     if p >= ALPHA or abs(difference) < LEAST:
         word = NOT_RESOLVED
-    elif name != "learned" and row[name] <= row[f"{name}_trivial"]:
-        why = "no better than the trivial reader"
     return {
         f"{name}_p": p,
         f"{name}_difference": difference,
         f"{name}_word": word,
-        f"{name}_why": why,
     }

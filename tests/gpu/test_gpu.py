@@ -16,7 +16,7 @@ from posbench.config.schema import AttentionConfig, Config
 from posbench.data.batches import Batch
 from posbench.data.tokens import TokenSplit
 from posbench.errors import Stopped, UserError
-from posbench.evaluation.models import TrainedGPT, nll_of, score
+from posbench.evaluation.models import TrainedGPT, score
 from posbench.evaluation.protocols import Windows
 from posbench.model import attention
 from posbench.model.gpt import GPT, build
@@ -349,7 +349,7 @@ def test_memory_of_scoring_grows_with_the_length_not_with_its_square(tiny_config
         ids = np.zeros((1, length + 1), dtype=np.int64)
         torch.cuda.reset_peak_memory_stats()
         try:
-            nll = nll_of(subject, ids, length, 0)
+            nll = support.nll_of(subject, ids, length, 0)
         except UserError:
             break
         assert np.isfinite(nll).all()

@@ -113,17 +113,6 @@ def of(text: str, length: int, targets: int, train_length: int) -> list[Probe]:
     return rows(length, targets, train_length, **options)
 
 
-def text_of(task: str) -> str:
-    """Return the probe that asks for a row's `task`, with its options: `repeat` for
-    `repeat_control`.
-    """
-    row_name, colon, options = task.partition(":")
-    for name in names():
-        if row_name == name or row_name.startswith(f"{name}_"):
-            return f"{name}{colon}{options}"
-    return task
-
-
 def _rows_of(name: str) -> Callable[..., list[Probe]]:
     rows: Callable[..., list[Probe]]
     rows = importlib.import_module(f"{__name__}.{name}").rows
