@@ -97,7 +97,7 @@ def _lines(container: dict[str, Any], texts: dict[str, str], prefix: str) -> lis
 
 
 def print_rows(sections: list[str], as_json: bool) -> None:
-    """Print the rows of sections such as `encodings` or `task`, or of all: JSON, or
+    """Print the rows of sections such as `encodings` or `tasks`, or of all: JSON, or
     aligned lines of some columns.
     """
     rows = listing_rows(sections)
@@ -126,7 +126,7 @@ def listing_rows(sections: list[str]) -> dict[str, list[dict[str, Any]]]:
 
     kinds: dict[str, tuple[Callable[..., dict[str, Any]], Iterable[Any]]] = {
         "encodings": (encoding_row, encodings.names()),
-        "patterns of layers": (_choice_row, choices("encoding/layered").items()),
+        "patterns": (_choice_row, choices("encoding/layered").items()),
         "extensions": (_extension_row, methods().values()),
         "probes": (probe_row, probes.names()),
         "tasks": (task_row, tasks.names()),
@@ -137,24 +137,14 @@ def listing_rows(sections: list[str]) -> dict[str, list[dict[str, Any]]]:
         "data": (_choice_row, choices("data").items()),
         "claims": (dict, _claim_rows()),
     }
+    for name in sections:
+        if name not in kinds:
+            raise unknown("section", name, kinds)
     rows = {}
-    for name in _section_names(sections, [*kinds]):
+    for name in sections or kinds:
         row_of, choices_of_kind = kinds[name]
         rows[name] = [row_of(choice) for choice in choices_of_kind]
     return rows
-
-
-def _section_names(typed: list[str], names: list[str]) -> list[str]:
-    """Return the sections that are typed, by their first word; all if none is."""
-    first_words = {name: name.partition(" ")[0] for name in names}
-    chosen = set()
-    for section in typed:
-        word = section.lower().rstrip("s")
-        matching = [name for name in names if first_words[name].rstrip("s") == word]
-        if not matching:
-            raise unknown("section", section, [*first_words.values()])
-        chosen.update(matching)
-    return [name for name in names if name in chosen or not chosen]
 
 
 def page_text(name: str) -> str:
