@@ -5,6 +5,7 @@ Claims share runs, and all runs lie in one study. Seeds 5 to 14 were never used 
 a prediction.
 """
 
+import dataclasses
 import itertools
 import shlex
 from collections.abc import Sequence
@@ -16,6 +17,7 @@ from posbench import files
 from posbench.claims import claim
 from posbench.claims.claim import Entry
 from posbench.claims.judge import judge
+from posbench.config import compose
 from posbench.config.overrides import split
 from posbench.errors import PosbenchError, UserError
 from posbench.launch import plans, slots, sweep
@@ -146,8 +148,12 @@ def _plans_of_run(
         if key not in taken:
             words.append(word)
             taken.add(key)
-    first = plans.resolve_one([*words, f"seed={SEEDS[0]}"], config_dir)
-    return [first.changed("seed", seed) for seed in SEEDS]
+    first = compose.single(words, config_dir)
+    made = []
+    for seed in SEEDS:
+        config = dataclasses.replace(first, seed=seed)  # without Hydra, which is slow
+        made.append(plans.from_config(config, [*words, f"seed={seed}"], config_dir))
+    return made
 
 
 def judge_claims(

@@ -6,7 +6,6 @@ import dataclasses
 import shlex
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 from posbench.config.overrides import split
 from posbench.config.schema import Config
@@ -36,25 +35,6 @@ class Plan:
     def output(self) -> Path:
         """The file that gets what the run's process prints in a sweep."""
         return self.folder.parent / ".jobs" / f"{self.id}.log"
-
-    def changed(self, key: str, value: Any) -> "Plan":
-        """Return the plan with another value of a key. It needs no check and no Hydra,
-        a quarter of a second each.
-        """
-        section, _, name = key.rpartition(".")
-        if section:
-            part = getattr(self.config, section)
-            changes = {section: dataclasses.replace(part, **{name: value})}
-        else:
-            changes = {name: value}
-        config = dataclasses.replace(self.config, **changes)
-
-        words = []
-        for word in self.command[2:]:
-            if word.startswith("--") or split(word)[0] != key:
-                words.append(word)
-        command = ("posbench", "train", *words, f"{key}={value}")
-        return Plan(config, self.folder.parent / config.id, command)
 
 
 def from_config(
