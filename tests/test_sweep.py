@@ -199,9 +199,9 @@ def test_a_plan_of_an_own_file_names_its_folder_in_the_command(tmp_path):
 # The text of a file of a sweep, and what the line says.
 WRONG_FILES = [
     ("- encoding=rope", "expected keys with values"),
-    ("{sets: [encoding=rope], shard: [seed=1]}", "is not a sweep: expected 'sets'"),
-    ("sets: [{encoding: rope}]", "is not a sweep: expected 'sets'"),
-    ("shared: [seed=1]", "is not a sweep: expected 'sets'"),
+    ("{sets: [encoding=rope], shard: [seed=1]}", "mine.yaml: unknown key 'shard': did"),
+    ("sets: [{encoding: rope}]", "mine.yaml: sets is {'encoding': 'rope'}: expected a"),
+    ("shared: [seed=1]", "mine.yaml: missing key 'sets'"),
 ]
 
 
