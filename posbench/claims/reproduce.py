@@ -76,20 +76,20 @@ def reproduce(
         )
     entries = claim.read(names, config_dir)
     plans_of = plans_of_claims(entries, overrides, config_dir)
-    every_plan = [*_each_once(plans_of).values()]
-    study_rows = None
-    ids_in_studies: set[str] = set()
+    every_plan = _each_once(plans_of)
+    kept_ids: set[str] = set()
     if studies:
-        study_rows = frames.read(studies)
-        ids_in_studies = set(study_rows["run"])
-    todo = [plan for plan in every_plan if plan.id not in ids_in_studies]
+        kept_ids = set(frames.read(studies)["run"])
+    todo = [plan for plan in every_plan if plan.id not in kept_ids]
     console.log_to_terminal()
     if dry_run:
         print(sweep.cost(todo))
         return
 
     status = slots.execute(todo, n_jobs) if todo else {}
-    findings = judge_claims(entries, plans_of, study_rows, config_dir)
+    begun = [plan.folder for plan in todo if (plan.folder / "run.json").is_file()]
+    rows = frames.read([*studies, *begun])
+    findings = judge_claims(entries, plans_of, rows, config_dir)
     table(findings).print(console.stdout())
     path = every_plan[0].folder.parent / FILE
     files.write(path, findings.to_csv(index=False).encode())
@@ -101,13 +101,13 @@ def reproduce(
         )
 
 
-def _each_once(plans_of: Needed) -> dict[str, Plan]:
-    """Return the plans by id, since claims share runs."""
+def _each_once(plans_of: Needed) -> list[Plan]:
+    """Return the plans, those that several claims need once."""
     plan_of: dict[str, Plan] = {}
     for runs in plans_of.values():
         for plan in itertools.chain(*runs.values()):
             plan_of[plan.id] = plan
-    return plan_of
+    return list(plan_of.values())
 
 
 def plans_of_claims(
@@ -159,17 +159,11 @@ def _plans_of_run(
 def judge_claims(
     entries: Sequence[Entry],
     plans_of: Needed,
-    study_rows: pd.DataFrame | None = None,
+    rows: pd.DataFrame,
     config_dir: Path | None = None,
 ) -> pd.DataFrame:
-    """Judge claims by the rows of kept studies, and by the folders of runs that are not
-    among them.
-    """
-    folders = [plan.folder for plan in _each_once(plans_of).values()]
-    trained = [folder for folder in folders if (folder / "run.json").is_file()]
-    read = frames.read(trained) if trained else None
-    rows = pd.concat([study_rows, read], ignore_index=True)  # None is left out
-    # a run may be in two studies, or in one and in a folder: the first counts
+    """Judge claims by the rows of their runs, which `results.frame.read` returns."""
+    # a run may be in two studies: the first counts
     rows = rows[rows["folder"].isin(rows.drop_duplicates("run")["folder"])]
 
     asked = []
