@@ -3,7 +3,6 @@ and completion are fast.
 """
 
 import os
-import shlex
 import sys
 from pathlib import Path
 from typing import Annotated, Literal
@@ -100,6 +99,9 @@ _RUNS = (
 _MODELS = (
     "or HuggingFace models (a folder, a name on the hub); then settings: length=128,256"
     " extension=yarn:factor=4"
+)
+_A_MODEL_IS = (
+    "; a model is a folder, or OWNER/NAME on the hub, such as openai-community/gpt2"
 )
 _ROPES = (
     "A config.json, a model, a run, or yarn factor=4 head_dim=128; then length=16384."
@@ -376,12 +378,14 @@ def evaluate(words: Evaluated) -> None:
     """
     from posbench.run import find
 
-    models = [word for word in words if "=" not in word and find.is_model(word)]
+    names = [word for word in words if "=" not in word]
+    models = list(filter(find.is_model, names))
     folders = list[Path]()
     if models:
         settings = [word for word in words if word not in models]
     else:
-        folders, settings = _runs_and_settings(words)
+        settings = [word for word in words if word not in names]
+        folders = find.run_folders(list(map(Path, names)), _A_MODEL_IS)
 
     if by_key(settings).get(WORDS["extension"]) == "search":
         from posbench.huggingface import search
@@ -396,27 +400,6 @@ def evaluate(words: Evaluated) -> None:
         from posbench.launch import run
 
         run.evaluate_runs(folders, settings)
-
-
-def _runs_and_settings(words: list[str]) -> tuple[list[Path], list[str]]:
-    """Split words into run folders and settings."""
-    from posbench.run import find
-
-    paths, settings = list[Path](), list[str]()
-    for word in words:
-        is_setting = "=" in word or word in WORDS
-        if is_setting and not os.path.exists(word):
-            settings.append(word)
-        else:
-            paths.append(Path(word))
-    if not paths:
-        raise UserError(
-            f"which run? posbench evaluate outputs/STUDY/RUN {shlex.join(settings)}"
-        )
-    hint = (
-        "; a model is a folder, or OWNER/NAME on the hub, such as openai-community/gpt2"
-    )
-    return find.run_folders(paths, hint), settings
 
 
 @app.command()
@@ -480,19 +463,23 @@ def runs(
     if delete_tokens:
         folders = deleted.unused_tokens(paths or [])
         texts = exits.plural(len(folders), "prepared text")
-        what = f"{texts}, {sum(map(files.size, folders)):,} bytes"
-    elif not delete:
-        listed.main(paths or [Path("outputs")])
-        return
-    elif not paths:
-        raise UserError("which runs? posbench runs outputs/STUDY --delete")
-    else:
-        folders = deleted.deletable(paths)
+        n_bytes = sum(map(files.size, folders))
+        _delete(folders, f"{texts}, {n_bytes:,} bytes", yes)
+    elif delete:
+        folders = deleted.deletable(paths or [])
         listed.main(folders)
-        what = exits.plural(len(folders), "run")
+        _delete(folders, exits.plural(len(folders), "run"), yes)
+    else:
+        listed.main(paths or [Path("outputs")])
+
+
+def _delete(folders: list[Path], what: str, yes: bool) -> None:
+    """Delete folders, after a question without `yes`."""
+    from posbench.run import delete
+
     if not yes:
         typer.confirm(f"Delete {what}?", abort=True)
-    deleted.delete(folders)
+    delete.delete(folders)
     print(f"Deleted {what}.")
 
 
