@@ -82,12 +82,9 @@ def builder(name: str, words: list[str]) -> tuple[str, Build]:
 
     typed = [f"encoding.{word}" for word in words]
     scheme = compose.single([f"encoding={name}", *typed]).encoding
-    default = encodings.options_of(scheme.name)
-    typed_keys = [word.partition("=")[0] for word in words]
-    options = {}
-    for key, value in scheme.options.items():
-        if key in typed_keys or value != default[key]:
-            options[key] = value
+    options = dict(scheme.options)
+    if not any(word.startswith("scale=") for word in words):
+        options.pop("scale", None)  # codes are drawn at scale 1
     return label, functools.partial(panels.build, scheme.name, options)
 
 
