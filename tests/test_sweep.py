@@ -214,10 +214,8 @@ def test_a_file_that_is_no_sweep_is_one_line(text, message, tmp_path):
     assert "\n" not in str(caught.value)
 
 
-def test_a_sweep_shows_the_loss_after_training_and_not_one_on_the_way(
-    template, tmp_path
-):
-    config = configured(template, "rope", 0)
+def test_a_sweep_shows_the_loss_after_training_and_not_one_on_the_way(tmp_path):
+    config = configured("rope", 0)
     # as its rows say
     tokens = 12 * config.training.tokens_per_step
     config = support.changed(config, training={"tokens": tokens})
