@@ -323,7 +323,7 @@ def test_what_is_done_is_reported_though_runs_are_missing(
     waiting = {plan.id: pool.WAITING for plan in todo}
     monkeypatch.setattr(slots, "execute", lambda todo, n_jobs: waiting)
 
-    with pytest.raises(PosbenchError, match="2 runs of 2 not done"):
+    with pytest.raises(PosbenchError, match="2 of 2 runs not done"):
         sweep.sweep(arguments)
 
     assert len(reports) == 1
@@ -357,7 +357,7 @@ def test_failing_runs_are_recorded_with_their_reason_and_the_others_are_done(
     Path("crash.py").write_text(CRASH)
     write_choice(tmp_path, "sweep/faults", FAULTS)
 
-    with pytest.raises(PosbenchError, match="3 runs of 4 not done: ") as caught:
+    with pytest.raises(PosbenchError, match="3 of 4 runs not done: ") as caught:
         sweep.sweep(["sweep=faults", *overrides], n_jobs=2, config_dir=tmp_path)
 
     sets = plans.read_sets("faults", overrides, tmp_path)

@@ -19,8 +19,8 @@ from posbench.claims.claim import Entry
 from posbench.claims.judge import judge
 from posbench.config import compose
 from posbench.config.overrides import split
-from posbench.errors import PosbenchError, UserError
-from posbench.launch import plans, slots, sweep
+from posbench.errors import UserError
+from posbench.launch import plans, pool, slots, sweep
 from posbench.launch.plans import Plan
 from posbench.reports.render import Column, Table
 from posbench.results import frame as frames
@@ -94,11 +94,7 @@ def reproduce(
     path = every_plan[0].folder.parent / FILE
     files.write(path, findings.to_csv(index=False).encode())
     print(f"Sources and numbers: {path}")
-    failed = [name for name, state in status.items() if state.name != "done"]
-    if failed:
-        raise PosbenchError(
-            f"{len(failed)} of {len(status)} runs not done: {', '.join(failed)}"
-        )
+    pool.check_all_done(status)
 
 
 def _each_once(plans_of: Needed) -> list[Plan]:

@@ -124,6 +124,15 @@ def status_line(plan: Plan, state: Status, todo: list[Plan]) -> str:
     return line
 
 
+def check_all_done(status: Mapping[str, Status]) -> None:
+    """Raise PosbenchError if some runs are not done."""
+    failed = [name for name, state in status.items() if state != DONE]
+    if failed:
+        names = ", ".join(failed)
+        total = exits.plural(len(status), "run")
+        raise PosbenchError(f"{len(failed)} of {total} not done: {names}")
+
+
 def run(
     todo: list[Plan], slots: list[dict[str, str]], work: Callable[[Plan], object]
 ) -> dict[str, Status]:
