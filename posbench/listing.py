@@ -14,7 +14,7 @@ import yaml
 
 from posbench import encodings
 from posbench.config.schema import Config, to_container
-from posbench.config.shipped import EVERY, choices, configs_dir
+from posbench.config.shipped import EVERY, NESTED, choices, configs_dir
 from posbench.errors import unknown
 from posbench.reports.card import DEMO, decision_card
 
@@ -126,7 +126,7 @@ def listing_rows(sections: list[str]) -> dict[str, list[dict[str, Any]]]:
 
     kinds: dict[str, tuple[Callable[..., dict[str, Any]], Iterable[Any]]] = {
         "encodings": (encoding_row, encodings.names()),
-        "patterns": (_choice_row, choices("encoding/layered").items()),
+        "patterns": (_choice_row, choices("encoding", (), NESTED).items()),
         "extensions": (_extension_row, methods().values()),
         "probes": (probe_row, probes.names()),
         "tasks": (task_row, tasks.names()),
@@ -249,8 +249,6 @@ def _claim_rows() -> list[dict[str, Any]]:
 def _choice_row(choice: tuple[str, Path]) -> dict[str, Any]:
     """Return the name and first comment of a file of a configuration group."""
     name, path = choice
-    if path.parent.name == "layered":
-        name = f"layered/{name}"
     lines = path.read_text(encoding="utf-8").splitlines()
     comments = (line for line in lines if line.startswith("#"))
     title = next(line for line in comments if "@package" not in line)
