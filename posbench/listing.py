@@ -16,6 +16,7 @@ from posbench import encodings
 from posbench.config.schema import Config, to_container
 from posbench.config.shipped import EVERY, NESTED, choices, configs_dir
 from posbench.errors import unknown
+from posbench.options import plain
 from posbench.reports.card import DEMO, decision_card
 
 _COLUMNS = ("name", "acts", "paper", "title")  # what is printed; JSON has all
@@ -157,21 +158,17 @@ def page_text(name: str) -> str:
     if encodings.PLACE.fullmatch(name):
         scheme = encodings.register(from_file(name)[0]).name
     text = inspect.cleandoc(encodings.documentation(encodings.load(scheme)))
-    values = encodings.options_of(scheme)
     meanings: dict[str, str] = {}
     path = choices("encoding").get(name)
     if path:  # a user's class has no file
-        values = yaml.safe_load(path.read_text(encoding="utf-8"))
         meanings = comments_by_key(path)
 
     lines = [f"{name}: {text}", ""]
     for number in dict.fromkeys(_ARXIV.findall(text)):
         lines.append(f"https://arxiv.org/abs/{number}")
     lines.append("Options:")
-    for option, value in values.items():
-        if option == "name":
-            continue
-        line = f"  encoding.{option}={value}"
+    for option, value in encodings.options_of(scheme).items():
+        line = f"  encoding.{option}={plain(value)}"
         if option in meanings:
             line += f"  # {meanings[option]}"
         lines.append(line)
