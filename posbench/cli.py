@@ -227,9 +227,7 @@ Figure = Annotated[
 Text = Annotated[
     bool, typer.Option("--text", help="Print text instead: formula, paper, options.")
 ]
-Png = Annotated[
-    Path | None, typer.Option(metavar="FILE", help="The PNG file; default: show.png.")
-]
+Png = Annotated[Path, typer.Option(metavar="FILE", help="The PNG file.")]
 Phrase = Annotated[
     str | None, typer.Option(help="Move this phrase along a sentence; with --words.")
 ]
@@ -530,7 +528,7 @@ def properties(names: AnySchemes = None, as_json: AsJson = False) -> None:
 def show(
     names: Schemes,
     text: Text = False,
-    png: Png = None,
+    png: Png = Path("show.png"),
     phrase: Phrase = None,
     words: Pair = None,
 ) -> None:
@@ -542,7 +540,7 @@ def show(
     if not text:
         from posbench.show import command
 
-        command.main(names, png or Path(command.PNG), phrase, words)
+        command.main(names, png, phrase, words)
         return
     from posbench import listing
 

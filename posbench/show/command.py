@@ -23,14 +23,13 @@ from posbench.run.find import of_id, run_folder
 from posbench.show import panels
 from posbench.show.panels import Build, Panel, Picture
 
-PNG = "show.png"
 COLUMNS, WIDTH, HEIGHT = 4, 3.0, 2.2  # panels in a row, and the inches of each
 FAINTEST = 1e-5  # the smallest attention weight that is drawn
 
 
 def main(
     names: list[str],
-    png: Path = Path(PNG),
+    png: Path,
     phrase: str | None = None,
     words: str | None = None,
 ) -> None:
