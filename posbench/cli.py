@@ -376,14 +376,22 @@ def evaluate(words: Evaluated) -> None:
     """
     from posbench.run import find
 
-    names = [word for word in words if "=" not in word]
-    models = list(filter(find.is_model, names))
+    models = list[str]()
+    paths = list[Path]()
+    settings = list[str]()
+    for word in words:
+        if "=" in word:
+            settings.append(word)
+        elif find.is_model(word):
+            models.append(word)
+        else:
+            paths.append(Path(word))
+
     folders = list[Path]()
-    if models:
+    if models:  # a run among them is refused, as a setting without a value
         settings = [word for word in words if word not in models]
     else:
-        settings = [word for word in words if word not in names]
-        folders = find.run_folders(list(map(Path, names)), _A_MODEL_IS)
+        folders = find.run_folders(paths, _A_MODEL_IS)
 
     if by_key(settings).get(WORDS["extension"]) == "search":
         from posbench.huggingface import search
@@ -462,11 +470,13 @@ def runs(
         folders = deleted.unused_tokens(paths or [])
         texts = exits.plural(len(folders), "prepared text")
         n_bytes = sum(map(files.size, folders))
-        _delete(folders, f"{texts}, {n_bytes:,} bytes", yes)
+        what = f"{texts}, {n_bytes:,} bytes"
+        _delete(folders, what, yes)
     elif delete:
         folders = deleted.deletable(paths or [])
         listed.main(folders)
-        _delete(folders, exits.plural(len(folders), "run"), yes)
+        what = exits.plural(len(folders), "run")
+        _delete(folders, what, yes)
     else:
         listed.main(paths or [Path("outputs")])
 

@@ -85,8 +85,11 @@ def is_finished(plan: Plan) -> bool:
     """Return whether nothing is left to do. If evaluation settings are others than last
     time, the run decides what is missing.
     """
+    if not is_trained(plan):
+        return False
     wanted = to_container(plan.config)["evaluation"]
-    return is_trained(plan) and record(plan).get("evaluated") == wanted
+    evaluated = record(plan).get("evaluated")
+    return bool(wanted == evaluated)
 
 
 def loss_at_train_length(plan: Plan) -> float | None:

@@ -92,7 +92,10 @@ def _warn_of_other_code(todo: list[Plan]) -> None:
 
 def _report(todo: list[Plan], status: dict[str, Status]) -> None:
     """Write the report. Raises PosbenchError if some runs are not done."""
-    begun = [plan.folder for plan in todo if (plan.folder / "run.json").is_file()]
+    begun = []
+    for plan in todo:
+        if (plan.folder / "run.json").is_file():
+            begun.append(plan.folder)
     if any(pool.is_trained(plan) for plan in todo):
         reports.main(begun)
 
