@@ -46,19 +46,12 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
+# the modules of the names that are not in `api`
 _HOMES = {
-    "encodings.base": ("Encoding",),
-    "api": (
-        "LoadedRun",
-        "evaluate",
-        "load",
-        "plot",
-        "report",
-        "runs",
-        "sweep",
-        "train",
-    ),
-    "model.standalone": ("attention", "attention_logits", "attention_output"),
+    "Encoding": "encodings.base",
+    "attention": "model.standalone",
+    "attention_logits": "model.standalone",
+    "attention_output": "model.standalone",
 }
 __all__ = [
     "Encoding",
@@ -116,16 +109,14 @@ def build_encoding(
 
 
 def __getattr__(name: str) -> Any:
-    for module, names in _HOMES.items():
-        if name in names:
-            return getattr(importlib.import_module(f"posbench.{module}"), name)
-    raise AttributeError(f"module 'posbench' has no attribute '{name}'")
+    if name not in __all__:
+        raise AttributeError(f"module 'posbench' has no attribute '{name}'")
+    module = _HOMES.get(name, "api")
+    return getattr(importlib.import_module(f"posbench.{module}"), name)
 
 
 def __dir__() -> list[str]:
     """Return all public names, for completion: also those that have not been imported
     yet.
     """
-    return sorted(
-        {*__all__, "errors", *(name for name in globals() if name.startswith("__"))}
-    )
+    return __all__

@@ -3,7 +3,6 @@ and completion are fast.
 """
 
 import os
-import shlex
 import sys
 from pathlib import Path
 from typing import Annotated, Literal
@@ -100,6 +99,9 @@ _RUNS = (
 _MODELS = (
     "or HuggingFace models (a folder, a name on the hub); then settings: length=128,256"
     " extension=yarn:factor=4"
+)
+_A_MODEL_IS = (
+    "; a model is a folder, or OWNER/NAME on the hub, such as openai-community/gpt2"
 )
 _ROPES = (
     "A config.json, a model, a run, or yarn factor=4 head_dim=128; then length=16384."
@@ -225,9 +227,7 @@ Figure = Annotated[
 Text = Annotated[
     bool, typer.Option("--text", help="Print text instead: formula, paper, options.")
 ]
-Png = Annotated[
-    Path | None, typer.Option(metavar="FILE", help="The PNG file; default: show.png.")
-]
+Png = Annotated[Path, typer.Option(metavar="FILE", help="The PNG file.")]
 Phrase = Annotated[
     str | None, typer.Option(help="Move this phrase along a sentence; with --words.")
 ]
@@ -376,12 +376,22 @@ def evaluate(words: Evaluated) -> None:
     """
     from posbench.run import find
 
-    models = [word for word in words if "=" not in word and find.is_model(word)]
+    models = list[str]()
+    paths = list[Path]()
+    settings = list[str]()
+    for word in words:
+        if "=" in word:
+            settings.append(word)
+        elif find.is_model(word):
+            models.append(word)
+        else:
+            paths.append(Path(word))
+
     folders = list[Path]()
-    if models:
+    if models:  # a run among them is refused, as a setting without a value
         settings = [word for word in words if word not in models]
     else:
-        folders, settings = _runs_and_settings(words)
+        folders = find.run_folders(paths, _A_MODEL_IS)
 
     if by_key(settings).get(WORDS["extension"]) == "search":
         from posbench.huggingface import search
@@ -396,27 +406,6 @@ def evaluate(words: Evaluated) -> None:
         from posbench.launch import run
 
         run.evaluate_runs(folders, settings)
-
-
-def _runs_and_settings(words: list[str]) -> tuple[list[Path], list[str]]:
-    """Split words into run folders and settings."""
-    from posbench.run import find
-
-    paths, settings = list[Path](), list[str]()
-    for word in words:
-        is_setting = "=" in word or word in WORDS
-        if is_setting and not os.path.exists(word):
-            settings.append(word)
-        else:
-            paths.append(Path(word))
-    if not paths:
-        raise UserError(
-            f"which run? posbench evaluate outputs/STUDY/RUN {shlex.join(settings)}"
-        )
-    hint = (
-        "; a model is a folder, or OWNER/NAME on the hub, such as openai-community/gpt2"
-    )
-    return find.run_folders(paths, hint), settings
 
 
 @app.command()
@@ -480,19 +469,25 @@ def runs(
     if delete_tokens:
         folders = deleted.unused_tokens(paths or [])
         texts = exits.plural(len(folders), "prepared text")
-        what = f"{texts}, {sum(map(files.size, folders)):,} bytes"
-    elif not delete:
-        listed.main(paths or [Path("outputs")])
-        return
-    elif not paths:
-        raise UserError("which runs? posbench runs outputs/STUDY --delete")
-    else:
-        folders = deleted.deletable(paths)
+        n_bytes = sum(map(files.size, folders))
+        what = f"{texts}, {n_bytes:,} bytes"
+        _delete(folders, what, yes)
+    elif delete:
+        folders = deleted.deletable(paths or [])
         listed.main(folders)
         what = exits.plural(len(folders), "run")
+        _delete(folders, what, yes)
+    else:
+        listed.main(paths or [Path("outputs")])
+
+
+def _delete(folders: list[Path], what: str, yes: bool) -> None:
+    """Delete folders, after a question without `yes`."""
+    from posbench.run import delete
+
     if not yes:
         typer.confirm(f"Delete {what}?", abort=True)
-    deleted.delete(folders)
+    delete.delete(folders)
     print(f"Deleted {what}.")
 
 
@@ -543,7 +538,7 @@ def properties(names: AnySchemes = None, as_json: AsJson = False) -> None:
 def show(
     names: Schemes,
     text: Text = False,
-    png: Png = None,
+    png: Png = Path("show.png"),
     phrase: Phrase = None,
     words: Pair = None,
 ) -> None:
@@ -555,7 +550,7 @@ def show(
     if not text:
         from posbench.show import command
 
-        command.main(names, png or Path(command.PNG), phrase, words)
+        command.main(names, png, phrase, words)
         return
     from posbench import listing
 

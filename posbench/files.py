@@ -64,19 +64,17 @@ def sha256(path: Path) -> bytes:
 
 def write(path: Path, data: bytes) -> None:
     """Replace a file by `data`, wholly or not at all. Missing folders are made."""
-    with _renamed_into(path, len(data)) as new:
+    with _renamed_into(path) as new:
         new.write_bytes(data)
         _flush_to_disk(new)
 
 
 @contextlib.contextmanager
-def atomic_folder(path: Path, needed: int | None = None) -> Iterator[Path]:
+def atomic_folder(path: Path) -> Iterator[Path]:
     """Yield a temporary folder beside `path`. At the end it is forced to the disk and
     renamed; an error removes it.
-
-    `needed`: the bytes to be written, for the message about a full disk.
     """
-    with _renamed_into(path, needed) as new:
+    with _renamed_into(path) as new:
         new.mkdir()
         yield new
         for file in (*new.iterdir(), new):
@@ -84,9 +82,9 @@ def atomic_folder(path: Path, needed: int | None = None) -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def _renamed_into(path: Path, needed: int | None) -> Iterator[Path]:
+def _renamed_into(path: Path) -> Iterator[Path]:
     new = temporary(path)
-    with full_disk_as_failure(path, needed):
+    with full_disk_as_failure(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
             yield new
@@ -106,21 +104,15 @@ def _flush_to_disk(path: Path) -> None:
 
 
 @contextlib.contextmanager
-def full_disk_as_failure(path: Path, needed: int | None = None) -> Iterator[None]:
-    """Raise RunFailed with the reason `disk` for the system's "no space"; `needed` is
-    in bytes, None if not known.
-    """
+def full_disk_as_failure(path: Path) -> Iterator[None]:
+    """Raise RunFailed with the reason `disk` for the system's "no space"."""
     try:
         yield
     except OSError as error:
         if error.errno not in _NO_ROOM:
             raise
-        existing = (folder for folder in path.absolute().parents if folder.is_dir())
-        room = f"{shutil.disk_usage(next(existing)).free:,} free"
-        if needed is not None:
-            room = f"{needed:,} bytes needed, {room}"
         raise RunFailed(
-            f"no room to write {path} ({error.strerror}): {room}; free some space and"
-            " run the same command again",
+            f"no room to write {path} ({error.strerror}): free some space and run the"
+            " same command again",
             reason="disk",
         ) from error

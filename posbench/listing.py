@@ -14,8 +14,9 @@ import yaml
 
 from posbench import encodings
 from posbench.config.schema import Config, to_container
-from posbench.config.shipped import EVERY, choices, configs_dir
+from posbench.config.shipped import EVERY, NESTED, choices, configs_dir
 from posbench.errors import unknown
+from posbench.options import plain
 from posbench.reports.card import DEMO, decision_card
 
 _COLUMNS = ("name", "acts", "paper", "title")  # what is printed; JSON has all
@@ -97,7 +98,7 @@ def _lines(container: dict[str, Any], texts: dict[str, str], prefix: str) -> lis
 
 
 def print_rows(sections: list[str], as_json: bool) -> None:
-    """Print the rows of sections such as `encodings` or `task`, or of all: JSON, or
+    """Print the rows of sections such as `encodings` or `tasks`, or of all: JSON, or
     aligned lines of some columns.
     """
     rows = listing_rows(sections)
@@ -126,7 +127,7 @@ def listing_rows(sections: list[str]) -> dict[str, list[dict[str, Any]]]:
 
     kinds: dict[str, tuple[Callable[..., dict[str, Any]], Iterable[Any]]] = {
         "encodings": (encoding_row, encodings.names()),
-        "patterns of layers": (_choice_row, choices("encoding/layered").items()),
+        "patterns": (_choice_row, choices("encoding", (), NESTED).items()),
         "extensions": (_extension_row, methods().values()),
         "probes": (probe_row, probes.names()),
         "tasks": (task_row, tasks.names()),
@@ -137,24 +138,14 @@ def listing_rows(sections: list[str]) -> dict[str, list[dict[str, Any]]]:
         "data": (_choice_row, choices("data").items()),
         "claims": (dict, _claim_rows()),
     }
+    for name in sections:
+        if name not in kinds:
+            raise unknown("section", name, kinds)
     rows = {}
-    for name in _section_names(sections, [*kinds]):
+    for name in sections or kinds:
         row_of, choices_of_kind = kinds[name]
         rows[name] = [row_of(choice) for choice in choices_of_kind]
     return rows
-
-
-def _section_names(typed: list[str], names: list[str]) -> list[str]:
-    """Return the sections that are typed, by their first word; all if none is."""
-    first_words = {name: name.partition(" ")[0] for name in names}
-    chosen = set()
-    for section in typed:
-        word = section.lower().rstrip("s")
-        matching = [name for name in names if first_words[name].rstrip("s") == word]
-        if not matching:
-            raise unknown("section", section, [*first_words.values()])
-        chosen.update(matching)
-    return [name for name in names if name in chosen or not chosen]
 
 
 def page_text(name: str) -> str:
@@ -167,21 +158,17 @@ def page_text(name: str) -> str:
     if encodings.PLACE.fullmatch(name):
         scheme = encodings.register(from_file(name)[0]).name
     text = inspect.cleandoc(encodings.documentation(encodings.load(scheme)))
-    values = encodings.options_of(scheme)
     meanings: dict[str, str] = {}
     path = choices("encoding").get(name)
     if path:  # a user's class has no file
-        values = yaml.safe_load(path.read_text(encoding="utf-8"))
         meanings = comments_by_key(path)
 
     lines = [f"{name}: {text}", ""]
     for number in dict.fromkeys(_ARXIV.findall(text)):
         lines.append(f"https://arxiv.org/abs/{number}")
     lines.append("Options:")
-    for option, value in values.items():
-        if option == "name":
-            continue
-        line = f"  encoding.{option}={value}"
+    for option, value in encodings.options_of(scheme).items():
+        line = f"  encoding.{option}={plain(value)}"
         if option in meanings:
             line += f"  # {meanings[option]}"
         lines.append(line)
@@ -259,8 +246,6 @@ def _claim_rows() -> list[dict[str, Any]]:
 def _choice_row(choice: tuple[str, Path]) -> dict[str, Any]:
     """Return the name and first comment of a file of a configuration group."""
     name, path = choice
-    if path.parent.name == "layered":
-        name = f"layered/{name}"
     lines = path.read_text(encoding="utf-8").splitlines()
     comments = (line for line in lines if line.startswith("#"))
     title = next(line for line in comments if "@package" not in line)

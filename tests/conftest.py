@@ -98,14 +98,6 @@ def one_quick_process():
         yield
 
 
-@pytest.fixture(scope="session")
-def template():
-    """Return the demo's configuration, from which reports' fake runs are made."""
-    from fake_study import demo_config
-
-    return demo_config()
-
-
 # A model that runs in milliseconds, and 12 updates of 8 sequences of 16 bytes.
 SMALL = """
     study=test tracking=none tracking.mode=offline

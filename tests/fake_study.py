@@ -61,13 +61,15 @@ def rows_of_study(name: str) -> pd.DataFrame:
     return read([ROOT / "docs" / "rows" / f"{name}.parquet"])
 
 
+@functools.cache
 def demo_config() -> Config:
     """Return the demo's configuration as it is composed today."""
     return compose.single(["experiment=demo"])
 
 
-def configured(template: Config, scheme: str, seed: int, **options: Any) -> Config:
-    config = encoded(template, scheme, **options)
+def configured(scheme: str, seed: int, **options: Any) -> Config:
+    """Return the demo's configuration with another encoding."""
+    config = encoded(demo_config(), scheme, **options)
     return changed(config, study="fake", seed=seed)
 
 
@@ -102,13 +104,12 @@ def headline_of(folder: Path) -> Headline:
 
 def write_study(
     study: Path,
-    template: Config,
     schemes: dict[str, Truth] | None = None,
     seeds: int = 5,
 ) -> Path:
     for scheme, truth in (schemes or SCHEMES).items():
         for seed in range(seeds):
-            config = configured(template, scheme, seed)
+            config = configured(scheme, seed)
             write_run(study, config, truth)
     return study
 

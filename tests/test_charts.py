@@ -11,7 +11,6 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.text import Text
 
-from posbench.config.schema import Config
 from posbench.errors import UserError
 from posbench.reports import charts
 from posbench.results.compare import compare, curves
@@ -23,8 +22,8 @@ def text_figure(frame: pd.DataFrame, kind: charts.FigureKind = "panels") -> Figu
     return charts.panels_figure(panels, kind)
 
 
-def study_of(tmp_path, template: Config, truths: dict[str, Truth]) -> pd.DataFrame:
-    study = write_study(tmp_path / "fake", template, truths, seeds=2)
+def study_of(tmp_path, truths: dict[str, Truth]) -> pd.DataFrame:
+    study = write_study(tmp_path / "fake", truths, seeds=2)
     return read([study])
 
 
@@ -92,11 +91,11 @@ def test_any_other_scheme_has_a_colour_that_its_name_gives():
     assert own != charts.scheme_colour("own base=6")
 
 
-def test_the_range_of_changes_holds_the_reference(tmp_path, template):
+def test_the_range_of_changes_holds_the_reference(tmp_path):
     truths = {"rope": Truth(3.6, 0.5)}
     for name in ("alibi", "none", "t5", "fire", "fox"):
         truths[name] = Truth(3.6, 0.001)
-    frame = study_of(tmp_path, template, truths)
+    frame = study_of(tmp_path, truths)
 
     axes = text_figure(frame).axes[1]
 
@@ -107,10 +106,10 @@ def test_the_range_of_changes_holds_the_reference(tmp_path, template):
 
 
 @pytest.mark.parametrize(("ngram", "words"), [(1.0, "below"), (9.0, "above")])
-def test_a_simple_reader_never_sets_a_range(tmp_path, template, ngram, words):
+def test_a_simple_reader_never_sets_a_range(tmp_path, ngram, words):
     rope = Truth(3.6, 0.1, ngram=ngram)
     none = Truth(3.7, 0.1, ngram=ngram)
-    frame = study_of(tmp_path, template, {"rope": rope, "none": none})
+    frame = study_of(tmp_path, {"rope": rope, "none": none})
 
     axes = text_figure(frame).axes[0]
 
@@ -178,7 +177,7 @@ def test_the_panels_of_a_page_are_those_of_the_figure():
     assert titles == of_whole
 
 
-def test_runs_of_several_settings_are_not_plotted(tmp_path, template):
+def test_runs_of_several_settings_are_not_plotted(tmp_path):
     six = rows_of_study("six")
     other = six.assign(setting="another", settings="{}")
     both = pd.concat([six, other], ignore_index=True)

@@ -322,32 +322,22 @@ def as_zeros(texts):
     return [np.zeros(30, np.int64)] * len(texts)
 
 
-@pytest.mark.parametrize(
-    ("task", "reason"),
-    [
-        ("passkey", "sentences are 75 tokens of this model"),
-        ("induction:pairs=40", "there is no room for 40 pairs"),
-    ],
-)
-def test_what_a_window_has_no_room_for_says_why(task, reason):
-    many = Material(np.arange(99), as_bytes)
-    window = np.arange(L)
-    with pytest.raises(Undefined, match=reason):
-        pose_of(task, L, many)(window, 0)
+MANY = Material(np.arange(99), as_bytes)
+FEW = Material(np.arange(17), as_zeros)
+# A task, what its problems are made of, and why a window or a model cannot pose them.
+NOT_POSED = [
+    ("passkey", MANY, "sentences are 75 tokens of this model"),
+    ("induction:pairs=40", MANY, "there is no room for 40 pairs"),
+    ("passkey", FEW, "no token of its own for each"),
+    ("induction", FEW, "17 different tokens"),
+]
 
 
-@pytest.mark.parametrize(
-    ("task", "reason"),
-    [
-        ("passkey", "no token of its own for each"),
-        ("induction", "17 different tokens"),
-    ],
-)
-def test_what_a_model_has_no_tokens_for_says_why(task, reason):
-    few = Material(np.arange(17), as_zeros)
+@pytest.mark.parametrize(("task", "parts", "reason"), NOT_POSED)
+def test_what_has_no_room_or_no_tokens_says_why(task, parts, reason):
     window = np.arange(L)
     with pytest.raises(Undefined, match=reason):
-        pose_of(task, L, few)(window, 0)
+        pose_of(task, L, parts)(window, 0)
 
 
 def test_what_cannot_be_posed_is_a_row_without_a_number(tiny_config):

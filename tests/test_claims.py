@@ -123,14 +123,14 @@ TRUTHS = {
 
 
 @pytest.fixture(scope="module")
-def runs(template, tmp_path_factory):
+def runs(tmp_path_factory):
     """Return the rows of five seeds of each scheme, in two protocols."""
     study = tmp_path_factory.mktemp("study")
     runs = {}
     for name, truth in TRUTHS.items():
         folders = []
         for seed in range(5, 10):
-            config = configured(template, name, seed)
+            config = configured(name, seed)
             folders.append(write_run(study, config, truth))
         rows = read(folders)
         of_other_protocol = rows.assign(protocol="nonoverlap")

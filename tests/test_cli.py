@@ -98,6 +98,8 @@ MISTAKES = [
     ("trian", "No such command 'trian'. Did you mean 'train'?"),
     ("evaluate", "Missing argument"),
     ("train --seed 3", "Settings are key=value, without dashes: seed=..."),
+    ("list task", "unknown section 'task': did you mean 'tasks'?"),
+    ("evaluate length=32", "which runs? name their folders or ids, or their studies"),
     ("evaluate nix", "nix does not exist: expected run folders or study folders"),
     ("report text.tx", "text.tx does not exist: did you mean 'text.txt'?"),
     (

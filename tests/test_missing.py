@@ -5,9 +5,15 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from fake_study import Truth, configured, rows_of_study, write_run, write_study
+from fake_study import (
+    Truth,
+    configured,
+    demo_config,
+    rows_of_study,
+    write_run,
+    write_study,
+)
 
-from posbench.config.schema import Config
 from posbench.reports import sweeps
 from posbench.reports.missing import Missing, command_line, missing_on_text
 from posbench.results.compare import compare
@@ -139,23 +145,23 @@ def test_runs_without_a_command_have_none(tmp_path):
     assert command_line(frame, SEEDS) == ""
 
 
-def test_seeds_and_tokens_are_one_command(template: Config, tmp_path):
-    study = write_study(tmp_path / "fake", template, UNLEARNED, seeds=2)
+def test_seeds_and_tokens_are_one_command(tmp_path):
+    study = write_study(tmp_path / "fake", UNLEARNED, seeds=2)
     runs = list(study.glob("*-s*"))
     sweeps.record(runs, ["encoding=none,rope", "seed=0,1"], None)
     frame = read([study])
 
     missing = missing_on_text(frame, compare(frame))
 
-    tokens = 4 * template.training.tokens
+    tokens = 4 * demo_config().training.tokens
     words = f"encoding=none,rope seed=0,1,2,3,4 training.tokens={tokens}"
     assert missing.parts == ["seeds (2 of 5)", "tokens (4 times as many)"]
     assert command_line(frame, missing) == f"posbench sweep {words}"
 
 
-def test_a_seed_that_failed_is_replaced_by_a_further_one(template: Config, tmp_path):
-    study = write_study(tmp_path / "fake", template, UNLEARNED, seeds=2)
-    failed = configured(template, "rope", 2)
+def test_a_seed_that_failed_is_replaced_by_a_further_one(tmp_path):
+    study = write_study(tmp_path / "fake", UNLEARNED, seeds=2)
+    failed = configured("rope", 2)
     write_run(study, failed, None, "failed", reason="diverged")
     frame = read([study])
 

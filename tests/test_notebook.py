@@ -41,13 +41,12 @@ TINY = [
 @pytest.fixture(scope="module")
 def study(tmp_path_factory):
     folder = tmp_path_factory.mktemp("outputs") / "fake"
-    template = fake_study.demo_config()
     truths = fake_study.SCHEMES
     schemes = {name: truths[name] for name in ("rope", "alibi", "learned")}
-    fake_study.write_study(folder, template, schemes, 2)
-    other = fake_study.configured(template, "rope", 0, base=64)
+    fake_study.write_study(folder, schemes, 2)
+    other = fake_study.configured("rope", 0, base=64)
     fake_study.write_run(folder, other, truths["rope"], tokens=38_912)
-    failed = fake_study.configured(template, "t5", 0)
+    failed = fake_study.configured("t5", 0)
     fake_study.write_run(folder, failed, None, "failed", reason="diverged")
     return folder
 

@@ -15,6 +15,7 @@ from fake_study import (
     Truth,
     begin_run,
     configured,
+    demo_config,
     rows_of_study,
     write_run,
     write_study,
@@ -23,7 +24,6 @@ from rich.console import Console
 from support import posbench
 
 from posbench import api, encodings, reports
-from posbench.config.schema import Config
 from posbench.reports import card, charts, one_run, sweeps, tables
 from posbench.reports.render import Column, Table
 from posbench.results.compare import compare
@@ -42,11 +42,11 @@ TWO = {"rope": Truth(3.6, 0.1), "alibi": Truth(3.7, 0.0)}
 
 
 @pytest.fixture(scope="module")
-def study(template, tmp_path_factory) -> Path:
+def study(tmp_path_factory) -> Path:
     """Return six schemes with two seeds, and a run that failed."""
     outputs = tmp_path_factory.mktemp("outputs")
-    folder = write_study(outputs / "fake", template, seeds=2)
-    failed = configured(template, "fire", 0)
+    folder = write_study(outputs / "fake", seeds=2)
+    failed = configured("fire", 0)
     message = "loss <b>is</b> nan"
     write_run(folder, failed, None, "failed", reason="diverged", message=message)
     return folder
@@ -211,14 +211,14 @@ def test_a_length_that_an_encoding_lacks_is_undefined(text_of_study):
 
 
 @pytest.mark.usefixtures("undrawn")
-def test_few_seeds_and_unlearned_models_get_one_command(template, tmp_path):
-    study = write_study(tmp_path / "fake", template, UNLEARNED, seeds=2)
+def test_few_seeds_and_unlearned_models_get_one_command(tmp_path):
+    study = write_study(tmp_path / "fake", UNLEARNED, seeds=2)
     runs = list(study.glob("*-s*"))
     sweeps.record(runs, ["encoding=none,rope", "seed=0,1"], None)
 
     text = report_words(study)
 
-    tokens = 4 * template.training.tokens
+    tokens = 4 * demo_config().training.tokens
     command = "posbench sweep encoding=none,rope seed=0,1,2,3,4 training.tokens="
     assert "worse" not in text
     assert "Missing for verdicts: seeds (2 of 5), tokens (4 times as many)." in text
@@ -227,8 +227,8 @@ def test_few_seeds_and_unlearned_models_get_one_command(template, tmp_path):
 
 
 @pytest.mark.usefixtures("undrawn")
-def test_unlearned_models_are_named_beside_the_reader(template, tmp_path):
-    study = write_study(tmp_path / "fake", template, UNLEARNED, seeds=2)
+def test_unlearned_models_are_named_beside_the_reader(tmp_path):
+    study = write_study(tmp_path / "fake", UNLEARNED, seeds=2)
 
     text = report_words(study)
 
@@ -239,8 +239,8 @@ def test_unlearned_models_are_named_beside_the_reader(template, tmp_path):
 
 
 @pytest.mark.usefixtures("undrawn")
-def test_runs_without_a_loss_are_a_report_that_says_so(template, tmp_path):
-    config = configured(template, "rope", 0)
+def test_runs_without_a_loss_are_a_report_that_says_so(tmp_path):
+    config = configured("rope", 0)
     begin_run(tmp_path / "new", config, "stopped", tokens=None)
 
     text = report_words(tmp_path / "new")
@@ -253,14 +253,14 @@ def test_runs_without_a_loss_are_a_report_that_says_so(template, tmp_path):
 
 
 @pytest.fixture
-def two_texts(template, tmp_path) -> Path:
+def two_texts(tmp_path) -> Path:
     """Return a study of runs on two texts, one with an encoding of the user's own."""
     rope = {"rope": Truth(3.6, 0.1)}
-    study = write_study(tmp_path / "fake", template, rope, seeds=2)
+    study = write_study(tmp_path / "fake", rope, seeds=2)
     data: dict[str, Any] = {"name": "text", "split": "document", "tokens": {}}
     data["sha256"] = "d00d" + "0" * 60
     for seed in range(2):
-        config = configured(template, "alibi", seed)
+        config = configured("alibi", seed)
         code = {"own": f"digest {seed}"}
         truth = Truth(3.7, 0.0)
         write_run(study, config, truth, data=data, installed_encodings=code)
@@ -310,9 +310,9 @@ def test_from_python_a_run_that_cannot_be_read_is_a_warning(broken):
 
 
 @pytest.fixture
-def extended(template: Config, tmp_path) -> tuple[Path, list[dict[str, Any]]]:
+def extended(tmp_path) -> tuple[Path, list[dict[str, Any]]]:
     """Return a run of a study, and rows of it on other targets, one of them longer."""
-    study = write_study(tmp_path / "fake", template, TWO, seeds=2)
+    study = write_study(tmp_path / "fake", TWO, seeds=2)
     run = min(study.glob("rope-*"))
     lines = (run / "rows.jsonl").read_text(encoding="utf-8").splitlines()
     other = {"targets_sha256": "b2", "nll": 9.0}
@@ -493,10 +493,10 @@ def test_a_number_that_is_rounded_to_zero_has_no_sign(value, form, expected):
 # -- other tables --
 
 
-def test_what_was_measured_on_the_way_is_a_table(template, tmp_path):
+def test_what_was_measured_on_the_way_is_a_table(tmp_path):
     on_the_way = Truth(4.2, 0.0, ngram=3.8)
     truth = Truth(3.5, 0.1, ngram=3.8, earlier=(on_the_way,))
-    study = write_study(tmp_path / "fake", template, {"rope": truth})
+    study = write_study(tmp_path / "fake", {"rope": truth})
 
     (table,) = tables.training_tables(read([study]))
 

@@ -98,9 +98,9 @@ def test_a_study_is_kept_in_one_file(tmp_path):
 
 
 @pytest.fixture
-def broken(template, tmp_path):
+def broken(tmp_path):
     """Read a study of four runs, of which three are broken."""
-    write_study(tmp_path, template, {"rope": SCHEMES["rope"]}, seeds=4)
+    write_study(tmp_path, {"rope": SCHEMES["rope"]}, seeds=4)
     unreadable, gone, failed, _ = sorted(tmp_path.glob("rope-*"))
     (unreadable / "rows.jsonl").write_text("not JSON\n", encoding="utf-8")
     path = gone / "config.yaml"
@@ -391,8 +391,8 @@ def test_one_run_on_a_task_in_a_few_numbers(copy):
 
 
 @pytest.fixture
-def folder(template, tmp_path):
-    config = configured(template, "rope", 0)
+def folder(tmp_path):
+    config = configured("rope", 0)
     return write_run(tmp_path, config, Truth(3.6, 0.1))
 
 
@@ -440,9 +440,9 @@ GATES = [
 
 @pytest.mark.parametrize(("ngram", "learned", "has_reach"), GATES)
 def test_a_run_has_learned_if_it_beats_a_ngram_model_and_only_then_has_a_reach(
-    template, tmp_path, ngram, learned, has_reach
+    tmp_path, ngram, learned, has_reach
 ):
-    config = configured(template, "rope", 0)
+    config = configured("rope", 0)
     truth = Truth(3.6, 0.0, ngram=ngram)
     folder = write_run(tmp_path, config, truth)
 

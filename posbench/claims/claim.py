@@ -131,14 +131,13 @@ def read(names: list[str], config_dir: Path | None = None) -> list[Entry]:
     or a file without a claim.
     """
     shared, contents = _files(config_dir)
-    wanted = set(names) - {"all"}
+    if "all" in names:
+        names = list(contents)
     for name in names:
-        if name in wanted and name not in contents:
+        if name not in contents:
             hint = "'posbench list claims' shows all"
             raise unknown("claim", name, contents, hint)
-    if "all" in names:
-        wanted = set(contents)
-    return [_read(name, *contents[name], shared) for name in sorted(wanted)]
+    return [_read(name, *contents[name], shared) for name in sorted(set(names))]
 
 
 def _files(

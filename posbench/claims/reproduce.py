@@ -5,6 +5,7 @@ Claims share runs, and all runs lie in one study. Seeds 5 to 14 were never used 
 a prediction.
 """
 
+import dataclasses
 import itertools
 import shlex
 from collections.abc import Sequence
@@ -16,9 +17,10 @@ from posbench import files
 from posbench.claims import claim
 from posbench.claims.claim import Entry
 from posbench.claims.judge import judge
+from posbench.config import compose
 from posbench.config.overrides import split
-from posbench.errors import PosbenchError, UserError
-from posbench.launch import plans, slots, sweep
+from posbench.errors import UserError
+from posbench.launch import plans, pool, slots, sweep
 from posbench.launch.plans import Plan
 from posbench.reports.render import Column, Table
 from posbench.results import frame as frames
@@ -74,38 +76,34 @@ def reproduce(
         )
     entries = claim.read(names, config_dir)
     plans_of = plans_of_claims(entries, overrides, config_dir)
-    every_plan = [*_each_once(plans_of).values()]
-    study_rows = None
-    ids_in_studies: set[str] = set()
+    every_plan = _each_once(plans_of)
+    kept_ids: set[str] = set()
     if studies:
-        study_rows = frames.read(studies)
-        ids_in_studies = set(study_rows["run"])
-    todo = [plan for plan in every_plan if plan.id not in ids_in_studies]
+        kept_ids = set(frames.read(studies)["run"])
+    todo = [plan for plan in every_plan if plan.id not in kept_ids]
     console.log_to_terminal()
     if dry_run:
         print(sweep.cost(todo))
         return
 
     status = slots.execute(todo, n_jobs) if todo else {}
-    findings = judge_claims(entries, plans_of, study_rows, config_dir)
+    begun = [plan.folder for plan in todo if (plan.folder / "run.json").is_file()]
+    rows = frames.read([*studies, *begun])
+    findings = judge_claims(entries, plans_of, rows, config_dir)
     table(findings).print(console.stdout())
     path = every_plan[0].folder.parent / FILE
     files.write(path, findings.to_csv(index=False).encode())
     print(f"Sources and numbers: {path}")
-    failed = [name for name, state in status.items() if state.name != "done"]
-    if failed:
-        raise PosbenchError(
-            f"{len(failed)} of {len(status)} runs not done: {', '.join(failed)}"
-        )
+    pool.check_all_done(status)
 
 
-def _each_once(plans_of: Needed) -> dict[str, Plan]:
-    """Return the plans by id, since claims share runs."""
+def _each_once(plans_of: Needed) -> list[Plan]:
+    """Return the plans, those that several claims need once."""
     plan_of: dict[str, Plan] = {}
     for runs in plans_of.values():
         for plan in itertools.chain(*runs.values()):
             plan_of[plan.id] = plan
-    return plan_of
+    return list(plan_of.values())
 
 
 def plans_of_claims(
@@ -146,24 +144,22 @@ def _plans_of_run(
         if key not in taken:
             words.append(word)
             taken.add(key)
-    first = plans.resolve_one([*words, f"seed={SEEDS[0]}"], config_dir)
-    return [first.changed("seed", seed) for seed in SEEDS]
+    first = compose.single(words, config_dir)
+    made = []
+    for seed in SEEDS:
+        config = dataclasses.replace(first, seed=seed)  # without Hydra, which is slow
+        made.append(plans.from_config(config, [*words, f"seed={seed}"], config_dir))
+    return made
 
 
 def judge_claims(
     entries: Sequence[Entry],
     plans_of: Needed,
-    study_rows: pd.DataFrame | None = None,
+    rows: pd.DataFrame,
     config_dir: Path | None = None,
 ) -> pd.DataFrame:
-    """Judge claims by the rows of kept studies, and by the folders of runs that are not
-    among them.
-    """
-    folders = [plan.folder for plan in _each_once(plans_of).values()]
-    trained = [folder for folder in folders if (folder / "run.json").is_file()]
-    read = frames.read(trained) if trained else None
-    rows = pd.concat([study_rows, read], ignore_index=True)  # None is left out
-    # a run may be in two studies, or in one and in a folder: the first counts
+    """Judge claims by the rows of their runs, which `results.frame.read` returns."""
+    # a run may be in two studies: the first counts
     rows = rows[rows["folder"].isin(rows.drop_duplicates("run")["folder"])]
 
     asked = []

@@ -74,8 +74,7 @@ def export(run: Path, folder: Path, code: bool = False) -> str:
     if config.data.task:  # it has no other words
         example = " ".join(tokenizer.texts[1:4])
         text = example
-    size = sum(tensor.nbytes for tensor in exported.tensors.values())
-    with files.atomic_folder(folder, size) as new:
+    with files.atomic_folder(folder) as new:
         _write(new, exported, tokenizer, length)
         shares = compare(new, model, [1, SHORT, length, 2 * length, 4 * length])
         agreement = (

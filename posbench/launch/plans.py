@@ -6,15 +6,21 @@ import dataclasses
 import shlex
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 from posbench.config.overrides import split
-from posbench.config.schema import Config
+from posbench.config.schema import Config, Section, validate
 from posbench.config.shipped import choice_file, load
 from posbench.errors import UserError
 from posbench.evaluation.requests import check, refuse_missing_extensions
 
 _TEXTS = ("data", "data.path", "data.dataset")  # keys that choose a text
+
+
+class SweepFile(Section):
+    """A file of a sweep: lines of words, and words for all of them."""
+
+    sets: list[str]
+    shared: list[str] = dataclasses.field(default_factory=list)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,25 +42,6 @@ class Plan:
     def output(self) -> Path:
         """The file that gets what the run's process prints in a sweep."""
         return self.folder.parent / ".jobs" / f"{self.id}.log"
-
-    def changed(self, key: str, value: Any) -> "Plan":
-        """Return the plan with another value of a key. It needs no check and no Hydra,
-        a quarter of a second each.
-        """
-        section, _, name = key.rpartition(".")
-        if section:
-            part = getattr(self.config, section)
-            changes = {section: dataclasses.replace(part, **{name: value})}
-        else:
-            changes = {name: value}
-        config = dataclasses.replace(self.config, **changes)
-
-        words = []
-        for word in self.command[2:]:
-            if word.startswith("--") or split(word)[0] != key:
-                words.append(word)
-        command = ("posbench", "train", *words, f"{key}={value}")
-        return Plan(config, self.folder.parent / config.id, command)
 
 
 def from_config(
@@ -114,31 +101,22 @@ def read_sets(
     if name is None:
         return [overrides]
     folders = [config_dir] if config_dir else []
-    path = choice_file("sweep", name, folders)
-    shared, sets = _read_file(path)
+    file = _read_file(choice_file("sweep", name, folders))
+    shared = shlex.split(" ".join(file.shared))
     typed = {split(word)[0] for word in overrides}
     if not typed.isdisjoint(_TEXTS):  # the file's study is for another text
         shared = [word for word in shared if split(word)[0] != "study"]
     found = []
-    for line in sets:
+    for line in file.sets:
         by_key = {}
-        for word in [*shared, *line, *overrides]:
+        for word in [*shared, *shlex.split(line), *overrides]:
             by_key[split(word)[0]] = word
         found.append(list(by_key.values()))
     return found
 
 
-def _read_file(path: Path) -> tuple[list[str], list[list[str]]]:
-    """Return the shared words and the sets of words of a sweep's file."""
-    content = load(path)
+def _read_file(path: Path) -> SweepFile:
     try:
-        shared = shlex.split(" ".join(content.pop("shared", [])))
-        sets = [shlex.split(line) for line in content.pop("sets")]
-    except (KeyError, TypeError, ValueError, AttributeError):
-        sets = []
-    if not sets or content:
-        raise UserError(
-            f"{path} is not a sweep: expected 'sets', a list such as"
-            " '- encoding=rope,alibi', and 'shared'"
-        )
-    return shared, sets
+        return validate(SweepFile, load(path))
+    except UserError as error:
+        raise UserError(f"{path}: {error}") from None

@@ -28,7 +28,7 @@ from posbench.config.schema import to_container
 from posbench.errors import InUse, PosbenchError, Stopped, UserError
 from posbench.launch.plans import Plan
 from posbench.run.rows import PLAIN, evaluation_rows, training_rows
-from posbench.run.run import ADDING, Run, load_config, load_record
+from posbench.run.run import ADDING, Run, load_record
 from posbench.terminal import exits
 from posbench.terminal.signals import exit_when_parent_exits, stop_signals
 
@@ -82,20 +82,14 @@ def is_trained(plan: Plan) -> bool:
 
 
 def is_finished(plan: Plan) -> bool:
-    """Return whether nothing is left to do. If evaluation settings changed, the run
-    decides what is missing.
+    """Return whether nothing is left to do. If evaluation settings are others than last
+    time, the run decides what is missing.
     """
-    old_record = record(plan)
-    if old_record.get("status") != "done":
+    if not is_trained(plan):
         return False
     wanted = to_container(plan.config)["evaluation"]
-    if wanted == old_record.get("evaluated"):
-        return True
-    try:
-        trained_with = load_config(plan.folder)
-    except UserError:
-        return False
-    return bool(wanted == to_container(trained_with)["evaluation"])
+    evaluated = record(plan).get("evaluated")
+    return bool(wanted == evaluated)
 
 
 def loss_at_train_length(plan: Plan) -> float | None:
@@ -131,6 +125,15 @@ def status_line(plan: Plan, state: Status, todo: list[Plan]) -> str:
     if state.reason:
         line += f" ({state.reason}): {state.message or ''}"
     return line
+
+
+def check_all_done(status: Mapping[str, Status]) -> None:
+    """Raise PosbenchError if some runs are not done."""
+    failed = [name for name, state in status.items() if state != DONE]
+    if failed:
+        names = ", ".join(failed)
+        total = exits.plural(len(status), "run")
+        raise PosbenchError(f"{len(failed)} of {total} not done: {names}")
 
 
 def run(

@@ -12,7 +12,7 @@ from pathlib import Path
 from posbench import reports
 from posbench.config.overrides import OF_A_SWEEP, split
 from posbench.data.tokens import prepare_all
-from posbench.errors import PosbenchError, UserError
+from posbench.errors import UserError
 from posbench.launch import plans, pool, slots, slurm, tuning
 from posbench.launch.plans import Plan
 from posbench.launch.pool import Status
@@ -93,24 +93,18 @@ def _warn_of_other_code(todo: list[Plan]) -> None:
 def _report(todo: list[Plan], status: dict[str, Status]) -> None:
     """Write the report. Raises PosbenchError if some runs are not done."""
     begun = []
-    failed = []
-    lines = []
     for plan in todo:
         if (plan.folder / "run.json").is_file():
             begun.append(plan.folder)
-        if status[plan.id] != pool.DONE:
-            failed.append(plan.id)
-            line = pool.status_line(plan, status[plan.id], todo)
-            lines.append(f"not done: {line}")
     if any(pool.is_trained(plan) for plan in todo):
         reports.main(begun)
 
-    for line in lines:
-        logger.error("%s", line)
-    if failed:
-        count = exits.plural(len(failed), "run")
-        names = ", ".join(failed)
-        raise PosbenchError(f"{count} of {len(todo)} not done: {names}")
+    for plan in todo:
+        state = status[plan.id]
+        if state != pool.DONE:
+            line = pool.status_line(plan, state, todo)
+            logger.error("not done: %s", line)
+    pool.check_all_done(status)
 
 
 def cost(todo: list[Plan]) -> str:

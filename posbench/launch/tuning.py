@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from posbench.config.overrides import read
+from posbench.config.schema import Config
 from posbench.errors import UserError
 from posbench.launch import pool, slots
 from posbench.launch.plans import Plan
@@ -70,10 +71,9 @@ def trials(todo: list[Plan], grid: list[float]) -> list[Plan]:
         config = dataclasses.replace(
             config, seed=0, evaluation=evaluation, tracking=tracking
         )
-        base = Plan(config, plan.folder, ())
         for multiple in grid:
             rate = float(f"{config.training.learning_rate * multiple:.6g}")
-            trial = base.changed(_RATE, rate).config
+            trial = _at_rate(config, rate)
             folder = plan.folder.parent / "tuning" / trial.id
             by_id[trial.id] = Plan(trial, folder, ())
     return list(by_id.values())
@@ -93,8 +93,24 @@ def at_best_rates(
         key = of_plan[0].id
         if key not in best_rates:
             best_rates[key] = _best_rate(plan, of_plan)
-        tuned.append(plan.changed(_RATE, best_rates[key]))
+        tuned.append(_plan_at_rate(plan, best_rates[key]))
     return tuned
+
+
+def _at_rate(config: Config, rate: float) -> Config:
+    training = dataclasses.replace(config.training, learning_rate=rate)
+    return dataclasses.replace(config, training=training)
+
+
+def _plan_at_rate(plan: Plan, rate: float) -> Plan:
+    """Return a plan with another learning rate, which its command says."""
+    config = _at_rate(plan.config, rate)
+    words = []
+    for word in plan.command:
+        if not word.startswith(f"{_RATE}="):
+            words.append(word)
+    command = (*words, f"{_RATE}={rate}")
+    return Plan(config, config.folder, command)
 
 
 def _best_rate(plan: Plan, trials: list[Plan]) -> float:

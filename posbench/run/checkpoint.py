@@ -90,7 +90,7 @@ def save(
     contents[_MANIFEST] = json.dumps({"step": step, "files": digests}).encode()
 
     path = folder / "checkpoint" / f"step-{step:08d}"
-    with files.atomic_folder(path, sum(map(len, contents.values()))) as new:
+    with files.atomic_folder(path) as new:
         for name, part in contents.items():
             (new / name).write_bytes(part)
         if path.exists():  # it is damaged, or equal

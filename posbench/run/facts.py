@@ -10,7 +10,6 @@ from posbench.config import shipped
 from posbench.config.identity import one_number
 from posbench.config.schema import flat
 from posbench.run import CONFIG
-from posbench.run.rows import number
 from posbench.run.run import in_use, load_record
 
 _RUN_NAME = re.compile(r"(.+)-s\d+-[0-9a-f]{8}")
@@ -42,8 +41,8 @@ def facts_of(folder: Path) -> dict[str, Any]:
         "trained_task": settings.get("data.task.name"),
         "parameters": parameters.get("total"),
         "encoding_parameters": parameters.get("encoding"),
-        "train_seconds": number(record.get("train_seconds")),
-        "cpu_seconds": number(record.get("cpu_seconds")),
+        "train_seconds": record.get("train_seconds"),
+        "cpu_seconds": record.get("cpu_seconds"),
         "text": data.get("name"),
         "text_sha256": data.get("sha256"),
         "text_split": data.get("split"),

@@ -18,6 +18,8 @@ def run_folders(paths: Collection[Path], or_else: str = "") -> list[Path]:
     """Return the run folders that folders, globs and ids name, except those moved aside
     (`.old-1`).
     """
+    if not paths:
+        raise UserError("which runs? name their folders or ids, or their studies")
     folders: dict[Path, Path] = {}  # by their real paths: each once
     for path in map(of_id, paths):
         matches = [path]

@@ -134,7 +134,7 @@ class Run:
         """Append a row, and pass it on to the tracker. What is not finite is null."""
         finite = plain(row)
         line = json.dumps(finite, allow_nan=False).encode() + b"\n"
-        with files.full_disk_as_failure(self.folder / ROWS, len(line)):
+        with files.full_disk_as_failure(self.folder / ROWS):
             # half of it may be written before the disk is full: the next opening cuts
             # that away
             while line:

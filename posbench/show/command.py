@@ -23,14 +23,13 @@ from posbench.run.find import of_id, run_folder
 from posbench.show import panels
 from posbench.show.panels import Build, Panel, Picture
 
-PNG = "show.png"
 COLUMNS, WIDTH, HEIGHT = 4, 3.0, 2.2  # panels in a row, and the inches of each
 FAINTEST = 1e-5  # the smallest attention weight that is drawn
 
 
 def main(
     names: list[str],
-    png: Path = Path(PNG),
+    png: Path,
     phrase: str | None = None,
     words: str | None = None,
 ) -> None:
@@ -82,12 +81,9 @@ def builder(name: str, words: list[str]) -> tuple[str, Build]:
 
     typed = [f"encoding.{word}" for word in words]
     scheme = compose.single([f"encoding={name}", *typed]).encoding
-    default = encodings.options_of(scheme.name)
-    typed_keys = [word.partition("=")[0] for word in words]
-    options = {}
-    for key, value in scheme.options.items():
-        if key in typed_keys or value != default[key]:
-            options[key] = value
+    options = dict(scheme.options)
+    if not any(word.startswith("scale=") for word in words):
+        options.pop("scale", None)  # codes are drawn at scale 1
     return label, functools.partial(panels.build, scheme.name, options)
 
 
