@@ -60,7 +60,7 @@ step() {
 
 # The last line of these is shown with a verdict; at the end the rows of `bench`.
 shown="cannot be compiled|rror: |nats/token|passed|skipped|done:"
-shown="$shown|^[a-z0-9_]+ +[0-9,]+ "
+shown="$shown|^[a-z0-9_]+ +[0-9,]+ +[0-9.]+ +[0-9.]+-"
 
 # A step that runs beside others, in a shell of its own: `beside ... &`
 beside() {
