@@ -19,14 +19,17 @@ from posbench.errors import UserError, unknown
 from posbench.options import plain
 from posbench.rope.parameters import parameters_of
 from posbench.rope.reading import (
+    ALL,
     ROUNDING,
     Rope,
     bound_by_base,
     configuration,
+    described,
     first_difference,
+    layers_of,
     of_encoding,
     remarks,
-    ropes,
+    titled,
     unread,
 )
 from posbench.run import RECORD, find
@@ -35,7 +38,6 @@ from posbench.run.run import load_config
 
 # the last is for an encoding's name
 _WORDS = ("length", "train_length", "head_dim")
-ALL = "all layers with RoPE"
 
 
 def main(words: Sequence[str]) -> tuple[dict[str, list[Rope]], list[int]]:
@@ -51,10 +53,10 @@ def main(words: Sequence[str]) -> tuple[dict[str, list[Rope]], list[int]]:
     lengths = _lengths("length", values)
     _lengths("train_length", values)
     read = [ropes_of(name, values) for name in names]
-    for name, (layers, findings) in zip(names, read, strict=True):
+    for name, (layers, others) in zip(names, read, strict=True):
         print("\n".join(describe(name, layers, lengths)))
-        for finding in findings:
-            print(f"! {finding}")
+        for line in others:
+            print(line)
     every_rope = [layers for layers, _ in read]
     if len(names) == 2:
         print("\n".join(compare_ropes(names, every_rope)))
@@ -88,7 +90,9 @@ def _lengths(word: str, values: Mapping[str, str]) -> list[int]:
 
 
 def ropes_of(name: str, values: Mapping[str, str]) -> tuple[list[Rope], list[str]]:
-    """Return what a name stands for, by kind of layer, and what is not read of it."""
+    """Return what a name stands for, by kind of layer, and lines on the layers without
+    RoPE and on what is not read.
+    """
     path = find.of_id(Path(name))
     if (path / RECORD).is_file():
         config = load_config(path)
@@ -154,15 +158,17 @@ def _of_encoding(encoding: Any, config: Config) -> Rope:
 
 def _of_settings(settings: Mapping[str, Any]) -> tuple[list[Rope], list[str]]:
     config = configuration(settings)
-    return ropes(config), [*remarks(settings), *unread(settings, config)]
+    every_rope, others = layers_of(config)
+    findings = [*remarks(settings), *unread(settings, config)]
+    return every_rope, [*others, *(f"! {finding}" for finding in findings)]
 
 
 def describe(name: str, layers: Sequence[Rope], lengths: Sequence[int]) -> list[str]:
     """Return lines that say what a configuration means."""
     lines = [name]
     for rope in layers:
-        window = f", window of {rope.window:,} tokens" if rope.window else ""
-        lines += ["", f"{rope.layers or ALL}{window}", *_describe_rope(rope, lengths)]
+        title = titled(rope.layers, rope.share) + described(rope.window, rope.is_scaled)
+        lines += ["", title, *_describe_rope(rope, lengths)]
     return lines
 
 
@@ -194,7 +200,7 @@ def _describe_rope(rope: Rope, lengths: Sequence[int]) -> list[str]:
         f"  {turns} of {len(f)} pairs turn once or more within the trained"
         f" {rope.train_length:,} tokens"
     )
-    longest = rope.window or rope.longest
+    longest = rope.window[0] if rope.window else rope.longest
     bound = bound_by_base(rope.at(longest)[0], longest)
     extent = f"up to {bound:,} of" if bound < longest else "at all"
     lines.append(

@@ -16,7 +16,8 @@ from posbench.encodings.base import Shape
 from posbench.encodings.rope import Rotary
 from posbench.errors import Undefined
 from posbench.rope.parameters import rope_parameters
-from posbench.rope.reading import is_rotary, ropes
+from posbench.rope.reading import ropes
+from posbench.rope.trial import is_rotary
 
 # largest error of cosines and sines: the library's frequencies are fp32
 _TOLERANCE = 1e-5
@@ -52,7 +53,7 @@ def extension(
             f"{config.model_type} has no rotary encoding: transformers extends only"
             " these"
         )
-    read = {rope.layers: rope for rope in ropes(config)}
+    read = {rope.key: rope for rope in ropes(config)}
     # of one base and width per kind of layer, as if nothing were extended
     rotations = {
         layers: plain_rope(rope.width, rope.base, train_length)

@@ -1,13 +1,11 @@
 """The frequencies that a configuration of transformers gives, by kind of layer.
 
-The library's own rotary module of the model computes them, from its own configuration
-class: defaults of a class, old spellings and exceptions of single models are the
-library's.
+The library's own model computes them, from its own configuration class: defaults of a
+class, old spellings and exceptions of single models are the library's.
 """
 
 import copy
 import dataclasses
-import importlib
 import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -17,12 +15,12 @@ from torch import Tensor, nn
 
 from posbench.encodings.rope import Rotary
 from posbench.errors import Undefined, UserError, did_you_mean, unknown
+from posbench.rope import trial
 from posbench.rope.imports import library_errors, transformers
+from posbench.rope.trial import Window, is_rotary
 
 Settings = Mapping[str, Any]  # the content of a config.json
 SECTIONS = ("rope_scaling", "rope_parameters")
-# types whose frequencies follow the input's length
-FOLLOW_LENGTH = ("dynamic", "longrope")
 # types with a factor by which the longest input exceeds the trained length
 STRETCHED = ("yarn", "longrope", "llama3", "dynamic")
 # keys of single models, which `RopeParameters` of the library lacks
@@ -36,6 +34,7 @@ _BESIDE = (
     "short_mscale",
     "long_mscale",
 )
+ALL = "all layers with RoPE"  # of an encoding
 TOLERANCE = 1e-3  # largest difference of cosines that count as equal
 # the same, relative, of frequencies: the library's are fp32
 ROUNDING = 1e-5
@@ -46,11 +45,14 @@ class Rope:
     """The RoPE of one kind of layer."""
 
     layers: str | None  # the kind, such as full_attention; None: all that have RoPE
+    share: str  # how many layers of the model they are
+    key: str | None  # of this kind in `rope_parameters`; None if there is one kind
     parameters: Mapping[str, Any]  # as in `rope_parameters`, of this kind alone
     base: float
     train_length: int  # tokens, before any stretching
     longest: int  # the longest input that it is made for, in tokens
-    window: int | None
+    window: Window  # its tokens, and whether it is a chunk
+    is_scaled: bool  # queries are scaled by their position, too
     # Of inputs of a length: radians per position of each pair, (P,) fp64, and the
     # factor on q and k.
     at: Callable[[int], tuple[Tensor, float]]
@@ -136,81 +138,104 @@ def unread(settings: Settings, config: Any) -> list[str]:
 
 
 def ropes(config: Any) -> list[Rope]:
-    """Return the RoPE of each kind of layer of a configuration of the library.
+    """Return the RoPE of each kind of layer of a configuration of the library."""
+    return layers_of(config)[0]
 
-    Raises Undefined if the library's model has none, UserError for an unknown type.
+
+def layers_of(config: Any) -> tuple[list[Rope], list[str]]:
+    """Return the RoPE of each kind of layer of a configuration of the library, and a
+    line for each kind without.
+
+    Raises Undefined if no layer of the library's model has RoPE, or if the model cannot
+    be tried; UserError for an unknown type.
     """
-    module = rotary_module(config)
-    parameters = config.rope_parameters
-    nested = config.nested_rope_parameter_keys(parameters)
-    if not nested:
-        return [_rope(config, module, None, parameters)]
-    return [
-        _rope(config, module, kind, parameters[kind])
-        for kind in sorted(nested)
-        if parameters[kind]
-    ]
-
-
-def rotary_module(config: Any) -> nn.Module:
-    """Return the rotary module that the library's model of a configuration has."""
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-    kind = config.model_type
-    position = getattr(config, "position_embedding_type", "rope")
-    if not getattr(config, "rope_parameters", None) or position != "rope":
-        raise Undefined(f"'{kind}' has no RoPE in transformers")
-    if getattr(config, "alibi", False):
-        raise Undefined(f"'{kind}' has ALiBi here, not RoPE")
-
     types = ("default", *ROPE_INIT_FUNCTIONS)
-    for _, part in rope_sections({"rope_parameters": config.rope_parameters}):
+    parameters = getattr(config, "rope_parameters", None)
+    for _, part in rope_sections({"rope_parameters": parameters}):
         if part["rope_type"] not in types:
             raise unknown("rope_type", part["rope_type"], types)
 
-    with library_errors(f"transformers cannot rotate as this '{kind}'", Undefined):
-        name = type(config).__module__.replace("configuration_", "modeling_")
-        modeling = importlib.import_module(name)
-        names = [
-            name
-            for name in vars(modeling)
-            if name.endswith("RotaryEmbedding") and "Vision" not in name
-        ]
-        # others in the file are those of further parts, with longer names
-        rotary: nn.Module = getattr(modeling, min(names, key=len))(config=config)
-    return rotary
+    with library_errors(f"transformers cannot try a '{config.model_type}'", Undefined):
+        base = trial.Trial(config)
+        kinds = trial.kinds_of(config, base)
+    names = getattr(config, "layer_types", None) or []
+    every_rope = []
+    others = []
+    for kind, numbers in kinds.items():
+        layers = None
+        share = f"all {len(numbers)} layers"
+        if len(kinds) > 1:
+            share = f"{len(numbers)} of {len(base.layers)} layers"
+            if len(names) == len(base.layers):
+                own_names = dict.fromkeys(names[number] for number in numbers)
+                layers = " and ".join(own_names)
+        for rotation in kind.rotations:
+            at = base.rotations[rotation]
+            every_rope.append(_rope(config, layers, share, kind, rotation[0], at))
+        if not kind.rotations:
+            others.append(f"{titled(layers, share)}: {_without_rope(kind)}")
+    if not every_rope:
+        raise trial.no_rope(config)
+    return sorted(every_rope, key=lambda rope: rope.layers or ""), others
 
 
-def _rope(config: Any, module: nn.Module, layers: str | None, part: Settings) -> Rope:
-    prefix = f"{layers}_" if layers else ""
-    kinds = [layers] if layers else []
-    kind = part["rope_type"]
+def titled(layers: str | None, share: str) -> str:
+    return f"{layers}, {share}" if layers else share
+
+
+def _without_rope(kind: trial.Layers) -> str:
+    if not kind.attends:
+        return "no attention"
+    return f"no RoPE{described(kind.window, kind.is_scaled)}"
+
+
+def described(window: Window, is_scaled: bool) -> str:
+    """Return what else there is to say of attention."""
+    text = ""
+    if window is not None:
+        tokens, is_chunk = window
+        text += f", {'chunks' if is_chunk else 'window'} of {tokens:,} tokens"
+    if is_scaled:
+        text += ", queries scaled by their position, too"
+    return text
+
+
+def _rope(
+    config: Any,
+    layers: str | None,
+    share: str,
+    kind: trial.Layers,
+    key: trial.Kind,
+    turned_at: Callable[[Tensor], Any],
+) -> Rope:
+    part = config.rope_parameters
+    if key:
+        part = part[key]
 
     def at(length: int) -> tuple[Tensor, float]:
-        if kind in FOLLOW_LENGTH:
-            restore(module)
-            with torch.no_grad():
-                module(torch.zeros(1), torch.tensor([[length - 1]]), *kinds)
-        f = getattr(module, f"{prefix}inv_freq")
-        return f.double(), float(getattr(module, f"{prefix}attention_scaling"))
+        turned = turned_at(torch.tensor([trial.FIRST, length - 1]))
+        factors = trial.factors(turned)
+        return factors.angle(), float(factors[0].abs())
 
     longest = getattr(config, "max_position_embeddings", None)
     train_length = part.get("original_max_position_embeddings") or longest
     if not train_length:
         raise UserError("no length of a sequence: expected max_position_embeddings")
     factor = 1.0
-    if kind in STRETCHED and part.get("factor"):
+    if part["rope_type"] in STRETCHED and part.get("factor"):
         factor = part["factor"]
-    window = None
-    if layers == "sliding_attention":
-        window = config.sliding_window
     return Rope(
         layers=layers,
+        share=share,
+        key=key,
         parameters=part,
         base=float(part["rope_theta"]),
         train_length=train_length,
         longest=max(longest or 0, round(factor * train_length)),
-        window=window,
+        window=kind.window,
+        is_scaled=kind.is_scaled,
         at=at,
     )
 
@@ -233,11 +258,14 @@ def of_encoding(
     encoding = encoding_at(train_length)
     return Rope(
         layers=None,
+        share=ALL,
+        key=None,
         parameters=parameters,
         base=encoding.base,
         train_length=train_length,
         longest=longest,
-        window=encoding.window,
+        window=(encoding.window, False) if encoding.window else None,
+        is_scaled=False,
         at=at,
     )
 
@@ -254,10 +282,6 @@ def restore(model: nn.Module) -> None:
             longest = name.replace("original_inv_freq", "max_seq_len_cached")
             if hasattr(rotary, longest):
                 setattr(rotary, longest, rotary.original_max_seq_len)
-
-
-def is_rotary(module: nn.Module) -> bool:
-    return type(module).__name__.endswith("RotaryEmbedding")
 
 
 def first_difference(first: Rope, second: Rope, length: int) -> tuple[int, int] | None:

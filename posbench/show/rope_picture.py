@@ -13,8 +13,8 @@ from torch import Tensor
 from posbench import files
 from posbench.encodings.rope import frequencies
 from posbench.reports import charts
-from posbench.rope.command import ALL, shown_lengths
-from posbench.rope.reading import ROUNDING, Rope
+from posbench.rope.command import shown_lengths
+from posbench.rope.reading import ALL, ROUNDING, Rope
 
 Ropes = Mapping[str, Sequence[Rope]]
 
