@@ -165,10 +165,10 @@ def test_fire_starts_interpolating_at_a_quarter_of_the_training_length_as_its_au
     shape = Shape(64, 4, 2, 2048)
     encoding = build("fire", shape)
     assert encoding.c.tolist() == pytest.approx([0.1, 0.1])
-    assert encoding.threshold == 512
+    assert encoding.threshold_at_start == 512
     assert encoding.multiplier.tolist() == [1.0, 1.0]
     without_threshold = build("fire", shape, threshold=None)
-    assert without_threshold.threshold == 2048
+    assert without_threshold.threshold_at_start == 2048
 
 
 def test_fires_bias_by_pieces_is_its_network_also_with_units_that_never_switch():

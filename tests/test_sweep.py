@@ -200,7 +200,10 @@ def test_a_plan_of_an_own_file_names_its_folder_in_the_command(tmp_path):
 WRONG_FILES = [
     ("- encoding=rope", "expected keys with values"),
     ("{sets: [encoding=rope], shard: [seed=1]}", "mine.yaml: unknown key 'shard': did"),
-    ("sets: [{encoding: rope}]", "mine.yaml: sets is {'encoding': 'rope'}: expected a"),
+    (
+        "sets: [{encoding: rope}]",
+        "mine.yaml: sets is {'encoding': 'rope'}: expected text",
+    ),
     ("shared: [seed=1]", "mine.yaml: missing key 'sets'"),
 ]
 
