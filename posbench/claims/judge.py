@@ -227,8 +227,8 @@ def _mean(test: Inequality, losses: Losses, frame: pd.DataFrame) -> Estimate:
     """Return the mean of a sum of losses, paired by seed and document; LookupError if
     one is missing.
 
-    Protocols other than fixed_target score other tokens at each length: their losses
-    are paired by seed alone.
+    Protocols other than fixed_target may score other tokens at each length: their
+    losses are paired by seed alone.
     """
     by_document = all(term.protocol == "fixed_target" for term in test.terms)
     total: Any = None

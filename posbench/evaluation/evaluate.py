@@ -44,7 +44,8 @@ def evaluate(
     """Yield the requested rows that are missing from `existing`, each as soon as it is
     computed. Existing ones are made again where the requested ones have other targets.
 
-    A row that fails says why, and the others are measured; then RowsFailed is raised.
+    A row that fails says why, and the others are measured. Then RowsFailed is raised,
+    but not for a loss that is not finite.
     """
     failure: RunFailed | None = None
     for row, measure in evaluation.requested(existing):
@@ -54,7 +55,8 @@ def evaluate(
             try:
                 row = _computed(row, measure, evaluation)
             except RunFailed as error:
-                if evaluation.world.size > 1:  # the others would wait for this process
+                # the other processes wait for this one's part of the row
+                if evaluation.world.size > 1:
                     raise
                 row = dataclasses.replace(row, status="failed", reason=str(error))
                 failure = failure or RowsFailed(
@@ -142,7 +144,8 @@ class Evaluation(AnyEvaluation):
     readers: Readers | None = None
 
     def requested(self, existing: Sequence[EvaluationRow] = ()) -> list[Requested]:
-        # rows with equal forward passes share them
+        # Rows with equal forward passes share them: measurements that differ in nothing
+        # else are equal.
         numbers_of = functools.cache(functools.partial(_numbers, self))
         train_length = self.subject.train_length
         existing_keys = {row.key for row in existing}
@@ -155,6 +158,7 @@ class Evaluation(AnyEvaluation):
             key = _row_of(self, measurement).key
             if key in existing_keys:  # their settings may ask for more than these
                 wanted[key] = measurement
+        # a row asked for anew keeps its place, but is measured as asked
         for measurement in requests.measurements(self.settings, train_length):
             key = _row_of(self, measurement).key
             wanted[key] = measurement
@@ -190,15 +194,14 @@ def _requested(
     """
     split = evaluation.split
     windows = measurement.windows
-    documents = windows.documents if windows else None
     row = _row_of(evaluation, measurement)
-    row = dataclasses.replace(row, documents=documents)
     if windows is None:
         reason = (
             f"the {evaluation.settings.split} text has too few windows of"
             f" {measurement.length} tokens"
         )
         return dataclasses.replace(row, status="too_short", reason=reason), None
+    row = dataclasses.replace(row, documents=windows.documents)
 
     encode = evaluation.tokenizer.encode
     make_choices = functools.partial(problems.choices_of, measurement, split, encode)
@@ -261,22 +264,23 @@ def _measured(
     """Return the row with its mean nll, the interval of this mean over units of text,
     its sums by unit, and the means of the metrics.
     """
-    nll, *others = numbers
+    nll, *metric_values = numbers  # (tokens,) each
     check_finite(nll)
     assert measurement.windows is not None
     targets = protocols.targets_of(measurement.windows)
-    documents, unit = _units(targets, evaluation.split)
-    n_documents = len(np.unique(documents))
+    document_of_unit, unit = _units(targets, evaluation.split)
+    n_documents = len(np.unique(document_of_unit))
 
-    means = [float(values.mean()) for values in others]
+    means = [float(values.mean()) for values in metric_values]
     metrics: dict[str, Any] = dict(zip(METRICS, means, strict=True))
 
-    tokens = np.bincount(unit)
+    tokens_of_unit = np.bincount(unit)
+    nll_of_unit = np.bincount(unit, nll)
     mean = float(nll.mean())
-    interval = estimate(np.bincount(unit, nll)[None], tokens)
+    interval = estimate(nll_of_unit[None], tokens_of_unit)  # of one model, (1, units)
     units = {
-        "document": documents.tolist(),
-        "tokens": tokens.tolist(),
+        "document": document_of_unit.tolist(),
+        "tokens": tokens_of_unit.tolist(),
         "nll": _sums(nll, unit),
     }
     row = dataclasses.replace(
@@ -338,7 +342,7 @@ def _units(targets: Targets, split: TokenSplit) -> tuple[Integers, Integers]:
 
     # A split's pieces are whole documents, or stretches of some (`split.sources`).
     pieces = np.searchsorted(split.starts, first_targets, side="right") - 1
-    pieces = split.firsts[pieces]  # of equal ones the first; (blocks,)
+    pieces = split.firsts[pieces]  # copies of a document are the first one; (blocks,)
     documents = pieces
     if split.sources is not None:
         documents = np.asarray(split.sources)[pieces]

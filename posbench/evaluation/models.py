@@ -33,8 +33,9 @@ _Part = TypeVar("_Part")
 HEAD_ROWS = 2048  # rows of fp32 logits held at once
 # differences below this share of the logits' SD are rounding
 ROUNDING = {"fp32": 1e-3, "bf16": 0.15}
-# What is measured of each scored token of a text beside its nll, by the column of the
-# row that gets the mean: functions of logits (n, V) and tokens (n,) that return (n,).
+# What is measured of each scored token of a text beside its nll: functions of logits
+# (n, V) and tokens (n,) that return (n,). Each has the name of the field of
+# `EvaluationRow` that gets the mean.
 METRICS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {}
 
 

@@ -106,7 +106,7 @@ def place_windows(
         train_length: in tokens; shorter windows of `fixed_target` score a part of a
             block.
     """
-    is_fixed = protocol == "fixed_target"
+    is_fixed = protocol == "fixed_target"  # else nonoverlap
     count = blocks if is_fixed else max(MIN_BLOCKS, blocks // 4)
     choices = ["doc", "concat"] if documents == "auto" else [documents]
     halvings = {longest >> times for times in range(longest.bit_length())}

@@ -100,7 +100,7 @@ def measurements(settings: EvaluationConfig, train_length: int) -> list[Measurem
         for variant, length in points:
             row = Measurement(protocol, length, settings.targets, variant=variant)
             rows.append(row)
-    for text in settings.tasks:
+    for text in settings.tasks:  # that is, probes
         rows += _probe_measurements(text, settings, lengths, train_length)
     return rows
 
@@ -115,7 +115,8 @@ def _probe_measurements(
     rows = []
     for variant, length in variants_at(settings, lengths, train_length):
         for probe in probes.of(text, length, settings.targets, train_length):
-            # `offset` reads no more than the window, wherever the passage stands
+            # A window of the probe's length hides nothing, so that the row would be the
+            # plain one. `offset` reads the training length only.
             if variant.window is not None and probe.length <= variant.window:
                 continue
             rows.append(_probe_measurement(text, probe, variant))
@@ -141,7 +142,8 @@ def settings_for(
 ) -> EvaluationConfig:
     """Return settings that ask for at least these rows on text, otherwise as given."""
     measured = {row.protocol for row in rows}
-    # The probe `offset` reads the training length, up to where the asked length ends.
+    # A row of the probe `offset` begins at the offset and ends where the asked length
+    # ends.
     ratios = {(row.length + (row.offset or 0)) / train_length for row in rows}
     # dictionaries keep the order of the rows
     tasks: dict[str, None] = {}
@@ -177,7 +179,7 @@ def with_windows(
     lengths for which the text suffices.
     """
     lengths = sorted({train_length, *(row.length for row in rows)})
-    longest = round((settings.longest or 1) * train_length)
+    longest = round((settings.longest or 1) * train_length)  # None: of the rows alone
 
     @functools.cache  # rows with equal windows share their forward passes
     def windows_of(protocol: str, targets: int) -> dict[int, Windows]:

@@ -14,7 +14,8 @@ from posbench.run import ROWS
 
 PLAIN = "plain"
 WINDOWED = "windowed"
-# protocols that score the same targets at every length
+# Protocols that score the same targets of a text at every length; `nonoverlap` only if
+# the length divides the longest.
 PAIRED: tuple[Literal["fixed_target", "nonoverlap"], ...] = (
     "fixed_target",
     "nonoverlap",
