@@ -348,6 +348,7 @@ def test_a_wrong_configuration_is_refused_in_one_line(settings, message):
 NOT_READ = [
     ({"rope_scaling": {**YARN, "yarn_beta_fast": 8}}, "did you mean 'beta_fast'"),
     ({"rope_pct": 0.5}, "rope_pct is not read by transformers' 'llama'"),
+    ({"dual_chunk_attention_config": {}}, "dual_chunk_attention_config is not read"),
 ]
 
 
@@ -358,6 +359,11 @@ def test_a_key_that_nothing_reads_is_named(others, line):
     findings += unread(settings, configuration(settings))
     (finding,) = findings
     assert line in finding
+
+
+def test_nothing_is_said_of_a_key_that_the_kinds_own_class_reads():
+    settings = {"model_type": "minimax_m2", "rotary_dim": 64}
+    assert unread(settings, configuration(settings)) == []
 
 
 @pytest.mark.parametrize("kind", PUBLISHED)
@@ -412,6 +418,30 @@ def test_each_kind_of_layer_is_compared_with_the_only_one_of_the_other():
     full, sliding = lines[2:]
     assert "turn alike" not in full
     assert "turn alike" in sliding
+
+
+def test_half_of_a_head_differs_from_all_of_it_in_the_second_pair():
+    (whole,), _ = ropes_of("rope", {"head_dim": "16"})
+    (half,), _ = ropes_of("rope", {"head_dim": "8"})
+    assert first_difference(half, whole, 512) == (1, 1)
+
+
+def test_a_difference_in_short_inputs_alone_is_found():
+    stretched = [2.0] * 8
+    options = {"rope_type": "longrope", "original_max_position_embeddings": 128}
+    options |= {"factor": 4.0, "long_factor": stretched}
+    right = one(scaled({**options, "short_factor": [1.0] * 8}))
+    wrong = one(scaled({**options, "short_factor": stretched}))
+    line = compare_ropes(["a", "b"], [[right], [wrong]])[-1]
+    assert "differ from position 1 on, pair 0 first within 128 tokens" in line
+
+
+def test_a_comparison_says_how_many_layers_and_which_window_each_has():
+    gemma = read(published("gemma3_text"))
+    plain = read(LLAMA)
+    *_, sliding = compare_ropes(["a", "b"], [gemma, plain])
+    assert re.search(r"in \d+ of \d+ layers and in all 2 layers", sliding)
+    assert re.search(r"window of \d+ tokens and no window", sliding)
 
 
 @pytest.fixture(scope="module")

@@ -59,7 +59,7 @@ def main(words: Sequence[str]) -> tuple[dict[str, list[Rope]], list[int]]:
             print(line)
     every_rope = [layers for layers, _ in read]
     if len(names) == 2:
-        print("\n".join(compare_ropes(names, every_rope)))
+        print("\n".join(compare_ropes(names, every_rope, lengths)))
     return dict(zip(names, every_rope, strict=True)), lengths
 
 
@@ -236,7 +236,9 @@ def stretches(rope: Rope, f: Tensor) -> str:
     return ", ".join(parts)
 
 
-def compare_ropes(names: Sequence[str], ropes: Sequence[list[Rope]]) -> list[str]:
+def compare_ropes(
+    names: Sequence[str], ropes: Sequence[list[Rope]], lengths: Sequence[int] = ()
+) -> list[str]:
     """Return lines that say where the rotations of two configurations differ."""
     lines = ["", f"{names[0]} and {names[1]}"]
     pairs = [*itertools.product(ropes[0], ropes[1])]
@@ -244,19 +246,39 @@ def compare_ropes(names: Sequence[str], ropes: Sequence[list[Rope]]) -> list[str
         alike = [(a, b) for a, b in pairs if a.layers == b.layers]
         pairs = alike or [*zip(ropes[0], ropes[1], strict=False)]
     for first, second in pairs:
-        length = max(first.longest, second.longest)
-        place = first_difference(first, second, length)
-        turning = "turn alike"
-        if place:
-            turning = f"differ from position {place[0]:,} on, pair {place[1]} first"
-        a = first.at(length)[1]
-        b = second.at(length)[1]
-        factors = ""
-        if abs(a - b) > ROUNDING:
-            factors = f"; q and k times {a:.4g} and {b:.4g}"
         layers = first.layers or second.layers or ALL
-        lines.append(f"  {layers}: {turning} within {length:,} tokens{factors}")
+        lines.append(f"  {layers}: {_compared(first, second, lengths)}")
     return lines
+
+
+def _compared(first: Rope, second: Rope, lengths: Sequence[int]) -> str:
+    """Return where two RoPEs differ: in inputs of the longest length or, if they are
+    alike there, of a shorter one, for which LongRoPE has other frequencies.
+    """
+    shown = {*shown_lengths(first, lengths), *shown_lengths(second, lengths)}
+    length = max(shown)
+    turning = "turn alike"
+    for each in sorted(shown, reverse=True):
+        place = first_difference(first, second, each)
+        if place:
+            length = each
+            turning = f"differ from position {place[0]:,} on, pair {place[1]} first"
+            break
+    parts = [f"{turning} within {length:,} tokens"]
+
+    a = first.at(length)[1]
+    b = second.at(length)[1]
+    if abs(a - b) > ROUNDING:
+        parts.append(f"q and k times {a:.4g} and {b:.4g}")
+    if first.share != second.share and ALL not in (first.share, second.share):
+        parts.append(f"in {first.share} and in {second.share}")
+    if first.window != second.window:
+        parts.append(f"{_window(first)} and {_window(second)}")
+    return "; ".join(parts)
+
+
+def _window(rope: Rope) -> str:
+    return described(rope.window, False).removeprefix(", ") or "no window"
 
 
 def shown_lengths(rope: Rope, lengths: Sequence[int]) -> Sequence[int]:

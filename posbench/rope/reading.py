@@ -6,11 +6,14 @@ class, old spellings and exceptions of single models are the library's.
 
 import copy
 import dataclasses
+import inspect
 import re
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from posbench.encodings.rope import Rotary
@@ -126,13 +129,15 @@ def rope_sections(text: Settings) -> Iterator[tuple[str, Settings]]:
 
 def unread(settings: Settings, config: Any) -> list[str]:
     """Return a line for each key beside the sections that the library's class keeps,
-    but does not know.
+    but nowhere names.
     """
-    fields = {field.name for field in dataclasses.fields(config)}
+    sources = ""
+    for cls in type(config).__mro__[:-1]:
+        sources += inspect.getsource(sys.modules[cls.__module__])
     lines = []
     for key in language_part(settings):
-        is_kept = key in vars(config) and key not in fields
-        if is_kept and re.search("rope|rotary|ntk", key):
+        is_unread = key in vars(config) and key not in sources
+        if is_unread and re.search("rope|rotary|ntk|dual_chunk", key):
             lines.append(f"{key} is not read by transformers' '{config.model_type}'")
     return lines
 
@@ -286,12 +291,13 @@ def restore(model: nn.Module) -> None:
 
 def first_difference(first: Rope, second: Rope, length: int) -> tuple[int, int] | None:
     """Return the first position up to a length, and its first pair, whose cosines
-    differ by more than TOLERANCE.
+    differ by more than TOLERANCE. A pair that one of them lacks stands still there.
     """
     f = first.at(length)[0]
     g = second.at(length)[0]
-    if len(f) != len(g):
-        return 1, min(len(f), len(g))
+    n_pairs = max(len(f), len(g))
+    f = F.pad(f, (0, n_pairs - len(f)))
+    g = F.pad(g, (0, n_pairs - len(g)))
     differing = (f - g).abs() > ROUNDING * torch.maximum(f, g)
     pairs = differing.nonzero()[:, 0]
     if not len(pairs):
