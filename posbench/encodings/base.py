@@ -63,7 +63,7 @@ class Layer:
     x: Tensor | None = None  # the layer's normalised input (B, T, D)
     tables: Any = None  # what `make_tables` returned, for all layers
     state: Any = None  # what `prepare` returned, for the whole sequence
-    rotated: bool = False  # q and k are what `rotate` returns
+    rotated: bool = False  # attention has turned q and k by `rotation` already
     # the query rows at hand, Tq of T
     rows: slice = dataclasses.field(default_factory=lambda: slice(None))
     # their keys, Tk of T: a slice or an index

@@ -62,7 +62,8 @@ class FoX(Encoding):
     included, lower its logit.
 
         f_t = sigmoid(w_h·x_t + b_h),
-        bias_ij = sum over t = j+1 .. i of ln f_t = F_i - F_j,   F = cumulative ln f
+        logits_ij = q_i·k_j / sqrt(d) + sum over t = j+1 .. i of ln f_t
+                  = q_i·k_j / sqrt(d) + c_i - c_j,   c = cumulative ln f
 
     Source: Lin et al., "Forgetting Transformer: Softmax Attention with a Forget Gate"
     (2025), arXiv:2503.02130.
@@ -78,10 +79,10 @@ class FoX(Encoding):
 
     def __init__(self, shape: Shape, gate_bias: float = 0.0) -> None:
         super().__init__(shape)
-        self.weight = nn.Parameter(
+        self.weight = nn.Parameter(  # w
             torch.randn(shape.n_layers, shape.n_heads, shape.d_model) * 0.02
         )
-        self.gate_bias = nn.Parameter(
+        self.gate_bias = nn.Parameter(  # b
             torch.full((shape.n_layers, shape.n_heads), gate_bias)
         )
 
@@ -90,14 +91,14 @@ class FoX(Encoding):
         # w_h·x_t + b_h, (B, T, H)
         z = F.linear(x, self.weight[layer.index], self.gate_bias[layer.index])
         log_f = self.log_gates(z).mT.contiguous()  # (B, H, T)
-        return log_f.cumsum(-1)  # F
+        return log_f.cumsum(-1)  # c
 
     def bias(self, q: Tensor, k: Tensor, layer: Layer) -> Tensor:
-        total = layer.state  # F
-        return total[:, :, layer.rows, None] - total[:, :, None, layer.keys]
+        c = layer.state  # (B, H, T)
+        return c[:, :, layer.rows, None] - c[:, :, None, layer.keys]
 
     def key_bias(self, layer: Layer) -> Tensor:
-        return -layer.state  # F_i is the same for all keys of a query
+        return -layer.state  # c_i is the same for all keys of a query
 
 
 class CABLE(FoX):
@@ -326,12 +327,12 @@ class CoPE(Encoding):
     by a gate for each pair.
 
         g_ij = sigmoid(z_ij),   z_ij = q_i·k_j / sqrt(d)
-        p_ij = sum over t = j .. i of g_it, at most P - 1
+        p_ij = sum over t = j .. i of g_it, at most P - 1 (P = `max_position`)
         logits_ij = z_ij + (1 - w)·q_i·e[floor p_ij] + w·q_i·e[ceil p_ij],
         w = p_ij - floor p_ij
 
     Source: Golovneva et al., "Contextual Position Encoding: Learning to Count What's
-    Important", arXiv:2405.18719.
+    Important", arXiv:2405.18719; the gate's 1/sqrt(d) as in its listing.
     Beyond training length: defined everywhere; counts beyond P - 1 are held there.
     Checked against: x-transformers CoPE.
     """
@@ -346,10 +347,11 @@ class CoPE(Encoding):
         table = self.table[layer.index]  # e, (P, Dh)
         q_e = q @ table.mT  # q_i·e[0] ... e[P - 1], (B, H, Tq, P); q is unscaled
 
-        gates = logits.sigmoid() * layer.visible  # g
+        # later keys are not masked yet
+        gates = logits.sigmoid() * layer.visible  # g, (B, H, Tq, Tk)
         p = gates.flip(-1).cumsum(-1).flip(-1)  # summed from the key to the query
         p = p.clamp(max=len(table) - 1)
-        # an index: a NaN would become a negative one
+        # a NaN would become a negative number, which is no index
         floor = p.long().clamp(min=0)
 
         # With u = q_i·e and n = floor p: (1 - w)·u[n] + w·u[n + 1] is
@@ -441,21 +443,22 @@ class PaTH(Encoding):
     def prepare(self, q: Tensor, k: Tensor, layer: Layer) -> tuple[Tensor, ...]:
         x = self.given(layer.x, "makes its reflections from")
         kernel = self.convolution[layer.index].get_parameter("weight")[:, 0]
-        low_rank = self.up[layer.index](self.down[layer.index](x))
-        w = causal_convolution(low_rank, kernel)  # (B, T, H·Dh)
+        of_tokens = self.up[layer.index](self.down[layer.index](x))  # (B, T, H·Dh)
+        w = causal_convolution(of_tokens, kernel)
         if self.silu:
             w = F.silu(w)
-        w = split_heads(w, self.shape.n_heads)
+        w = split_heads(w, self.shape.n_heads)  # (B, H, T, Dh)
         # as F.normalize, whose least norm is 1e-12
-        square = (w * w).sum(-1, keepdim=True)
-        unit_w = w * square.clamp(min=1e-24).rsqrt()
+        squared_norm = (w * w).sum(-1, keepdim=True)
+        unit_w = w * squared_norm.clamp(min=1e-24).rsqrt()
         # in 0 .. 2: with 2 it is a whole reflection
         beta = 2 * self.beta[layer.index](x).sigmoid().mT  # (B, H, T)
         return unit_w, beta
 
     def scores(self, logits: Tensor, q: Tensor, k: Tensor, layer: Layer) -> Tensor:
-        w = part_of(layer.state[0], layer.keys)
-        beta = part_of(layer.state[1], layer.keys)
+        w, beta, *_ = layer.state
+        w = part_of(w, layer.keys)
+        beta = part_of(beta, layer.keys)
         before = layer.rows.start - layer.keys.start  # keys before the first query
         return logits + self.logit_scale * _logit_change(q, k, w, beta, before)
 
@@ -498,8 +501,8 @@ class PaTHFoX(PaTH):
         return w, beta, log_f.cumsum(-1)
 
     def bias(self, q: Tensor, k: Tensor, layer: Layer) -> Tensor:
-        total = layer.state[2]
-        sums = total[:, :, layer.rows, None] - total[:, :, None, layer.keys]
+        _, _, c = layer.state  # cumulative ln f, as in FoX
+        sums = c[:, :, layer.rows, None] - c[:, :, None, layer.keys]
         return self.logit_scale * sums
 
 
@@ -507,19 +510,21 @@ def _logit_change(q: Tensor, k: Tensor, w: Tensor, beta: Tensor, before: int) ->
     """Return what the reflections in between add to q·k, (B, H, Tq, Tk); query r sees
     the keys up to r + before.
 
-    Keys are taken in blocks from the right; `turned` is what the later blocks have
-    added to each query:
+    Keys are taken in blocks from the right. Of one block W and K are the rows w_t and
+    k_t, L is stril(W Wᵀ) and beta is diag(beta_t); Q' are the queries as the later
+    blocks have left them. stril is tril without the diagonal.
 
-        change = turned Kᵀ - S M,        turned -= S V,        S = tril((Q + turned) Wᵀ)
-        [M | V] = (I + stril(B W Wᵀ))^-1 B [stril(W Kᵀ) | W]
+    1. A query meets H_i first, then H_{i-1}, ...: H_t takes c_t w_t off it, where
+       c_t = beta_t (q'·w_t - sum over s > t of c_s w_s·w_t).
+    2. For all t at once: C = (S - C L) beta, where S = Q' Wᵀ.
+       So C (I + L beta) = S beta.
+    3. beta (I + L beta)^-1 = (I + beta L)^-1 beta. Call it T: then C = S T.
+    4. After the block the queries are Q' - C W = Q' - S V, where V = T W.
+    5. Up to key j only tokens t > j count. So the logits are
+       Q' Kᵀ - C stril(W Kᵀ) = Q' Kᵀ - S M, where M = T stril(W Kᵀ).
+    6. Tokens t after the query reflect nothing: S is 0 there. T is lower triangular, so
+       C is 0 there too.
     """
-    # Rows of Q, K, W are tokens; B = diag(beta); stril is tril without the diagonal.
-    # q meets H_i first, then H_{i-1}, ...: H_t takes c_t w_t off it, with
-    # c_t = beta_t (q·w_t - sum over s = t+1 .. i of c_s w_s·w_t). For all t of a block:
-    # C (I + stril(W Wᵀ) B) = S B, so C = S (I + B stril(W Wᵀ))^-1 B.
-    # After the whole block q has become q - C W = q - S V. Up to key j only t > j
-    # count, so q·k_j falls by (S M)_j: hence stril in M. tril in S leaves out the
-    # tokens after i.
     keys, rows = k.shape[2], q.shape[2]
     # a smaller block makes slim products, a larger one multiplies more zeros above a
     # diagonal
@@ -529,37 +534,42 @@ def _logit_change(q: Tensor, k: Tensor, w: Tensor, beta: Tensor, before: int) ->
         k = F.pad(k, (0, 0, 0, missing))
         w = F.pad(w, (0, 0, 0, missing))
         beta = F.pad(beta, (0, missing))
-    k, w = _blocks(k, size), _blocks(w, size)
-    m, v = _reflections(k, w, _blocks(beta, size))
+    k_blocks = _blocks(k, size)  # (B, H, blocks, size, Dh)
+    w_blocks = _blocks(w, size)
+    m, v = _reflections(k_blocks, w_blocks, _blocks(beta, size))
 
-    turned = torch.zeros_like(q)
+    q_change = torch.zeros_like(q)  # Q' - Q
     parts = []
-    for block in reversed(range(k.shape[2])):
-        # The query at the block's first key. It is below 0 if that key is before all
-        # queries, since `before` keys are.
-        start = block * size - before
+    for block in reversed(range(k_blocks.shape[2])):
+        # Query r stands at key r + before. So the block's first key is that of this
+        # query, which is below 0 if the key is before all queries.
+        row_of_block = block * size - before
         # Queries from `first` on see one of these keys; those before get zeros.
-        first = min(rows, max(0, start))
-        zeros = (0, 0, first, 0)
-        added = turned[:, :, first:]
-        s = (q[:, :, first:] + added) @ w[:, :, block].mT
-        own_column = first - start  # in the block, the token of the query `first`
+        first = min(rows, max(0, row_of_block))
+        rows_before = (0, 0, first, 0)
+        own_column = first - row_of_block  # where the query `first` stands in the block
+
+        seen_change = q_change[:, :, first:]
+        s = (q[:, :, first:] + seen_change) @ w_blocks[:, :, block].mT
         s = s.tril(own_column)
-        change = added @ k[:, :, block].mT - s @ m[:, :, block]
-        parts.append(F.pad(change, zeros))
-        turned = turned - F.pad(s @ v[:, :, block], zeros)
+        logit_change = seen_change @ k_blocks[:, :, block].mT - s @ m[:, :, block]
+        parts.append(F.pad(logit_change, rows_before))
+        q_change = q_change - F.pad(s @ v[:, :, block], rows_before)
     return torch.cat(parts[::-1], dim=-1)[..., :keys]
 
 
 def _reflections(k: Tensor, w: Tensor, beta: Tensor) -> tuple[Tensor, Tensor]:
-    """Return M and V of blocks: k and w (B, H, blocks, size, Dh), beta without Dh."""
-    # (I + stril(B W Wᵀ))^-1. The solver reads only what is below the diagonal, and
-    # takes the diagonal as 1. Solving from the left would take twice the time.
+    """Return M (B, H, blocks, size, size) and V (B, H, blocks, size, Dh), for k and w
+    (B, H, blocks, size, Dh) and beta without Dh.
+    """
+    # T = (I + beta L)^-1 beta, in two steps: X (I + beta L) = I, then T = X beta.
+    # The solver reads only what is below the diagonal, and takes the diagonal as 1.
+    # Solving (I + beta L) X = I would take twice the time.
     unit = torch.eye(w.shape[-2], dtype=w.dtype, device=w.device)
-    coupling = beta[..., None] * (w @ w.mT)  # B W Wᵀ
-    inverse = torch.linalg.solve_triangular(
+    coupling = beta[..., None] * (w @ w.mT)  # beta L, and more above
+    x = torch.linalg.solve_triangular(
         coupling, unit, upper=False, left=False, unitriangular=True
     )
-    weighted = inverse * beta[..., None, :]  # that times B
-    m = weighted @ (w @ k.mT).tril(-1)
-    return m, weighted @ w
+    t = x * beta[..., None, :]
+    m = t @ (w @ k.mT).tril(-1)
+    return m, t @ w

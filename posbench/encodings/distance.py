@@ -30,17 +30,16 @@ class ALiBi(Encoding):
 
     def __init__(self, shape: Shape, slopes: list[float] | None = None) -> None:
         super().__init__(shape)
-        values = slopes
-        if values is None:
-            values = default_slopes(shape.n_heads)
+        m = slopes
+        if m is None:
+            m = default_slopes(shape.n_heads)
         self.expect(
-            len(values) == shape.n_heads,
+            len(m) == shape.n_heads,
             "slopes",
             slopes,
             f"{shape.n_heads} numbers, one per head",
         )
-        m = torch.tensor(values, dtype=torch.float32)
-        self.slopes = nn.Buffer(m, persistent=False)
+        self.slopes = nn.Buffer(torch.tensor(m, dtype=torch.float32), persistent=False)
 
     def distance_bias(self, distance: Tensor, layer: Layer) -> Tensor:
         return -by_head(self.slopes, distance) * distance.abs()
@@ -49,19 +48,24 @@ class ALiBi(Encoding):
         # distances may be clamped, which no number per key can express
         if not layer.consecutive:
             return None
-        # up to a constant per query, -m·(i - j) is m·(j - last)
+        # Up to a constant per query, -m·(i - j) is m·j. Less the last position, the
+        # largest bias is 0.
         places = layer.positions - layer.positions[:, -1:]  # (1|B, T)
-        return self.slopes[:, None] * places[:, None]
+        return self.slopes[:, None] * places[:, None]  # (1|B, H, T)
 
 
 def default_slopes(n_heads: int) -> list[float]:
     """Return the authors' slopes; if H is no power of two, those of the power below and
     every other of its double.
     """
-    c = 1 << (n_heads.bit_length() - 1)  # largest power of two up to n_heads
-    regular = [2 ** (-8 * h / c) for h in range(1, c + 1)]
-    of_double = [2 ** (-4 * h / c) for h in range(1, 2 * c + 1)]
-    return regular + of_double[::2][: n_heads - c]
+    power = 1 << (n_heads.bit_length() - 1)  # of two, the largest up to n_heads
+    every_other_of_double = _slopes(2 * power)[::2]
+    return _slopes(power) + every_other_of_double[: n_heads - power]
+
+
+def _slopes(n_heads: int) -> list[float]:
+    """Return m_h for h = 1 .. n_heads, a power of two."""
+    return [2 ** (-8 * h / n_heads) for h in range(1, n_heads + 1)]
 
 
 def by_head(numbers: Tensor, distance: Tensor) -> Tensor:
@@ -185,12 +189,12 @@ class T5Bias(Encoding):
     the same in every layer.
 
         logits_ij = q_i·k_j / sqrt(d) + E[bucket(i - j), h]
-        bucket(r) = r   for r < n/2, otherwise
-        bucket(r) = min(n - 1, n/2 + floor(n/2 · ln(r / (n/2))
-                                               / ln(max_distance / (n/2))))
+        bucket(r) = r   for r < m, otherwise
+        bucket(r) = min(n - 1, m + floor((n - m) · ln(r / m) / ln(max_distance / m))),
+        m = floor(n/2)
 
-    AdamW moves a number by at most the learning rate per update, so the learning rate
-    of E is `rate` times as large.
+    AdamW moves a number by about the learning rate per update, and E must grow to the
+    size of logits. So its learning rate is `rate` times as large.
 
     Source: Raffel et al. (2020), arXiv:1910.10683, section 2.1, the decoder's form, but
     with 1/sqrt(d).
@@ -227,13 +231,15 @@ class T5Bias(Encoding):
 
     def bucket(self, distance: Tensor) -> Tensor:
         """Return bucket numbers, computed in fp32 as T5 does."""
-        exact = self.num_buckets // 2  # n/2
+        m = self.num_buckets // 2
         r = distance.float().clamp(min=0)
-        log_r = torch.log(r.clamp(min=exact) / exact)
-        log_max = math.log(self.max_distance / exact)
-        far = exact + (log_r / log_max * (self.num_buckets - exact)).long()
+        # near distances do not use it; the clamp avoids ln 0
+        log_r = torch.log(r.clamp(min=m) / m)
+        log_max = math.log(self.max_distance / m)
+        share = log_r / log_max
+        far = m + (share * (self.num_buckets - m)).long()  # floor, as it is positive
         far = far.clamp(max=self.num_buckets - 1)
-        return torch.where(r < exact, r.long(), far)
+        return torch.where(r < m, r.long(), far)
 
 
 class Sandwich(Encoding):
@@ -310,11 +316,11 @@ class FIRE(Encoding):
     """FIRE, functional interpolation for relative positions: a network of shares of the
     longest distance.
 
-        logits_ij = q_i·k_j / sqrt(d) + f( psi(i - j) / psi(max(i, threshold)) )_h,
+        logits_ij = q_i·k_j / sqrt(d) + f( psi(i - j) / psi(max(i, |a·threshold|)) )_h,
         psi(r) = ln(|c r| + 1)
 
-    f is 1 -> 32 -> H with ReLU; f, c and a multiplier of the threshold are learned, per
-    layer.
+    f is 1 -> 32 -> H with ReLU; f, c and a, a multiplier of the threshold, are learned,
+    per layer.
 
     Source: Li et al. (2023), arXiv:2310.04418, section 3, where the threshold is 512 of
     2048 tokens.
@@ -330,9 +336,9 @@ class FIRE(Encoding):
             threshold = shape.train_length / 4
         if threshold is None:
             threshold = shape.train_length
-        self.threshold = float(threshold)
+        self.threshold_at_start = float(threshold)
         self.c = nn.Parameter(torch.full((shape.n_layers,), 0.1))
-        self.multiplier = nn.Parameter(torch.ones(shape.n_layers))
+        self.multiplier = nn.Parameter(torch.ones(shape.n_layers))  # a
         self.networks = nn.ModuleList()  # f of each layer
         for _ in range(shape.n_layers):
             first = nn.Linear(1, 32)
@@ -341,43 +347,47 @@ class FIRE(Encoding):
 
     def bias(self, q: Tensor, k: Tensor, layer: Layer) -> Tensor:
         c = self.c[layer.index]
-        threshold = (self.multiplier[layer.index] * self.threshold).abs()
-        i = layer.positions[:, layer.rows, None]
+        threshold = (self.multiplier[layer.index] * self.threshold_at_start).abs()
+        i = layer.positions[:, layer.rows, None]  # (1|B, Tq, 1)
         longest = torch.maximum(i, threshold)  # (1|B, Tq, 1)
         psi_longest = (c * longest).abs().log1p()
         psi_distance = (c * layer.distance).abs().log1p()  # (1|B, Tq, Tk)
-        shares = psi_distance / (psi_longest + 1e-6)  # never 0 / 0
+        shares = psi_distance / (psi_longest + 1e-6)  # with c = 0 it would be 0 / 0
         outputs = _network(self.networks[layer.index], shares)  # (H, 1|B, Tq, Tk)
         return outputs.movedim(0, 1)
 
 
 def _network(network: nn.Module, shares: Tensor) -> Tensor:
-    """Return a network's outputs (H, *S) for shares (*S), cheaper than by running it:
-    as 33 lines between 32 kinks.
+    """Return network(shares[..., None]), but as (H, *S) for shares (*S), and cheaper.
+
+    With weights w, v and biases b, b' the output of a head is the sum over units of
+    v · max(0, w·share + b), plus b'. A unit turns on or off at its kink, the share
+    -b / w. Between two of the 32 kinks the same units are on, so the output is a
+    straight line: slope · share + intercept, of the units that are on
+
+        slope = sum of w·v,     intercept = sum of b·v, plus b'
     """
     # of the layers 1 -> 32 and 32 -> H
-    first_weight, bias, second_weight, last_bias = network.parameters()
-    weight = first_weight[:, 0]  # (32,)
-    last_weight = second_weight.mT  # (32, H)
+    first_weight, b, second_weight, last_bias = network.parameters()
+    w = first_weight[:, 0]  # (32,)
+    v = second_weight.mT  # (32, H)
 
-    # A unit turns on or off at its kink, where weight · share + bias is 0. Two lines
-    # meet there, so the place of a kink has no gradient of its own.
-    kinks = (-bias / weight).detach()
-    # A kink beyond ±1e4 is far from every input, since shares are in 0 .. 1. A unit
-    # whose weight and bias are 0 is never on, and its kink is NaN.
-    kinks = kinks.nan_to_num(0.0).clamp(-1e4, 1e4)
+    # Two lines meet at a kink, so its place has no gradient of its own.
+    kinks = (-b / w).detach()
+    kinks = kinks.nan_to_num(0.0)  # of a unit with w = b = 0, which is never on
+    kinks = kinks.clamp(-1e4, 1e4)  # far from every share, which is in 0 .. 1
     kinks = kinks.sort().values
 
-    # Between two kinks the same units are on, so that the output is a straight line.
-    # One input of each piece tells which: also one before and one after all kinks.
+    # One input inside each of the 33 pieces tells which units are on there.
     between = (kinks[1:] + kinks[:-1]) / 2
-    middles = torch.cat([kinks[:1] - 1, between, kinks[-1:] + 1])
-    is_on = middles[:, None] * weight + bias > 0  # (33 pieces, 32 units)
-    is_on = is_on.to(weight.dtype)
+    inside = torch.cat([kinks[:1] - 1, between, kinks[-1:] + 1])
+    is_on = inside[:, None] * w + b > 0  # (33 pieces, 32 units)
+    is_on = is_on.to(w.dtype)
 
-    slopes = (is_on * weight) @ last_weight  # (33, H)
-    intercepts = (is_on * bias) @ last_weight + last_bias  # (33, H)
-    piece = torch.searchsorted(kinks, shares.detach())  # how many kinks are below
+    slopes = (is_on * w) @ v  # (33, H)
+    intercepts = (is_on * b) @ v + last_bias  # (33, H)
+    # how many kinks are below a share: the number of its piece, (*S)
+    piece = torch.searchsorted(kinks, shares.detach())
     return _picked(slopes, piece) * shares + _picked(intercepts, piece)
 
 

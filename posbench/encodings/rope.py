@@ -63,8 +63,8 @@ def cos_sin(angles: Tensor, device: torch.device) -> Tensor:
     """Return the cosines and sines of angles (1|B, T, P), with an axis for heads: (2,
     1|B, 1, T, P) fp32.
     """
-    rotations = torch.stack((angles.cos(), angles.sin()))
-    return rotations.float().to(device)[:, :, None]
+    both = torch.stack((angles.cos(), angles.sin()))
+    return both.float().to(device)[:, :, None]
 
 
 def rotate_pairs(x: Tensor, tables: Tensor, layout: Layout) -> Tensor:
@@ -112,6 +112,10 @@ def check_pairs(encoding: str, shape: Shape, multiple: int = 2) -> None:
 class Rotary(Encoding):
     """Base of the encodings that rotate q and k by position · `inv_freq`; most differ
     only in the frequencies.
+
+    Once for all layers, `make_tables` takes cosines and sines of `angles`: positions
+    times `inv_freq`, which is `own_frequencies` times the ratio of an extension. In
+    each layer `rotate` turns q and k by them.
     """
 
     # multiplies q and k, so the logits by its square; YaRN's temperature
@@ -147,9 +151,10 @@ class Rotary(Encoding):
 
     def angles(self, positions: Tensor) -> Tensor:
         """Return the angle of each pair at positions (1|B, T): (1|B, T, P) fp64."""
-        # some frequencies depend on the length of an input
-        lengths = to_fp64(positions).amax(-1, keepdim=True) + 1
-        return angles(positions, self.inv_freq(lengths)[..., None, :])
+        # which the frequencies of dynamic NTK and LongRoPE depend on, (1|B, 1)
+        length = to_fp64(positions).amax(-1, keepdim=True) + 1
+        inv_freq = self.inv_freq(length)  # (P,) or (1|B, P)
+        return angles(positions, inv_freq[..., None, :])
 
     def make_tables(self, positions: Tensor) -> Tensor:
         """Return cosines and sines of the pairs at positions (1|B, T), times the
@@ -188,7 +193,7 @@ class RoPE(PureRotary):
 
         <R(m) q, R(n) k> = <q, R(n - m) k>
         R(m) = blockdiag over pairs p of [[cos a, -sin a], [sin a, cos a]],
-        a = m·base^(-2p/d)
+        a = m·base^(-2p/d),   p = 0 .. d/2 - 1
 
     Option `frequencies`: base^(-2p/d) (`geometric`), 2π / round(2π·base^(2p/d))
     (`resonance`), or a number per pair.
@@ -225,7 +230,8 @@ class RoPE(PureRotary):
         if self.frequencies == "geometric":
             return f
         if self.frequencies == "resonance":
-            return 2 * math.pi / (2 * math.pi / f).round()
+            wavelengths = 2 * math.pi / f
+            return 2 * math.pi / wavelengths.round()
         return f.new_tensor(self.frequencies)
 
 

@@ -29,16 +29,18 @@ def learning_rate(step: int, total: int, training: TrainingConfig) -> float:
     Linear warm-up, then a cosine to `final_learning_rate` x peak; or a constant rate
     that falls over `decay_fraction`.
     """
-    warmup, final = training.warmup_steps, training.final_learning_rate
+    warmup = training.warmup_steps
     if step < warmup:
         return training.learning_rate * (step + 1) / warmup
-    share = 1.0
+    share = 1.0  # of the way from the final rate to the peak
     if training.schedule == "cosine":
         progress = min(1.0, (step - warmup) / max(1, total - 1 - warmup))
         share = 0.5 * (1 + math.cos(math.pi * progress))
     elif training.decay_fraction:
+        # updates of the fall: at least 1, and none of the warm-up
         fall = max(1.0, min(training.decay_fraction * total, total - 1 - warmup))
         share = min(1.0, (total - 1 - step) / fall)
+    final = training.final_learning_rate  # as a share of the peak
     return training.learning_rate * (final + (1 - final) * share)
 
 
@@ -118,7 +120,7 @@ class Outcome(NamedTuple):
         clipping; pass the signals on.
 
         Raises RunFailed if one is not finite. The weights are then as before the
-        update, whatever was begun later.
+        update, whatever was begun later; except on MPS, where they are lost.
         """
         if self.arrived is not None:
             self.arrived.synchronize()
@@ -189,12 +191,11 @@ def _add_gradients(trainer: Trainer, batch: Batch, step: int) -> Tensor:
     loss = torch.zeros((), device=trainer.device)
     parts = batch.parts(trainer.training.accumulation)
     for part in [part.to(trainer.device) for part in parts]:
-        # How many parts with as many scored tokens a batch has. The model returns a
-        # part's mean loss, which counts by 1 / n_alike. Of equal parts it is exactly
-        # their number.
-        n_alike = math.inf
+        # The model returns a part's mean loss, which counts by its share of the scored
+        # tokens. Divided by the inverse, equal parts count exactly alike.
+        inverse_share = math.inf
         if part.n_scored:
-            n_alike = batch.n_scored / part.n_scored
+            inverse_share = batch.n_scored / part.n_scored
         # the same for all parts
         draw = generator(trainer.seed, "positions", step, device=trainer.device)
         with machine.autocast(trainer.device, trainer.dtype):
@@ -205,9 +206,9 @@ def _add_gradients(trainer: Trainer, batch: Batch, step: int) -> Tensor:
                 positions=part.positions,
                 generator=draw,
             )
-            share = mean / n_alike
-        share.backward()  # type: ignore[no-untyped-call]
-        loss += share.detach()
+            summand = mean / inverse_share
+        summand.backward()  # type: ignore[no-untyped-call]
+        loss += summand.detach()
     return loss
 
 
@@ -229,7 +230,9 @@ def _step(trainer: Trainer, loss: Tensor) -> Tensor:
     numbers = torch.stack((loss, norm))
     fails = ~numbers.isfinite().all()
     trainer.failed.copy_(trainer.failed.maximum(fails.float()))
-    if loss.device.type != "mps":  # MPS's fused optimizer may not look at this
+    # torch's fused optimizers leave the weights alone where `found_inf` is 1, but on
+    # MPS they may not look at it
+    if loss.device.type != "mps":
         trainer.optimizer.found_inf = trainer.failed  # type: ignore[attr-defined]
     trainer.optimizer.step()
     return numbers

@@ -70,7 +70,8 @@ def train(
     world = world or World()
     device, dtype, resources = _set_up_machine(config, world)
     tokens, batches = _data(config, world)
-    if restart or checkpoint.at(folder, config.training.steps) is None:
+    is_trained = checkpoint.at(folder, config.training.steps) is not None
+    if restart or not is_trained:
         _try_encoding(config, tokens, device)
 
     opened: contextlib.AbstractContextManager[Run | None] = contextlib.nullcontext()
@@ -85,7 +86,7 @@ def train(
             run.update(data=tokens.record, parameters=parameter_counts(model))
 
         def evaluate(step: int, settings: EvaluationConfig) -> int:
-            # as when a finished run is evaluated, until the next update
+            # encodings act as after training; the next update takes this back
             tell_progress(model, 1.0)
             with_settings = dataclasses.replace(config, evaluation=settings)
             return evaluate_into(run, model, tokens, with_settings, step, device, world)
@@ -167,9 +168,10 @@ def fit(
     if first_step == n_steps:
         return 0
     clock = Clock(trainer, first_step * training.tokens_per_step, state)
-    config = world.from_first(run.as_begun(config) if run else None)
-    validation = validation_of(tokens, config)
-    schedule = schedule_of(config, can_validate=bool(validation))
+    # when is logged, saved and evaluated is as the first attempt had it
+    begun = world.from_first(run.as_begun(config) if run else None)
+    validation = validation_of(tokens, begun)
+    schedule = schedule_of(begun, can_validate=bool(validation))
     ahead = _AHEAD.get(trainer.device.type, 0)
     if run and run.tracker:
         run.tracker.send()
@@ -188,9 +190,10 @@ def fit(
 
     step, stopped = first_step, None
     with (
-        stop_signals(second_interrupts=True) as world.received,
+        stop_signals(second_interrupts=True) as received,
         _progress(run, n_steps, first_step, clock) as updates,
     ):
+        world.received = received  # `world` tells them to the other processes
         unread = Unread(updates)
         while step < n_steps and not stopped:
             trainer.model.train()
@@ -207,8 +210,8 @@ def fit(
             # the same signal in all processes: they have read the same updates
             stopped = world.stopped_by()
             if stopped:
-                # A checkpoint follows: the others are read, too. They may bring no
-                # signal, which `stopped` holds.
+                # A checkpoint follows, so the others are read, too. That overwrites
+                # the signal in `world`.
                 unread.read()
 
             duties.after(step, due, loss, norm, rate)
@@ -218,7 +221,7 @@ def fit(
                 duties.save(step)
         # No process ends before rank 0 has saved: its launcher might then end rank 0. A
         # signal may come meanwhile.
-        stopped = world.from_first(stopped or next(iter(world.received), None))
+        stopped = world.from_first(stopped or next(iter(received), None))
     if stopped:
         name = signal.Signals(stopped).name
         raise Stopped(stopped, f"stopped by {name} after step {step}; saved")
