@@ -327,9 +327,11 @@ class CoPE(Encoding):
     by a gate for each pair.
 
         g_ij = sigmoid(z_ij),   z_ij = q_i·k_j / sqrt(d)
-        p_ij = sum over t = j .. i of g_it, at most P - 1 (P = `max_position`)
+        p_ij = sum over visible t = j .. i of g_it, at most P - 1 (P = `max_position`)
         logits_ij = z_ij + (1 - w)·q_i·e[floor p_ij] + w·q_i·e[ceil p_ij],
         w = p_ij - floor p_ij
+
+    e: P learned vectors per layer, shared by its heads, 0 at the start.
 
     Source: Golovneva et al., "Contextual Position Encoding: Learning to Count What's
     Important", arXiv:2405.18719; the gate's 1/sqrt(d) as in its listing.
@@ -344,22 +346,21 @@ class CoPE(Encoding):
         )
 
     def scores(self, logits: Tensor, q: Tensor, k: Tensor, layer: Layer) -> Tensor:
-        table = self.table[layer.index]  # e, (P, Dh)
-        q_e = q @ table.mT  # q_i·e[0] ... e[P - 1], (B, H, Tq, P); q is unscaled
+        e = self.table[layer.index]  # (P, Dh)
+        u = q @ e.mT  # q_i·e[0] ... q_i·e[P - 1], (B, H, Tq, P); q is unscaled
 
         # later keys are not masked yet
         gates = logits.sigmoid() * layer.visible  # g, (B, H, Tq, Tk)
         p = gates.flip(-1).cumsum(-1).flip(-1)  # summed from the key to the query
-        p = p.clamp(max=len(table) - 1)
-        # a NaN would become a negative number, which is no index
-        floor = p.long().clamp(min=0)
+        p = p.clamp(max=len(e) - 1)
+        n = p.long().clamp(min=0)  # floor p; the clamp is for NaN only
 
-        # With u = q_i·e and n = floor p: (1 - w)·u[n] + w·u[n + 1] is
-        # u[n] + w·(u[n + 1] - u[n]). Where p is whole, w is 0.
-        to_next = F.pad(q_e.diff(dim=-1), (0, 1))  # u[n + 1] - u[n]; 0 at P - 1
+        # (1 - w)·u[n] + w·u[n + 1] = u[n] + w·(u[n + 1] - u[n]). Where p is whole, w is
+        # 0.
+        to_next = F.pad(u.diff(dim=-1), (0, 1))  # u[n + 1] - u[n]; 0 at P - 1
         w = p.frac()
-        logits = logits + q_e.gather(-1, floor)
-        return logits + w * to_next.gather(-1, floor)
+        logits = logits + u.gather(-1, n)
+        return logits + w * to_next.gather(-1, n)
 
 
 class StickBreaking(Encoding):
@@ -416,8 +417,8 @@ class PaTH(Encoding):
         logits_ij = q_i · (H_i H_{i-1} ... H_{j+1}) k_j / sqrt(d),
         H_t = I - beta_t w_t w_tᵀ
 
-    w_t is a unit vector (low rank 32, a causal convolution over three tokens, a SiLU),
-    beta_t = 2 sigmoid(.) per head.
+    w_t is a unit vector per head (of x, by a low rank 32, a causal convolution over
+    three tokens, a SiLU), beta_t = 2 sigmoid(.) per head.
 
     Source: Yang et al. (2025), arXiv:2505.16381; SiLU (off: `silu: false`) and `start`
     as in their layer in fla.
@@ -507,23 +508,25 @@ class PaTHFoX(PaTH):
 
 
 def _logit_change(q: Tensor, k: Tensor, w: Tensor, beta: Tensor, before: int) -> Tensor:
-    """Return what the reflections in between add to q·k, (B, H, Tq, Tk); query r sees
-    the keys up to r + before.
+    """Return what the reflections in between add to q·k, (B, H, Tq, Tk). Query r is
+    token r + before, and sees the keys up to its own.
 
-    Keys are taken in blocks from the right. Of one block W and K are the rows w_t and
-    k_t, L is stril(W Wᵀ) and beta is diag(beta_t); Q' are the queries as the later
-    blocks have left them. stril is tril without the diagonal.
+    One by one, it would be for t = i .. j+1: q' -= beta_t (q'·w_t) w_t, and then
+    logit_ij = q'·k_j. But keys are taken in blocks, from the right. Of one block W and
+    K are the rows w_t and k_t, L is stril(W Wᵀ) and B is diag(beta_t); Q' are the
+    queries as the later blocks have left them. stril is tril without the diagonal.
 
     1. A query meets H_i first, then H_{i-1}, ...: H_t takes c_t w_t off it, where
        c_t = beta_t (q'·w_t - sum over s > t of c_s w_s·w_t).
-    2. For all t at once: C = (S - C L) beta, where S = Q' Wᵀ.
-       So C (I + L beta) = S beta.
-    3. beta (I + L beta)^-1 = (I + beta L)^-1 beta. Call it T: then C = S T.
+    2. For all t at once: C = (S - C L) B, where S = Q' Wᵀ. So C (I + L B) = S B.
+    3. (I + B L) B = B (I + L B), so B (I + L B)^-1 = (I + B L)^-1 B. Call it T: then
+       C = S T.
     4. After the block the queries are Q' - C W = Q' - S V, where V = T W.
     5. Up to key j only tokens t > j count. So the logits are
-       Q' Kᵀ - C stril(W Kᵀ) = Q' Kᵀ - S M, where M = T stril(W Kᵀ).
-    6. Tokens t after the query reflect nothing: S is 0 there. T is lower triangular, so
-       C is 0 there too.
+       Q' Kᵀ - C stril(W Kᵀ) = Q' Kᵀ - S M, where M = T stril(W Kᵀ). Less Q Kᵀ, they
+       are (Q' - Q) Kᵀ - S M.
+    6. Tokens t after the query reflect nothing: tril makes S 0 there. T is lower
+       triangular, so C is 0 there too.
     """
     keys, rows = k.shape[2], q.shape[2]
     # a smaller block makes slim products, a larger one multiplies more zeros above a
@@ -541,17 +544,14 @@ def _logit_change(q: Tensor, k: Tensor, w: Tensor, beta: Tensor, before: int) ->
     q_change = torch.zeros_like(q)  # Q' - Q
     parts = []
     for block in reversed(range(k_blocks.shape[2])):
-        # Query r stands at key r + before. So the block's first key is that of this
-        # query, which is below 0 if the key is before all queries.
-        row_of_block = block * size - before
+        start = block * size  # the block's first token
         # Queries from `first` on see one of these keys; those before get zeros.
-        first = min(rows, max(0, row_of_block))
+        first = min(rows, max(0, start - before))
         rows_before = (0, 0, first, 0)
-        own_column = first - row_of_block  # where the query `first` stands in the block
 
         seen_change = q_change[:, :, first:]
         s = (q[:, :, first:] + seen_change) @ w_blocks[:, :, block].mT
-        s = s.tril(own_column)
+        s = s.tril(first + before - start)  # the query `first` is token first + before
         logit_change = seen_change @ k_blocks[:, :, block].mT - s @ m[:, :, block]
         parts.append(F.pad(logit_change, rows_before))
         q_change = q_change - F.pad(s @ v[:, :, block], rows_before)
@@ -562,14 +562,14 @@ def _reflections(k: Tensor, w: Tensor, beta: Tensor) -> tuple[Tensor, Tensor]:
     """Return M (B, H, blocks, size, size) and V (B, H, blocks, size, Dh), for k and w
     (B, H, blocks, size, Dh) and beta without Dh.
     """
-    # T = (I + beta L)^-1 beta, in two steps: X (I + beta L) = I, then T = X beta.
-    # The solver reads only what is below the diagonal, and takes the diagonal as 1.
-    # Solving (I + beta L) X = I would take twice the time.
+    # T = (I + B L)^-1 B, in two steps: X (I + B L) = I, then T = X B. Solving
+    # (I + B L) X = I would take twice the time.
     unit = torch.eye(w.shape[-2], dtype=w.dtype, device=w.device)
-    coupling = beta[..., None] * (w @ w.mT)  # beta L, and more above
+    # B scales the rows. Below the diagonal it is B L; the rest is not read.
+    coupling = beta[..., None] * (w @ w.mT)
     x = torch.linalg.solve_triangular(
         coupling, unit, upper=False, left=False, unitriangular=True
     )
-    t = x * beta[..., None, :]
+    t = x * beta[..., None, :]  # B scales the columns
     m = t @ (w @ k.mT).tril(-1)
     return m, t @ w

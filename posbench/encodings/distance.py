@@ -320,7 +320,8 @@ class FIRE(Encoding):
         psi(r) = ln(|c r| + 1)
 
     f is 1 -> 32 -> H with ReLU; f, c and a, a multiplier of the threshold, are learned,
-    per layer.
+    per layer. The threshold is a quarter of the training length (`quarter`), all of it
+    (`null`), or a number of tokens.
 
     Source: Li et al. (2023), arXiv:2310.04418, section 3, where the threshold is 512 of
     2048 tokens.
@@ -353,7 +354,8 @@ class FIRE(Encoding):
         psi_longest = (c * longest).abs().log1p()
         psi_distance = (c * layer.distance).abs().log1p()  # (1|B, Tq, Tk)
         shares = psi_distance / (psi_longest + 1e-6)  # with c = 0 it would be 0 / 0
-        outputs = _network(self.networks[layer.index], shares)  # (H, 1|B, Tq, Tk)
+        # as the network of shares[..., None], with the heads in front: (H, 1|B, Tq, Tk)
+        outputs = _network(self.networks[layer.index], shares)
         return outputs.movedim(0, 1)
 
 
@@ -368,14 +370,14 @@ def _network(network: nn.Module, shares: Tensor) -> Tensor:
         slope = sum of w·v,     intercept = sum of b·v, plus b'
     """
     # of the layers 1 -> 32 and 32 -> H
-    first_weight, b, second_weight, last_bias = network.parameters()
+    first_weight, b, second_weight, last_bias = network.parameters()  # the last: b'
     w = first_weight[:, 0]  # (32,)
     v = second_weight.mT  # (32, H)
 
-    # Two lines meet at a kink, so its place has no gradient of its own.
+    # Two lines meet at a kink, so that moving it changes no output: no gradient.
     kinks = (-b / w).detach()
     kinks = kinks.nan_to_num(0.0)  # of a unit with w = b = 0, which is never on
-    kinks = kinks.clamp(-1e4, 1e4)  # far from every share, which is in 0 .. 1
+    kinks = kinks.clamp(-1e4, 1e4)  # far from every share: these are about 0 .. 1
     kinks = kinks.sort().values
 
     # One input inside each of the 33 pieces tells which units are on there.
