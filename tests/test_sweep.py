@@ -310,11 +310,12 @@ def test_a_second_sweep_only_reports(overrides, reports, monkeypatch):
 
 
 @pytest.mark.slow
-def test_a_sweep_of_further_rows_is_finished_when_it_has_them(overrides, monkeypatch):
+def test_a_sweep_of_further_rows_leaves_the_former_one_finished(overrides, monkeypatch):
     arguments = ["encoding=rope,alibi", *overrides]
     trained(arguments)
     sweep.sweep([*arguments, "evaluation.blocks=9"], n_jobs=2)
     monkeypatch.setattr(pool, "start_process", None)
+    sweep.sweep(arguments)
     sweep.sweep([*arguments, "evaluation.blocks=9"])
 
 

@@ -28,7 +28,7 @@ from posbench.config.schema import to_container
 from posbench.errors import InUse, PosbenchError, Stopped, UserError
 from posbench.launch.plans import Plan
 from posbench.run.rows import PLAIN, evaluation_rows, training_rows
-from posbench.run.run import ADDING, Run, load_record
+from posbench.run.run import ADDING, Run, load_config, load_record
 from posbench.terminal import exits
 from posbench.terminal.signals import exit_when_parent_exits, stop_signals
 
@@ -82,14 +82,20 @@ def is_trained(plan: Plan) -> bool:
 
 
 def is_finished(plan: Plan) -> bool:
-    """Return whether nothing is left to do. If evaluation settings are others than last
-    time, the run decides what is missing.
+    """Return whether nothing is left to do. If evaluation settings changed, the run
+    decides what is missing.
     """
     if not is_trained(plan):
         return False
     wanted = to_container(plan.config)["evaluation"]
-    evaluated = record(plan).get("evaluated")
-    return bool(wanted == evaluated)
+    if wanted == record(plan).get("evaluated"):
+        return True
+    # A command that is repeated takes back nothing that another one has added since.
+    try:
+        trained_with = load_config(plan.folder)
+    except UserError:
+        return False
+    return bool(wanted == to_container(trained_with)["evaluation"])
 
 
 def loss_at_train_length(plan: Plan) -> float | None:
