@@ -31,7 +31,13 @@ from posbench.launch.run import config_with_measured_lengths, evaluate_runs
 from posbench.model.gpt import build
 from posbench.results import compare
 from posbench.results.frame import read
-from posbench.run.rows import EvaluationRow, evaluation_rows, on_shared_targets
+from posbench.run.rows import (
+    PLAIN,
+    EvaluationRow,
+    evaluation_rows,
+    every_row,
+    on_shared_targets,
+)
 from posbench.run.run import Run, load_record
 from posbench.training.train import train
 
@@ -554,7 +560,7 @@ def test_a_longer_length_gives_a_curve_on_one_set_of_targets(trained):
 
     curve = curve_of(folder)
     assert points_of(before) < points_of(curve)
-    assert lengths_of(curve) == {16, 32, 64, 128}
+    assert lengths_of(curve) == {16, 32, 64, 96, 128}
     for protocol in ("fixed_target", "nonoverlap"):
         digests = digests_of(curve, protocol)
         assert len(digests) == 1
@@ -620,6 +626,34 @@ def test_shorter_lengths_asked_for_later_score_the_targets_of_the_longest(traine
     added = [row for row in curve_of(folder) if row not in curve]
     assert lengths_of(added) == {96}
     assert digests_of(added, "fixed_target") == digests_of(curve, "fixed_target")
+
+
+@pytest.mark.parametrize("n_rows", [1, 8, 9, 10])
+def test_a_growth_that_stops_half_way_leads_to_no_third_targets(
+    trained, monkeypatch, n_rows
+):
+    config, folder = trained
+    longer = apply(config, ["ratio=6,8"])
+    log = Run.log
+    logged = []
+
+    def log_some(run, row):
+        if len(logged) == n_rows:
+            raise KeyboardInterrupt
+        logged.append(row)
+        log(run, row)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Run, "log", log_some)
+        with pytest.raises((KeyboardInterrupt, Stopped)):
+            evaluate_run(folder, longer)
+    evaluate_run(folder, config)  # the former command, repeated
+    evaluate_run(folder, longer)
+
+    rows = every_row(folder)
+    assert len(digests_of(rows, "fixed_target")) == 2
+    curve = of_kind(curve_of(folder), PLAIN)
+    assert lengths_of(curve) == {16, 32, 64, 96, 128}
 
 
 def test_an_extension_after_a_longer_length_has_all_lengths_of_the_curve(trained):

@@ -158,6 +158,7 @@ class Evaluation(AnyEvaluation):
             key = _row_of(self, measurement).key
             if key in existing_keys:  # their settings may ask for more than these
                 wanted[key] = measurement
+        n_existing = len(wanted)
         # a row asked for anew keeps its place, but is measured as asked
         for measurement in requests.measurements(self.settings, train_length):
             key = _row_of(self, measurement).key
@@ -166,7 +167,25 @@ class Evaluation(AnyEvaluation):
         placed = requests.with_windows(
             [*wanted.values()], self.settings, self.split, train_length
         )
-        return [_requested(self, measurement, numbers_of) for measurement in placed]
+        rows = [_requested(self, measurement, numbers_of) for measurement in placed]
+        longest = max(rows, key=lambda row: row[0].length, default=None)
+        if longest in rows[n_existing:] and _moves(rows, existing):
+            # It settles the new targets, so it is the first of the missing rows. A
+            # command that is repeated after a stop would else choose third targets, for
+            # a shorter length.
+            rows.remove(longest)
+            rows.insert(n_existing, longest)
+        return rows
+
+
+def _moves(requested: Sequence[Requested], existing: Sequence[EvaluationRow]) -> bool:
+    """Return whether an existing row is requested on other targets than it has."""
+    targets = {row.key: row.targets_sha256 for row, _ in requested}
+    for row in existing:
+        is_requested = row.measured and row.key in targets
+        if is_requested and row.targets_sha256 != targets[row.key]:
+            return True
+    return False
 
 
 def _row_of(evaluation: Evaluation, measurement: Measurement) -> EvaluationRow:
