@@ -22,10 +22,12 @@ from posbench.rope.reading import (
     bound_by_base,
     configuration,
     first_difference,
+    layers_of,
     remarks,
     ropes,
     unread,
 )
+from posbench.rope.trial import model_class
 from posbench.show import rope_picture
 
 transformers = pytest.importorskip("transformers")
@@ -292,38 +294,160 @@ def test_the_share_of_a_head_that_turns_is_the_classs_or_that_of_the_file(kind, 
     assert rope.width == width
 
 
-# Models whose modules have names of their own, or that need more than their defaults.
-APART = """blt cohere_compass_text gemma4_assistant internlm3 iquestcoder musicgen
-    musicgen_melody recurrent_gemma"""
+CAUSAL = transformers.models.auto.modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+# What their classes leave to a file.
+COMPLETED: dict[str, dict[str, Any]] = {
+    "bamba": {"attn_layer_indices": [9, 18, 27]},
+    "deepseek_v2": {"topk_group": 1, "n_group": 1, "num_experts_per_tok": 6},
+    "dots1": {"n_routed_experts": 8, "num_experts_per_tok": 2, "n_shared_experts": 1},
+    "hunyuan_v1_dense": {"head_dim": 128},
+    "hunyuan_v1_moe": {"head_dim": 128},
+    "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 16},
+    "ministral": {"head_dim": 128},
+    "nemotron": {"num_key_value_heads": 8},
+    "recurrent_gemma": {"max_position_embeddings": 8192},
+    "zamba2": {"use_mem_rope": True},
+}
+NO_ROPE = [
+    "bart",
+    "bert",
+    "bert-generation",
+    "big_bird",
+    "bigbird_pegasus",
+    "biogpt",
+    "blenderbot",
+    "blenderbot-small",
+    "bloom",
+    "camembert",
+    "codegen",
+    "cpmant",
+    "ctrl",
+    "data2vec-text",
+    "electra",
+    "ernie",
+    "falcon_mamba",
+    "git",
+    "gpt-sw3",
+    "gpt2",
+    "gpt_bigcode",
+    "gpt_neo",
+    "gptj",
+    "granitemoehybrid",
+    "inkling2_text",
+    "inkling_text",
+    "jamba",
+    "kimi_linear",
+    "mamba",
+    "mamba2",
+    "marian",
+    "mbart",
+    "megatron-bert",
+    "mpt",
+    "mvp",
+    "nemotron_h",
+    "openai-gpt",
+    "opt",
+    "pegasus",
+    "plbart",
+    "prophetnet",
+    "reformer",
+    "rembert",
+    "roberta",
+    "roberta-prelayernorm",
+    "roc_bert",
+    "roformer",
+    "rwkv",
+    "whisper",
+    "xglm",
+    "xlm",
+    "xlm-roberta",
+    "xlm-roberta-xl",
+    "xlnet",
+    "xlstm",
+    "xmod",
+    "zamba",
+]
+# Their classes give no model, even of a whole file, or none whose layers are known.
+UNTRIED = [
+    "cohere_compass_text",
+    "dbrx",
+    "gemma4_assistant",
+    "gemma4_unified_assistant",
+    "gpt_neox_japanese",
+    "musicgen",
+    "musicgen_melody",
+    "qwen4_exp",
+    "qwen4_exp_text",
+    "trocr",
+]
+WITH_ROPE = sorted({*CAUSAL} - {*NO_ROPE} - {*UNTRIED})
+# By kind: its layers with attention and no RoPE.
+NOPE = {
+    "afmoe": 8,
+    "beam": 9,
+    "cohere2": 10,
+    "cohere2_moe": 10,
+    "exaone4": 8,
+    "exaone_moe": 8,
+    "flint": 14,
+    "kolibri1": 10,
+    "llama4": 12,
+    "llama4_text": 12,
+    "smollm3": 9,
+}
+# Their layers are fewer than `num_hidden_layers`, or have that in no one place.
+LAYERS = {"blt": 49, "hrm_text": 32, "longcat_flash": 28}
 
 
-def causal_kinds() -> list[str]:
-    auto = transformers.models.auto.modeling_auto
-    kinds = set(auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
-    return sorted(kinds.difference(APART.split()))
+def number_in(share: str) -> int:
+    """Return the layers in words such as `full_attention, 8 of 32 layers: no RoPE`."""
+    return int(re.findall(r"(\d+)(?: of \d+)? layers", share)[0])
 
 
 @pytest.mark.slow
-def test_every_causal_model_of_transformers_with_rope_is_read():
-    n_read = 0
-    for kind in causal_kinds():
-        config = configuration({"model_type": kind})
-        has_rope = getattr(config, "rope_parameters", None)
-        if has_rope and kind != "granitemoehybrid":
-            for rope in ropes(config):
-                assert rope.width > 0, kind
-            n_read += 1
-    assert n_read >= 120
+@pytest.mark.parametrize("kind", WITH_ROPE)
+def test_every_causal_kind_with_rope_is_read_as_its_module_and_its_layers(kind):
+    config = configuration({"model_type": kind, **COMPLETED.get(kind, {})})
+
+    every_rope, others = layers_of(config)
+
+    counts = dict.fromkeys((rope.layers, rope.share) for rope in every_rope)
+    n_rotated = sum(number_in(share) for _, share in counts)
+    n_others = sum(map(number_in, others))
+    n_layers = LAYERS.get(kind) or config.num_hidden_layers
+    assert n_rotated + n_others == n_layers
+    nope = [number_in(line) for line in others if "no RoPE" in line]
+    assert sum(nope) == NOPE.get(kind, 0)
+    modeling = sys.modules[model_class(config).__module__]
+    names = [name for name in vars(modeling) if name.endswith("RotaryEmbedding")]
+    own = [name for name in names if "Vision" not in name]
+    module = getattr(modeling, min(own, key=len))(config=config)
+    for rope in every_rope:
+        if rope.layers and " and " not in rope.layers and kind not in NOPE:
+            types = config.layer_types
+            assert types.count(rope.layers) == number_in(rope.share)
+        if kind != "blt":  # its parts have configurations of their own
+            f = getattr(module, f"{rope.key}_inv_freq" if rope.key else "inv_freq")
+            assert_close(rope.at(512)[0].float(), f, rtol=1e-5, atol=1e-9)
+        if rope.layers == "sliding_attention":
+            assert rope.window is not None
+            assert abs(rope.window[0] - config.sliding_window) <= 1
 
 
 @pytest.mark.slow
-def test_every_causal_model_of_transformers_without_rope_is_refused_by_name():
-    for kind in causal_kinds():
-        config = configuration({"model_type": kind})
-        if not getattr(config, "rope_parameters", None):
-            message = f"'{config.model_type}' has no RoPE"
-            with pytest.raises(Undefined, match=message):
-                ropes(config)
+@pytest.mark.parametrize("kind", NO_ROPE)
+def test_every_causal_kind_without_rope_is_refused_by_name(kind):
+    config = configuration({"model_type": kind})
+    with pytest.raises(Undefined, match=f"'{config.model_type}' has no RoPE"):
+        ropes(config)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", UNTRIED)
+def test_every_causal_kind_that_cannot_be_tried_is_refused_in_one_line(kind):
+    with pytest.raises(UserError) as refusal:
+        ropes(configuration({"model_type": kind}))
+    assert "\n" not in str(refusal.value)
 
 
 REFUSED: list[tuple[dict[str, Any], str]] = [

@@ -213,15 +213,14 @@ def _rope(
     share: str,
     kind: trial.Layers,
     key: trial.Kind,
-    turned_at: Callable[[Tensor], Any],
+    turned_until: Callable[[int], Any],
 ) -> Rope:
     part = config.rope_parameters
     if key:
         part = part[key]
 
     def at(length: int) -> tuple[Tensor, float]:
-        turned = turned_at(torch.tensor([trial.FIRST, length - 1]))
-        factors = trial.factors(turned)
+        factors = trial.factors(turned_until(length - 1))
         return factors.angle(), float(factors[0].abs())
 
     longest = getattr(config, "max_position_embeddings", None)

@@ -4,7 +4,7 @@ which of its layers.
 It has no weights: they are on the meta device, which keeps shapes alone. Rotary modules
 and activations are on the CPU. What a weight makes of an activation is replaced by
 numbers that depend on its shape alone, so that no layer hears of the one before. A
-layer is reached by what changes the numbers that its weights are given.
+layer is reached by what changes the numbers that its weights, or a softmax, are given.
 """
 
 import copy
@@ -21,6 +21,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from posbench.errors import Undefined
+from posbench.rope.imports import transformers
 
 # positions: of the first token, and of a second one that is near or far
 FIRST, NEAR, FAR = 1, 2, 2**20
@@ -53,18 +54,20 @@ class Trial(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self.turns = turns
         self.hidden = hidden
-        # each as a function of positions (2,)
-        self.rotations: dict[Rotation, Callable[[Tensor], Any]] = {}
+        # each as a function of the second position
+        self.rotations: dict[Rotation, Callable[[int], Any]] = {}
         self.windows: set[Window] = set()
         self._layer: nn.Module | None = None
         self._seen: dict[nn.Module | None, float] = {}
 
         model = self._build(config)
         self._run(model, torch.tensor([[FIRST, second]]))
-        # what the weights of each layer were given, in one number
+        # what the weights and softmaxes of each layer were given, in one number
         self.layers = [
             self._seen[layer] for layer in model.modules() if layer in self._seen
         ]
+        if not self.layers:
+            raise Undefined(f"the layers of '{config.model_type}' cannot be told apart")
 
     def reached(self, other: "Trial") -> set[int]:
         """Return the layers that differ from another trial's."""
@@ -79,6 +82,7 @@ class Trial(TorchDispatchMode):  # type: ignore[no-untyped-call]
         config._experts_implementation = "eager"
         with torch.device("meta"):
             model = model_class(config)(config).eval()
+        model.to("meta")  # DiffLlama draws some of its weights elsewhere
         has_rotary = False
         for parent in [*model.modules()]:
             for name, module in [*parent.named_children()]:
@@ -120,17 +124,19 @@ class Trial(TorchDispatchMode):  # type: ignore[no-untyped-call]
         kinds = [layer_type] if layer_type else []
 
         def rotation(positions: Tensor) -> Any:
-            unused = copy.deepcopy(rotary)  # it may keep what it has read
-            return type(rotary).forward(unused, x, positions, *kinds)
+            # a new one: it may keep what it has read
+            return type(rotary)(config=rotary.config)(x, positions, *kinds)
 
-        def of_two(positions: Tensor) -> Any:
-            return rotation(positions.expand(position_ids.shape))
+        def until(second: int) -> Any:
+            positions = torch.full_like(position_ids, second)
+            positions[..., 0] = FIRST
+            return rotation(positions)
 
         turned = rotation(position_ids)
         if not position_ids.numel():
             return turned
         key = (layer_type, tuple(factors(turned).tolist()))
-        self.rotations.setdefault(key, of_two)
+        self.rotations.setdefault(key, until)
         if self.turns is None or self.turns(key):
             return turned
         return rotation(torch.zeros_like(position_ids))
@@ -141,6 +147,11 @@ class Trial(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if window in self.hidden:
             options["mask_function"] = _itself
         return original(**options)
+
+    def _hear(self, activation: Tensor) -> None:
+        if activation.is_floating_point():
+            number = float(activation.double().sin().nansum())
+            self._seen[self._layer] = self._seen.get(self._layer, 0.0) + number
 
     def __torch_dispatch__(
         self, operation: Any, types: Any, args: Any = (), kwargs: Any = None
@@ -153,13 +164,13 @@ class Trial(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if torch.is_tensor(leaf):
                 tensors.append(leaf)
         activations = [tensor for tensor in tensors if not tensor.is_meta]
-        if not activations or len(activations) == len(tensors):
+        is_mixed = 0 < len(activations) < len(tensors)
+        if is_mixed or operation is torch.ops.aten._softmax.default:
+            for activation in activations:
+                self._hear(activation)
+        if not is_mixed:
             return pytree.tree_map(_without_large, operation(*args, **options))
 
-        for activation in activations:
-            if activation.is_floating_point():
-                number = float(activation.double().sin().nansum())
-                self._seen[self._layer] = self._seen.get(self._layer, 0.0) + number
         if "device" in options:
             options["device"] = torch.device("meta")
         args, options = pytree.tree_map(_to_meta, (args, options))
@@ -239,11 +250,13 @@ def _itself(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
 
 def model_class(config: Any) -> Any:
     """Return the library's class of models without a head that has a configuration."""
+    known = transformers().AutoModel._model_mapping
+    if type(config) in known:
+        return known[type(config)]
+    # a part of a model
     module = type(config).__module__.replace("configuration_", "modeling_")
     for name, model in vars(importlib.import_module(module)).items():
-        if not name.endswith("Model") or name.endswith("PreTrainedModel"):
-            continue
-        if getattr(model, "config_class", None) is type(config):
+        if name.endswith("TextModel") and model.config_class is type(config):
             return model
     raise Undefined(f"transformers has no model of '{config.model_type}' by itself")
 
