@@ -17,7 +17,7 @@ from posbench.encodings.rope import Rotary
 from posbench.errors import Undefined
 from posbench.rope.parameters import rope_parameters
 from posbench.rope.reading import ropes
-from posbench.rope.trial import is_rotary
+from posbench.rope.trial import factors, is_rotary
 
 # largest error of cosines and sines: the library's frequencies are fp32
 _TOLERANCE = 1e-5
@@ -147,8 +147,8 @@ def turns_as(
     modules = [module for module in model.modules() if is_rotary(module)]
     for module in modules:
         for layers, rope in rotations.items():
-            factors = _factors(module, layers, length, rope.width // 2)
-            if factors is None or not _are_those_of(rope, factors):
+            found = _factors(module, layers, length, rope.width // 2)
+            if found is None or not _are_those_of(rope, found):
                 return False
     return bool(modules)
 
@@ -164,16 +164,10 @@ def _factors(
     positions = torch.tensor([[1, length - 1]], device=device)
     kinds = [layers] if layers else []
     made = module(torch.zeros(1, device=device), positions, *kinds)
-    if torch.is_tensor(made):  # Llama 4
-        factors = made[0, 0]
-    else:
-        cos, sin = made
-        factors = torch.complex(cos.double(), sin.double())[0, 0]
-    if torch.equal(factors[::2], factors[1::2]):  # interleaved: each twice in a row
-        factors = factors[::2]
-    if len(factors) < n_pairs:
+    found = factors(made)
+    if len(found) < n_pairs:
         return None
-    return factors[:n_pairs].cpu().to(torch.complex128)
+    return found[:n_pairs].cpu()
 
 
 def _are_those_of(rope: Rotary, factors: Tensor) -> bool:
