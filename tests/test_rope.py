@@ -396,8 +396,9 @@ NOPE = {
     "smollm3": 9,
 }
 # Their layers are fewer than `num_hidden_layers`, or have that in no one place.
+# Zamba 2's 9 blocks of attention are counted beside its 54 of Mamba.
 # Those of Llama 3.2 Vision that attend to images read no text.
-LAYERS = {"blt": 49, "hrm_text": 32, "longcat_flash": 28, "mllama": 32}
+LAYERS = {"blt": 49, "hrm_text": 32, "longcat_flash": 28, "mllama": 32, "zamba2": 63}
 
 
 def number_in(share: str) -> int:
