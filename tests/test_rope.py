@@ -488,6 +488,13 @@ def test_a_key_that_nothing_reads_is_named(others, line):
     assert line in finding
 
 
+def test_a_file_without_the_number_of_key_heads_is_read():
+    (rope,) = read(
+        {"model_type": "qwen2", "hidden_size": 448, "num_attention_heads": 7}
+    )
+    assert rope.width == 64
+
+
 def test_nothing_is_said_of_a_key_that_the_kinds_own_class_reads():
     settings = {"model_type": "minimax_m2", "rotary_dim": 64}
     assert unread(settings, configuration(settings)) == []

@@ -80,6 +80,12 @@ class Trial(TorchDispatchMode):  # type: ignore[no-untyped-call]
         config = copy.deepcopy(config)
         config._attn_implementation = "eager"
         config._experts_implementation = "eager"
+        # a short file may leave out a number of heads, which does not matter here
+        n_heads: Any = getattr(config, "num_attention_heads", None)
+        n_kv_heads: Any = getattr(config, "num_key_value_heads", None)
+        both_are_numbers = isinstance(n_heads, int) and isinstance(n_kv_heads, int)
+        if both_are_numbers and n_heads % n_kv_heads:
+            config.num_key_value_heads = n_heads
         with torch.device("meta"):
             model = model_class(config)(config).eval()
         model.to("meta")  # DiffLlama draws some of its weights elsewhere
