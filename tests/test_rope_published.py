@@ -157,6 +157,7 @@ ROPES["Qwen3-Next"] = [("2 of 8 layers", None, 1e7, 64, 1.0)]
 OTHERS["Qwen3-Next"] = ["linear_attention, 6 of 8 layers: no attention"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", SETTINGS)
 def test_a_published_models_layers_are_counted_as_they_are(model):
     ropes, others = layers_of(configuration(SETTINGS[model]))
@@ -188,3 +189,11 @@ WITHOUT = ["gpt_bigcode", "ctrl", "openai-gpt", "inkling_text", "bamba"]
 def test_a_model_without_rope_is_not_believed_to_have_it(kind):
     with pytest.raises(Undefined, match=f"'{kind}' has no RoPE"):
         layers_of(configuration({"model_type": kind}))
+
+
+def test_the_base_of_a_layer_is_the_one_that_turns_it():
+    thetas = {"layer_rope_theta": [5e4, 5e4, 5e4, 1e6]}
+    config = configuration({**SETTINGS["Granite SWA"], **thetas})
+    (full, sliding), _ = layers_of(config)
+    assert full.base == 1e6
+    assert sliding.base == 5e4

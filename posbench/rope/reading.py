@@ -235,13 +235,26 @@ def _rope(
         share=share,
         key=key,
         parameters=part,
-        base=float(part["rope_theta"]),
+        base=_base(part, at(train_length)[0]),
         train_length=train_length,
         longest=max(longest or 0, round(factor * train_length)),
         window=kind.window,
         is_scaled=kind.is_scaled,
         at=at,
     )
+
+
+def _base(parameters: Mapping[str, Any], f: Tensor) -> float:
+    """Return the base of frequencies (P,). A model may have one of its own for some
+    layers, in no section on RoPE.
+    """
+    base = float(parameters["rope_theta"])
+    if parameters["rope_type"] != "default" or len(f) < 2:
+        return base
+    own_base = float(f[1]) ** -len(f)
+    if abs(own_base / base - 1) < 0.01:
+        return base
+    return float(f"{own_base:.4g}")  # fp32 has no more digits of it
 
 
 def of_encoding(
