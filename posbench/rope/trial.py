@@ -80,9 +80,10 @@ class Trial(TorchDispatchMode):  # type: ignore[no-untyped-call]
         config = copy.deepcopy(config)
         config._attn_implementation = "eager"
         config._experts_implementation = "eager"
-        # a short file may leave out a number of heads, which does not matter here
-        n_heads: Any = getattr(config, "num_attention_heads", None)
-        n_kv_heads: Any = getattr(config, "num_key_value_heads", None)
+        # A short file may leave out a number of heads, which does not matter here. Some
+        # kinds refuse to give one that may differ by layer, so `vars` is asked.
+        n_heads = vars(config).get("num_attention_heads")
+        n_kv_heads = vars(config).get("num_key_value_heads")
         both_are_numbers = isinstance(n_heads, int) and isinstance(n_kv_heads, int)
         if both_are_numbers and n_heads % n_kv_heads:
             config.num_key_value_heads = n_heads
