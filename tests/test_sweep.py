@@ -205,6 +205,7 @@ WRONG_FILES = [
         "mine.yaml: sets is {'encoding': 'rope'}: expected text",
     ),
     ("shared: [seed=1]", "mine.yaml: missing key 'sets'"),
+    ("sets: []", "mine.yaml: sets is empty"),
 ]
 
 

@@ -117,6 +117,11 @@ def read_sets(
 
 def _read_file(path: Path) -> SweepFile:
     try:
-        return validate(SweepFile, load(path))
+        file = validate(SweepFile, load(path))
     except UserError as error:
         raise UserError(f"{path}: {error}") from None
+    if not file.sets:
+        raise UserError(
+            f"{path}: sets is empty: expected a list such as '- encoding=rope,alibi'"
+        )
+    return file
