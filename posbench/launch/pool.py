@@ -85,10 +85,11 @@ def is_finished(plan: Plan) -> bool:
     """Return whether nothing is left to do. If evaluation settings changed, the run
     decides what is missing.
     """
-    if not is_trained(plan):
+    old_record = record(plan)
+    if old_record.get("status") != "done":
         return False
     wanted = to_container(plan.config)["evaluation"]
-    if wanted == record(plan).get("evaluated"):
+    if wanted == old_record.get("evaluated"):
         return True
     # A command that is repeated takes back nothing that another one has added since.
     try:
