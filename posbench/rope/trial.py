@@ -23,8 +23,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from posbench.errors import Undefined
 from posbench.rope.imports import transformers
 
-# positions: of the first token, and of a second one that is near or far
-FIRST, NEAR, FAR = 1, 2, 2**20
+FIRST = 1  # the position of the first token
+NEAR = 2  # that of the second, or else
+FAR = 2**20
 # The numbers of a tensor that has values. What is larger is a weight, or is padding of
 # a recurrent layer.
 _MOST_NUMBERS = 2**20
