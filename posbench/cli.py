@@ -526,8 +526,8 @@ def list_(sections: Sections = None, as_json: AsJson = False) -> None:
 def properties(names: AnySchemes = None, as_json: AsJson = False) -> None:
     """Measure the properties that tutorials want from an encoding.
 
-    These are: order, uniqueness, relative, continuous, invariant, purpose, mean and
-    spread.
+    These are: order, uniqueness, relative, continuous, invariant, purpose, mean, spread
+    and the share of key pairs whose order flips with distance.
     """
     from posbench.show import properties
 
@@ -545,12 +545,14 @@ def show(
     """Draw an encoding, or what a run's encoding has learned.
 
     As a PNG file; --text describes it in words. A run is drawn with its learned
-    weights, and with the attention of its model on its own test text.
+    weights, and with the attention of its model on its own test text. Of an encoding it
+    prints the share of key pairs whose order flips with distance.
     """
     if not text:
         from posbench.show import command
 
         command.main(names, png, phrase, words)
+        command.print_flips(names)
         return
     from posbench import listing
 

@@ -47,6 +47,15 @@ def test_a_bias_is_drawn_by_distance_for_each_head():
         assert_allclose(panel.curves[head], bias, atol=1e-4)
 
 
+def test_a_table_flips_no_order_and_ends_before_the_longer_input(capsys, tmp_path):
+    png = tmp_path / "show.png"
+
+    assert support.posbench("show", "learned", "--png", str(png)) == 0
+
+    printed = capsys.readouterr().out
+    assert "flips with distance: 0.00 at 128 tokens, n/a at 1,024 tokens" in printed
+
+
 def test_what_depends_on_the_place_is_drawn_with_its_spread():
     of_sinusoidal = drawn("sinusoidal")["Dot product of two codes"]
     of_sine = drawn("sine")["Dot product of two codes"]

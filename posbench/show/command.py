@@ -20,7 +20,7 @@ from posbench.config import compose, shipped
 from posbench.errors import UserError
 from posbench.reports import charts
 from posbench.run.find import of_id, run_folder
-from posbench.show import panels
+from posbench.show import flips, panels
 from posbench.show.panels import Build, Panel, Picture
 
 COLUMNS, WIDTH, HEIGHT = 4, 3.0, 2.2  # panels in a row, and the inches of each
@@ -87,15 +87,25 @@ def builder(name: str, words: list[str]) -> tuple[str, Build]:
     return label, functools.partial(panels.build, scheme.name, options)
 
 
+def print_flips(names: list[str]) -> None:
+    """Print how often distance flips the order of two keys, for each encoding."""
+    for scheme in split(names):
+        if not _is_run(*scheme):
+            print(flips.line(*builder(*scheme)))
+
+
 def _picture(name: str, options: list[str]) -> Picture:
     """Return the picture of a run, or of an encoding."""
-    choices = shipped.choices("encoding", (), shipped.EVERY)
-    is_encoding = name in choices or encodings.PLACE.fullmatch(name)
-    if not is_encoding and not options:
-        folder = of_id(Path(name))
-        if folder.is_dir() or "/" in name:
-            return panels.run_picture(run_folder(folder))
+    if _is_run(name, options):
+        return panels.run_picture(run_folder(of_id(Path(name))))
     return panels.picture(*builder(name, options))
+
+
+def _is_run(name: str, options: list[str]) -> bool:
+    choices = shipped.choices("encoding", (), shipped.EVERY)
+    if options or name in choices or encodings.PLACE.fullmatch(name):
+        return False
+    return of_id(Path(name)).is_dir() or "/" in name
 
 
 def draw(pictures: Sequence[Picture]) -> charts.Picture:

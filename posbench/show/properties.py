@@ -17,7 +17,7 @@ from posbench.encodings.base import Encoding, Shape
 from posbench.errors import UserError
 from posbench.model.standalone import attention_output
 from posbench.reports.render import Column, Row, Table
-from posbench.show import command, panels
+from posbench.show import command, flips, panels
 from posbench.terminal import console
 
 # One head. train_length is above T5's max_distance, and no power of 2: the ends of
@@ -34,7 +34,8 @@ BELOW = {
     "continuous": 1 / 16,
     "invariant": 1e-5,
 }
-PROPERTIES = (*ABOVE, *BELOW, "purpose", "mean", "spread")
+FLIPS = ("flips_1x", "flips_8x")
+PROPERTIES = (*ABOVE, *BELOW, "purpose", "mean", "spread", *FLIPS)
 
 
 def main(words: list[str] | None = None, as_json: bool = False) -> None:
@@ -46,7 +47,7 @@ def main(words: list[str] | None = None, as_json: bool = False) -> None:
         return
     columns = [Column("encoding", "encoding", text=True)]
     for spare, name in enumerate(PROPERTIES):
-        head = name.replace("relative_", "rel. ")
+        head = name.replace("relative_", "rel. ").replace("_", " ")
         columns.append(Column(name, head, in_words, spare, text=True))
     table = Table("", frame, columns, "--json has the numbers behind the words")
     table.print(console.stdout())
@@ -63,6 +64,8 @@ def in_words(row: Row, name: str) -> str:
         return str(value)
     if name in ("mean", "spread"):
         return f"{value:.3g}"
+    if name in FLIPS:
+        return f"{value:.2f}"
     if name == "order" and 0.01 < value < ABOVE[name]:
         return "partial"
     if name in ABOVE and value < ABOVE[name]:
@@ -83,6 +86,7 @@ def measure(words: list[str] | None = None) -> pd.DataFrame:
         encoding = build(SHAPE)
         # at scale 1, at the start of training
         code = _input_code(build(SHAPE, draw=False), SHAPE.train_length)
+        flips_1x, flips_8x = flips.shares(build)
         row: dict[str, object] = {
             "encoding": label,
             "order": _order(encoding),
@@ -94,6 +98,8 @@ def measure(words: list[str] | None = None) -> pd.DataFrame:
             "purpose": _purpose(encoding),
             "mean": float(code.mean()),
             "spread": float(code.square().mean().sqrt()),
+            "flips_1x": flips_1x,
+            "flips_8x": flips_8x,
         }
         rows.append(row)
     return pd.DataFrame(rows)
