@@ -3,6 +3,7 @@ contributors' example.
 """
 
 import collections
+import functools
 import json
 import os
 import pathlib
@@ -28,6 +29,7 @@ from posbench.results.compare import compare
 from posbench.results.frame import read
 from posbench.run import checkpoint
 from posbench.run.rows import read_rows
+from posbench.show import flips, panels
 
 ROOT = pathlib.Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
@@ -232,8 +234,9 @@ def test_the_catalogue_is_that_of_the_rows_of_both_seeds():
 
     assert len(lines) == 75
     assert len(first) == 75
-    for name, _, nll, rise_2x, rise_8x, reach in lines:
+    for name, _, nll, rise_2x, rise_8x, reach, share in lines:
         label = name.split("`")[1]
+        assert ("→" in share) != label.startswith("layered/")
         cells = {"nll": nll, "rise_2x": rise_2x, "rise_8x": rise_8x}
         for column, cell in cells.items():
             both = cell.replace("undefined", "nan, nan").split(", ")
@@ -243,6 +246,19 @@ def test_the_catalogue_is_that_of_the_rows_of_both_seeds():
         printed = re.findall(r"\d+", reach.replace(",", ""))
         holds = first.loc[[label], "holds_to"].dropna()
         assert [float(number) for number in printed] == holds.round().tolist()
+
+
+FLIPS = re.findall(
+    r"^\| \[`(\w+)`.* (\S+)→(\S+) \|$", text_of("docs/catalogue.md"), re.M
+)
+
+
+@pytest.mark.sample(20)
+@pytest.mark.parametrize(("name", "near", "far"), FLIPS)
+def test_the_catalogue_says_how_often_distance_flips_an_order(name, near, far):
+    printed = [float(near), float(far.replace("n/a", "nan"))]
+    shares = flips.shares(functools.partial(panels.build, name, {}))
+    assert printed == pytest.approx(shares, abs=0.0051, nan_ok=True)
 
 
 def blocks_of_the_contributors_guide(section: str) -> list[str]:

@@ -89,28 +89,19 @@ def test_figures_are_those_that_a_page_works_out(name, column, expected):
     assert figure == pytest.approx(expected, rel=2e-3, abs=1e-6)
 
 
-def chance_of_a_flip(pairs: int, moved: int) -> float:
-    """Return the chance that RoPE flips the order of two keys that move so far.
-
-    The logits of their difference before and after are normal for a given query. Their
-    correlation is the mean cosine of the channels' angles, weighted by the query's
-    squared norms, which are exponential. The signs differ in a share arccos / pi.
-    """
-    frequencies = 10_000.0 ** (-np.arange(pairs) / pairs)
-    weights = np.random.default_rng(0).dirichlet(np.ones(pairs), 20_000)
-    correlations = weights @ np.cos(moved * frequencies)
-    return float(np.arccos(correlations).mean() / np.pi)
-
-
 @pytest.mark.parametrize(("pairs", "moved"), [(1, 1), (1, 3), (1, 4), (4, 7), (16, 99)])
 def test_rope_flips_the_order_of_keys_as_often_as_the_closed_form_says(pairs, moved):
     shape = Shape(d_model=64 * pairs, n_heads=32, n_layers=1, train_length=128)
     rope = encodings.build("rope", shape, {})
-    length = moved + 2 * panels.MARGIN + 1
+    share = flips.flipped(rope, moved + 2 * panels.MARGIN + 1)
 
-    share = flips.flipped(rope, length)
-
-    assert share == pytest.approx(chance_of_a_flip(pairs, moved), abs=0.015)
+    # For a given query the differences of two keys' logits, before and after the move,
+    # are normal. Their correlation is the mean cosine of the channels' angles, weighted
+    # by the query's squared norms, which are exponential: Dirichlet as shares.
+    angles = moved * 10_000.0 ** (-np.arange(pairs) / pairs)
+    weights = np.random.default_rng(0).dirichlet(np.ones(pairs), 20_000)
+    chances = np.arccos(weights @ np.cos(angles)) / np.pi
+    assert share == pytest.approx(chances.mean(), abs=0.015)
 
 
 def test_files_with_classes_of_one_name_are_measured_each_by_its_own(
