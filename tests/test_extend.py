@@ -34,7 +34,14 @@ FREQUENCY_RULES = [
     "abf",
     "clipped_rope",
 ]
-FAR_PAIRS = ["rerope", "string", "leaky_rerope", "self_extend", "dual_chunk"]
+FAR_PAIRS = [
+    "rerope",
+    "string",
+    "leaky_rerope",
+    "self_extend",
+    "dual_chunk",
+    "jet_long",
+]
 
 
 def rope(head_dim=8, base=10_000.0, train_length=L):
@@ -202,6 +209,15 @@ def self_extend_distance(window: int, group: int) -> Distance:
     return distance
 
 
+def jet_long_distance(window: int, group: int) -> Distance:
+    def distance(i, j):
+        if i - j <= window:
+            return i - j
+        return i // group - j // group
+
+    return distance
+
+
 FAR_CASES = [
     ("rerope", {}, rerope_distance(4)),
     ("string", {"shift": 9, "local": 4}, string_distance(9, 4)),
@@ -210,6 +226,8 @@ FAR_CASES = [
     ("self_extend", {"window": 6, "group": 3}, self_extend_distance(6, 3)),
     ("dual_chunk", {}, dual_chunk_distance(16, 12)),
     ("dual_chunk", {"chunk": 5}, dual_chunk_distance(16, 5)),
+    ("jet_long", {}, jet_long_distance(1, 3)),
+    ("jet_long", {"window": 6}, jet_long_distance(6, 3)),
 ]
 
 

@@ -58,6 +58,7 @@ EXTENSIONS = (  # methods of `extend`
     "leaky_rerope",
     "self_extend",
     "dual_chunk",
+    "jet_long",
     "alibi_pi",
     "interpolate",
 )

@@ -386,6 +386,28 @@ def dual_chunk(
     return FarPairs(rope, size, far, chunks=True), facts
 
 
+def jet_long(
+    rope: PureRotary, stretch: Stretch, window: Count | None = None
+) -> Extended:
+    """Jet-Long: beyond `window`, positions count in the smallest groups that keep them
+    below the training length L.
+
+    Distances up to `window`, by default L/16, are true. A group holds ceil(length / L)
+    positions. Self-Extend shifts its far distances; here they begin again near 0. Up to
+    L nothing changes.
+
+    Source: Tang et al., "Jet-Long: Efficient Long-Context Extension with Dynamic
+    Bifocal RoPE" (2026), arXiv:2607.07740; L/16 is its code's 2,048 of 32,768.
+    """
+    w = window or max(1, stretch.train_length // 16)
+    size = math.ceil(stretch.length / stretch.train_length)
+
+    def far(i: Tensor) -> Pairs:
+        return [(i // size, i // size)]
+
+    return FarPairs(rope, w + 1, far), {"window": w, "group": size, "dynamic": True}
+
+
 class Squeezed(Encoding):
     """An encoding that gets every position and every distance divided by `factor`."""
 
