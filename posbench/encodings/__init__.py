@@ -59,6 +59,7 @@ EXTENSIONS = (  # methods of `extend`
     "self_extend",
     "dual_chunk",
     "jet_long",
+    "lampe",
     "alibi_pi",
     "interpolate",
 )
