@@ -34,7 +34,15 @@ FREQUENCY_RULES = [
     "abf",
     "clipped_rope",
 ]
-FAR_PAIRS = ["rerope", "string", "leaky_rerope", "self_extend", "dual_chunk"]
+FAR_PAIRS = [
+    "rerope",
+    "string",
+    "leaky_rerope",
+    "self_extend",
+    "dual_chunk",
+    "jet_long",
+    "lampe",
+]
 
 
 def rope(head_dim=8, base=10_000.0, train_length=L):
@@ -202,6 +210,32 @@ def self_extend_distance(window: int, group: int) -> Distance:
     return distance
 
 
+def jet_long_distance(window: int, group: int) -> Distance:
+    def distance(i, j):
+        if i - j <= window:
+            return i - j
+        return i // group - j // group
+
+    return distance
+
+
+def lampe_distance(length: int, window: int, tail: int, mapped: int) -> Distance:
+    """Return the distance of the authors' code, from its list of mapped positions."""
+    map_ids = [position * mapped // (length - 1) for position in range(length)]
+    bias_1 = window - (map_ids[window] + 1)
+    before_tail = length - 1 - tail
+    bias_2 = before_tail - map_ids[before_tail] - bias_1
+
+    def distance(i, j):
+        if i - j <= window:
+            return i - j
+        if i - j >= length - tail:
+            return i - bias_2 - j
+        return map_ids[i] + bias_1 - map_ids[j]
+
+    return distance
+
+
 FAR_CASES = [
     ("rerope", {}, rerope_distance(4)),
     ("string", {"shift": 9, "local": 4}, string_distance(9, 4)),
@@ -210,6 +244,14 @@ FAR_CASES = [
     ("self_extend", {"window": 6, "group": 3}, self_extend_distance(6, 3)),
     ("dual_chunk", {}, dual_chunk_distance(16, 12)),
     ("dual_chunk", {"chunk": 5}, dual_chunk_distance(16, 5)),
+    ("jet_long", {}, jet_long_distance(1, 3)),
+    ("jet_long", {"window": 6}, jet_long_distance(6, 3)),
+    ("lampe", {}, lampe_distance(40, window=1, tail=1, mapped=5)),
+    (
+        "lampe",
+        {"window": 4, "tail": 7, "mapped": 12},
+        lampe_distance(40, window=4, tail=7, mapped=12),
+    ),
 ]
 
 
@@ -240,6 +282,12 @@ def test_self_extends_default_group_is_the_smallest_that_suffices(length):
     distance = self_extend_distance(facts["window"], smaller)
     of_last_row = [distance(length - 1, j) for j in range(length)]
     assert max(of_last_row) > L - 1
+
+
+def test_lampe_maps_32k_tokens_of_llama_3_to_as_many_as_its_authors():
+    llama_3 = rope(train_length=8192)
+    facts = facts_of(llama_3, "lampe", 32 * 1024)
+    assert facts["mapped"] == 4501
 
 
 @pytest.mark.sample(3)

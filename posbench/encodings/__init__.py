@@ -58,6 +58,8 @@ EXTENSIONS = (  # methods of `extend`
     "leaky_rerope",
     "self_extend",
     "dual_chunk",
+    "jet_long",
+    "lampe",
     "alibi_pi",
     "interpolate",
 )

@@ -223,20 +223,20 @@ def clipped_rope(rope: Spectrum, pairs: Natural | None = None) -> Scaling:
 
 class FarPairs(Encoding):
     """A rotary encoding with other positions, which `far` returns, for pairs that are
-    1, 2 .. windows apart.
+    at least as far apart as each of `starts` says.
     """
 
     def __init__(
         self,
         rope: PureRotary,
-        window: int,
+        starts: list[int],
         far: Callable[[Tensor], Pairs],
-        chunks: bool = False,
+        chunk: int | None = None,
     ) -> None:
         super().__init__(rope.shape)
-        self.rope, self.near, self.far = rope, window, far
-        # whether windows are counted from position 0, not from the query
-        self.chunks = chunks
+        self.rope, self.starts, self.far = rope, starts, far
+        # if given, how far apart counts in chunks of this size
+        self.chunk = chunk
 
     def make_tables(self, positions: Tensor) -> Any:
         return self.rope.make_tables(positions)
@@ -255,15 +255,15 @@ class FarPairs(Encoding):
         return self.rope.rotate(q, k, layer)
 
     def scores(self, logits: Tensor, q: Tensor, k: Tensor, layer: Layer) -> Tensor:
-        windows = layer.distance // self.near  # apart
-        if self.chunks:
+        apart = layer.distance
+        if self.chunk:
             i = layer.positions[:, layer.rows, None]
-            windows = i // self.near - (i - layer.distance) // self.near
-        for number, (of_q, of_k) in enumerate(layer.state, 1):
+            apart = i // self.chunk - (i - layer.distance) // self.chunk
+        for start, (of_q, of_k) in zip(self.starts, layer.state, strict=True):
             of_q = part_of(of_q, layer.rows)
             of_k = part_of(of_k, layer.keys)
             far = of_q @ of_k.mT * self.logit_scale
-            logits = torch.where(windows[:, None] >= number, far, logits)
+            logits = torch.where(apart[:, None] >= start, far, logits)
         return logits
 
 
@@ -279,7 +279,7 @@ def rerope(rope: PureRotary, stretch: Stretch, window: Count | None = None) -> E
     def far(i: Tensor) -> Pairs:
         return [(torch.full_like(i, w), torch.zeros_like(i))]
 
-    return FarPairs(rope, w, far), {"window": w, "dynamic": False}
+    return FarPairs(rope, [w], far), {"window": w, "dynamic": False}
 
 
 def string(
@@ -300,7 +300,7 @@ def string(
     def far(i: Tensor) -> Pairs:
         return [(i - s + w, i)]
 
-    return FarPairs(rope, s, far), {"shift": s, "local": w, "dynamic": False}
+    return FarPairs(rope, [s], far), {"shift": s, "local": w, "dynamic": False}
 
 
 def leaky_rerope(
@@ -324,7 +324,7 @@ def leaky_rerope(
     def far(i: Tensor) -> Pairs:
         return [((i + w * (slow - 1)) / slow, i / slow)]
 
-    return FarPairs(rope, w, far), {"window": w, "k": slow, "dynamic": k is None}
+    return FarPairs(rope, [w], far), {"window": w, "k": slow, "dynamic": k is None}
 
 
 def self_extend(
@@ -356,7 +356,7 @@ def self_extend(
         return [(i // size + (w - w // size), i // size)]
 
     facts = {"window": w, "group": size, "dynamic": group is None}
-    return FarPairs(rope, w, far), facts
+    return FarPairs(rope, [w], far), facts
 
 
 def dual_chunk(
@@ -383,7 +383,71 @@ def dual_chunk(
         return [(of_chunk_before, place), (of_earlier_ones, place)]
 
     facts = {"chunk": size, "window": longest - size, "dynamic": False}
-    return FarPairs(rope, size, far, chunks=True), facts
+    return FarPairs(rope, [1, 2], far, chunk=size), facts
+
+
+def jet_long(
+    rope: PureRotary, stretch: Stretch, window: Count | None = None
+) -> Extended:
+    """Jet-Long: beyond `window`, positions count in groups of ceil(length / L).
+
+    L is the training length, up to which nothing changes. Distances up to `window`, by
+    default L/16, are true. Self-Extend adds a shift to far distances; here they begin
+    again near 0.
+
+    Source: Tang et al., "Jet-Long: Efficient Long-Context Extension with Dynamic
+    Bifocal RoPE" (2026), arXiv:2607.07740; L/16 is its code's 2,048 of 32,768.
+    """
+    w = window or max(1, stretch.train_length // 16)
+    size = math.ceil(stretch.length / stretch.train_length)
+
+    def far(i: Tensor) -> Pairs:
+        return [(i // size, i // size)]
+
+    return FarPairs(rope, [w + 1], far), {"window": w, "group": size, "dynamic": True}
+
+
+def lampe(
+    rope: PureRotary,
+    stretch: Stretch,
+    window: Count | None = None,
+    tail: Count | None = None,
+    mapped: Count | None = None,
+) -> Extended:
+    """LaMPE: true distances up to `window`, farther positions squeezed to `mapped`.
+
+        distance(i, j) = i - j                            up to `window`
+                         i - j - b                        from length - `tail` on
+                         floor(c·i) - floor(c·j) + a      between
+
+    c = mapped / (length - 1); a and b join the parts. `mapped` is a logistic function
+    of length, also within the training length L. Its authors fit it to each model; the
+    default is their fit of Llama 3 in units of L. `window` is L/16 and `tail` L/40.
+
+    Source: Zhang et al., "LaMPE: Length-aware Multi-grained Positional Encoding for
+    Adaptive Long-context Scaling Without Training" (2025), arXiv:2508.02308, as in its
+    code. There q and k are multiplied by 1.07 as well, and `tail` ends with a group.
+    """
+    longest = stretch.train_length
+    last = max(1, stretch.length - 1)
+    w = window or max(1, longest // 16)
+    m = mapped
+    if m is None:
+        growth = 0.859595 * stretch.length / longest - 2.466638
+        m = int(0.757374 * longest / (1 + math.exp(-growth)))
+    m = min(m, last)
+    a = w - 1 - m * w // last
+
+    tail_start = max(w + 1, stretch.length - (tail or max(1, longest // 40)))
+    before = tail_start - 1
+    b = before - m * before // last - a
+
+    def far(i: Tensor) -> Pairs:
+        squeezed = m * i // last
+        return [(squeezed + a, squeezed), (i - b, i)]
+
+    facts = {"window": w, "tail_start": tail_start, "mapped": m, "dynamic": True}
+    return FarPairs(rope, [w + 1, tail_start], far), facts
 
 
 class Squeezed(Encoding):
