@@ -460,6 +460,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"model_type": "granitemoehybrid"}, "'granitemoehybrid' has no RoPE"),
     ({"model_type": "falcon", "alibi": True}, "'falcon' has no RoPE"),
     (scaled({**YARN, "rope_type": "yarm"}), "did you mean 'yarn'"),
+    ({**LLAMA, "rope_theta": "1e4"}, "rope_theta is '1e4': expected a number"),
     (scaled({**YARN, "factor": "4"}), "factor is '4': expected a number"),
     (scaled({"rope_type": "yarn", "facter": 4}), "facter is not read: did"),
     ({**LLAMA, "hidden_size": "64"}, "expected int, got str"),
