@@ -27,6 +27,8 @@ from posbench.encodings.base import Shape
 from posbench.encodings.own import from_file
 from posbench.results.compare import compare
 from posbench.results.frame import read
+from posbench.rope.command import compare_ropes
+from posbench.rope.reading import configuration, ropes
 from posbench.run import checkpoint
 from posbench.run.rows import read_rows
 from posbench.show import flips, panels
@@ -217,6 +219,24 @@ def test_a_table_is_that_of_the_rows_beside_the_page(study, page, title):
             known += [of_setting[f"layered layers={shown}"], of_setting[short]]
         has_all = [numbers <= of_label for of_label in known]
         assert any(has_all), numbers
+
+
+def test_faults_of_engines_differ_as_posbench_rope_says():
+    pytest.importorskip("transformers")
+    faults = yaml.safe_load(text_of("docs/faults.yaml"))
+    _head, _rule, *lines = rows_of(text_of("docs/faults.md"))
+
+    for fault, (report, name, difference, _) in zip(faults, lines, strict=False):
+        right = {"model_type": "llama", "num_hidden_layers": 2, **fault["right"]}
+        wrong = {**right, **fault["wrong"]}
+        both = [ropes(configuration(settings)) for settings in (right, wrong)]
+        *_, line = compare_ropes(["right", "wrong"], both)
+        said = re.findall(r"position \d+|pair \d+|q and k[^;]*|in \d of.*", line)
+        assert difference == ", ".join(said)
+        assert name == fault["fault"]
+        assert report.startswith(str(fault["date"]))
+        for thread in fault["threads"]:
+            assert f"{thread})" in report
 
 
 def table_of_catalogue(study: str) -> pd.DataFrame:

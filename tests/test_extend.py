@@ -105,6 +105,18 @@ def test_abf_is_rope_of_a_larger_base():
     assert_close(after, larger)
 
 
+def test_rope_is_misread_as_partial_rope_of_another_layout():
+    partial = encodings.build("partial_rope", SHAPE, {"fraction": 0.5})
+    positions = torch.arange(L)[None]
+
+    options = {"layout": "half", "share": 0.5, "attention_factor": 1.5}
+    after = extended(RoPE(SHAPE), "misread", L, **options)
+
+    wanted = 1.5 * partial.make_tables(positions)
+    assert_close(after.make_tables(positions), wanted)
+    assert after.layout == "half"
+
+
 def test_facts_of_an_extension_are_its_options_and_the_frequencies_before_and_after():
     facts = facts_of(rope(8), "yarn", 4 * L)
 
@@ -401,7 +413,7 @@ EXTENDED = [
     ("layered", "yarn"),
     ("temperature", "yarn"),
 ]
-EXTENDED += [("rope", method) for method in FREQUENCY_RULES + FAR_PAIRS]
+EXTENDED += [("rope", method) for method in [*FREQUENCY_RULES, "misread", *FAR_PAIRS]]
 
 
 def test_every_method_is_tried():
@@ -446,7 +458,7 @@ def test_an_extension_shares_the_parameters(name, method, tiny_config):
 
 
 def test_a_scheme_has_the_methods_that_are_for_it():
-    assert methods_of(RoPE(SHAPE)) == [*FREQUENCY_RULES, *FAR_PAIRS]
+    assert methods_of(RoPE(SHAPE)) == [*FREQUENCY_RULES, "misread", *FAR_PAIRS]
     assert methods_of(encodings.build("none", SHAPE)) == []
 
 

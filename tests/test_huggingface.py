@@ -354,6 +354,7 @@ def test_phi3_is_not_extended_since_its_module_follows_rules_of_its_own(folder_o
     ("kind", "text", "message"),
     [
         ("llama", "rerope", "no configuration for 'rerope'"),
+        ("llama", "misread:layout=half", "no configuration for 'misread'"),
         ("llama", "clipped_rope:pairs=2", "comes to a halt"),
         ("bloom", "yarn", "no rotary encoding"),
         ("gpt2", "pi", f"table of {LENGTH} positions"),

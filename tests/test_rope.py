@@ -2,6 +2,7 @@
 and the command.
 """
 
+import dataclasses
 import importlib
 import json
 import re
@@ -15,7 +16,7 @@ from support import TINY, posbench, write_text
 from torch.testing import assert_close
 
 from posbench.errors import Undefined, UserError
-from posbench.rope.command import compare_ropes, ropes_of
+from posbench.rope.command import compare_ropes, ropes_of, stretches
 from posbench.rope.extension import extension
 from posbench.rope.reading import (
     Rope,
@@ -459,6 +460,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"model_type": "granitemoehybrid"}, "'granitemoehybrid' has no RoPE"),
     ({"model_type": "falcon", "alibi": True}, "'falcon' has no RoPE"),
     (scaled({**YARN, "rope_type": "yarm"}), "did you mean 'yarn'"),
+    ({**LLAMA, "rope_theta": "1e4"}, "rope_theta is '1e4': expected a number"),
     (scaled({**YARN, "factor": "4"}), "factor is '4': expected a number"),
     (scaled({"rope_type": "yarn", "facter": 4}), "facter is not read: did"),
     ({**LLAMA, "hidden_size": "64"}, "expected int, got str"),
@@ -576,6 +578,19 @@ def test_a_comparison_says_how_many_layers_and_which_window_each_has():
     *_, sliding = compare_ropes(["a", "b"], [gemma, plain])
     assert re.search(r"in \d+ of \d+ layers and in all 2 layers", sliding)
     assert re.search(r"window of \d+ tokens and no window", sliding)
+
+
+def test_a_comparison_says_that_one_alone_scales_its_queries():
+    scaled_queries = read({"model_type": "ministral3", "num_hidden_layers": 2})
+    not_scaled = [dataclasses.replace(rope, is_scaled=False) for rope in scaled_queries]
+    line = compare_ropes(["a", "b"], [scaled_queries, not_scaled])[-1]
+    assert line.endswith("queries scaled by their position in one alone")
+
+
+def test_a_factor_below_1_is_said_to_turn_faster():
+    rope = one(scaled({"rope_type": "linear", "factor": 0.5}))
+    f, _ = rope.at(512)
+    assert stretches(rope, f) == "pairs 0 to 7 2 times as fast"
 
 
 @pytest.fixture(scope="module")

@@ -53,6 +53,7 @@ EXTENSIONS = (  # methods of `extend`
     "longrope",
     "abf",
     "clipped_rope",
+    "misread",
     "rerope",
     "string",
     "leaky_rerope",

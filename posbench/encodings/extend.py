@@ -23,7 +23,10 @@ from posbench.encodings.base import Encoding, Extended, Layer, Stretch, expect, 
 from posbench.encodings.distance import FIRE, ALiBi, T5Bias
 from posbench.encodings.rope import (
     SCALINGS,
+    Layout,
+    PartialRoPE,
     PureRotary,
+    RoPE,
     Rotary,
     Scaling,
     Spectrum,
@@ -32,7 +35,15 @@ from posbench.encodings.rope import (
 )
 from posbench.encodings.wrapper import Wrapper
 from posbench.errors import OptionError, Undefined, unknown
-from posbench.options import Above1, AtLeast1, Count, Natural, checked
+from posbench.options import (
+    Above1,
+    AtLeast1,
+    Count,
+    Fraction,
+    Natural,
+    Positive,
+    checked,
+)
 
 Pairs = list[tuple[Tensor, Tensor]]  # queries and keys, or their positions
 
@@ -215,6 +226,35 @@ def clipped_rope(rope: Spectrum, pairs: Natural | None = None) -> Scaling:
     wave = 0.5 + 0.5 * torch.linspace(0, math.pi, slow, dtype=torch.float64).cos()
     ones = torch.ones(len(rope.f) - slow, dtype=torch.float64)
     return rope.f * torch.cat((ones, wave)), 1.0
+
+
+def misread(
+    rope: RoPE | PartialRoPE,
+    stretch: Stretch,
+    layout: Layout | None = None,
+    share: Fraction | None = None,
+    attention_factor: Positive = 1.0,
+) -> Extended:
+    """RoPE as a faulty engine reads it: other pairs, another share of the channels, a
+    factor on q and k.
+
+    `abf` reads another base; `pi` and `yarn` a scaling that is not there.
+
+    Source: threads about engines, in docs/faults.md; for `share` Black et al. (2022),
+    arXiv:2204.06745, section 2.1.
+    """
+    copied = rope.sharing()
+    copied.layout = layout or rope.layout
+    copied.attention_factor = attention_factor
+    if share is not None:
+        copied.width = PartialRoPE(rope.shape, rope.base, fraction=share).width
+    facts = {
+        "layout": copied.layout,
+        "turning": copied.width,
+        "attention_factor": attention_factor,
+        "dynamic": False,
+    }
+    return copied, facts
 
 
 # -- rotary encodings with more score matrices: near pairs keep their logits, far ones

@@ -217,6 +217,9 @@ def stretches(rope: Rope, f: Tensor) -> str:
     # inf where a pair stands still
     divisors: list[float] = (frequencies(rope.width, rope.base) / f).tolist()
     largest = max(divisors)
+    extreme = f"slowed {largest:.4g} times"
+    if largest < 1:
+        extreme = f"{1 / largest:.4g} times as fast"
 
     def label_of(pair: int) -> str:
         divisor = divisors[pair]
@@ -225,7 +228,7 @@ def stretches(rope: Rope, f: Tensor) -> str:
         if math.isinf(divisor):
             return "at a halt"
         if abs(divisor / largest - 1) < ROUNDING:
-            return f"slowed {largest:.4g} times"
+            return extreme
         return "in between"
 
     parts = []
@@ -272,6 +275,8 @@ def _compared(first: Rope, second: Rope, lengths: Sequence[int]) -> str:
         parts.append(f"q and k times {a:.4g} and {b:.4g}")
     if first.share != second.share and ALL not in (first.share, second.share):
         parts.append(f"in {first.share} and in {second.share}")
+    if first.is_scaled != second.is_scaled:
+        parts.append("queries scaled by their position in one alone")
     if first.window != second.window:
         parts.append(f"{_window(first)} and {_window(second)}")
     return "; ".join(parts)

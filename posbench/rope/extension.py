@@ -97,7 +97,7 @@ def extended_rope(
     extended, facts = extend.extend_encoding(
         plain, method, length, train_length, **options
     )
-    if not isinstance(extended, Rotary):
+    if not isinstance(extended, Rotary) or method == "misread":
         raise Undefined(f"transformers has no configuration for '{method}'")
 
     name = method

@@ -104,6 +104,9 @@ def remarks(settings: Settings) -> list[str]:
 
     text = language_part(settings)
     known = (*RopeParameters.__annotations__, *_BESIDE)
+    base = text.get("rope_theta")
+    if isinstance(base, str):
+        raise UserError(f"rope_theta is '{base}': expected a number")
     lines = []
     for path, part in rope_sections(text):
         for key, value in part.items():
