@@ -84,8 +84,8 @@ def _method(name: str, function: Callable[..., Any]) -> Method:
             options["factor"] = None
             hints["factor"] = AtLeast1 | None
 
-    title, _, text = inspect.cleandoc(function.__doc__ or "").partition("\n")
-    title = title.rstrip(".")
+    title, _, text = inspect.cleandoc(function.__doc__ or "").partition("\n\n")
+    title = " ".join(title.split()).rstrip(".")
     source = re.split(r"\nBeyond|\n\n", text.partition("Source: ")[2])[0]
     source = " ".join(source.split())
     return Method(name, title, source, accepts, options, hints, apply)
