@@ -58,6 +58,12 @@ def causal_convolution(x: Tensor, weight: Tensor) -> Tensor:
 
 
 def kernels_of_heads(shape: Shape, names: str, width: int) -> nn.ParameterDict:
+def unit(a: Tensor) -> Tensor:
+    """Return vectors (..., C) with length 1."""
+    squares = a.square().sum(-1, keepdim=True)
+    return a * (squares + 1e-6).rsqrt()
+
+
     """Return weights of short convolutions for each channel of the heads of q, k or v,
     each (layers, H or Hkv, Dh, width), which start as those of torch's Conv1d.
     """
@@ -584,7 +590,7 @@ class GatedDelta(Encoding):
     def rotate(self, q: Tensor, k: Tensor, layer: Layer) -> tuple[Tensor, Tensor]:
         q = self._convolved("q", q, layer)
         k = self._convolved("k", k, layer)
-        return _unit(q), _unit(k)
+        return unit(q), unit(k)
 
     def map_values(self, v: Tensor, layer: Layer) -> Tensor:
         return self._convolved("v", v, layer)
@@ -610,12 +616,6 @@ class GatedDelta(Encoding):
         x = self.given(layer.x, "makes its gates from")
         gates = F.silu(self.output[layer.index](x))[:, layer.rows]
         return out * split_heads(gates, self.shape.n_heads)
-
-
-def _unit(a: Tensor) -> Tensor:
-    """Return vectors (..., Dh) with length 1."""
-    squared_norm = (a * a).sum(-1, keepdim=True)
-    return a * (squared_norm + 1e-6).rsqrt()
 
 
 def _logit_change(q: Tensor, k: Tensor, w: Tensor, beta: Tensor, before: int) -> Tensor:

@@ -17,6 +17,7 @@ from posbench.encodings.contextual import (
     convolutions,
     draw_layers,
     linears,
+    unit,
 )
 from posbench.encodings.positions import places
 from posbench.encodings.rope import (
@@ -462,8 +463,7 @@ class SelectiveRoPE(Summed):
 
     def steps(self, x: Tensor, layer: int) -> Tensor:
         parts = x.view(*x.shape[:2], self.shape.n_heads, -1)
-        squares = parts.square().sum(-1, keepdim=True)
-        x = (parts * (squares + 1e-6).rsqrt()).flatten(-2)  # n(x)
+        x = unit(parts).flatten(-2)  # n(x)
 
         kernel = self.convolution[layer].get_parameter("weight")[:, 0]
         phi = causal_convolution(self.up[layer](self.down[layer](x)), kernel)

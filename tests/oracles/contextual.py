@@ -296,46 +296,46 @@ class gated_delta(Ordered):
     CAUSAL = (True,)
 
     def parameter_count(shape, options):
-        width = shape.head_dim
-        kinds = shape.n_heads + 2 * shape.n_kv_heads
-        gates = 2 * shape.n_heads * (shape.d_model + 1)
-        output = (shape.n_heads * shape.d_model + 1) * width
-        per_layer = gates + kinds * width * options["width"] + output
-        return shape.n_layers * per_layer
+        heads = shape.n_heads
+        count = 2 * heads * (shape.d_model + 1)
+        count += heads * shape.head_dim * shape.d_model
+        count += 3 * heads * shape.head_dim * options["width"]
+        count += shape.head_dim
+        return shape.n_layers * count
 
     def reference(parameters, shape, options, q, k, v, x, layer, **others):
         package = "transformers.models.olmo_hybrid"
         olmo = third_party(f"{package}.modeling_olmo_hybrid")
         content = shape.n_heads * shape.head_dim
-        config = third_party(package).OlmoHybridConfig(
-            hidden_size=3 * content + shape.d_model,
-            num_attention_heads=shape.n_heads,
-            linear_key_head_dim=shape.head_dim,
-            linear_value_head_dim=shape.head_dim,
-            linear_conv_kernel_dim=options["width"],
-            linear_allow_neg_eigval=options["negative"],
-        )
+        wide = torch.cat((flat(q, k, v), x), -1)
+        config = third_party(package).OlmoHybridConfig()
+        config.hidden_size = wide.shape[-1]
+        config.linear_num_key_heads = shape.n_heads
+        config.linear_num_value_heads = shape.n_heads
+        config.linear_key_head_dim = shape.head_dim
+        config.linear_value_head_dim = shape.head_dim
+        config.linear_conv_kernel_dim = options["width"]
+        config.linear_allow_neg_eigval = options["negative"]
         module = olmo.OlmoHybridGatedDeltaNet(config, 0)
         module.o_proj = torch.nn.Identity()
         kernels = []
         for name in "qkv":
             kernel = parameters[f"kernels.{name}"][layer]
             kernels.append(kernel.flatten(0, 1))
-        pick = torch.eye(3 * content, 3 * content + shape.d_model)
-        weights = {
-            "q_proj.weight": pick[:content],
-            "k_proj.weight": pick[content : 2 * content],
-            "v_proj.weight": pick[2 * content :],
-            "conv1d.weight": torch.cat(kernels)[:, None],
-            "A_log": parameters["log_rate"][layer],
-            "dt_bias": parameters["step"][layer],
-            "o_norm.weight": parameters["norm"][layer],
-        }
-        after_qkv = (3 * content, 0)
-        for theirs, ours in {"a": "fading", "b": "writing", "g": "output"}.items():
-            weight = parameters[f"{ours}.{layer}.weight"]
-            weights[f"{theirs}_proj.weight"] = F.pad(weight, after_qkv)
-        wide = torch.cat((flat(q, k, v), x), -1)
+        weights["conv1d.weight"] = torch.cat(kernels)[:, None]
+        weights["a_proj.weight"] = after_qkv("fading")
+        weights["b_proj.weight"] = after_qkv("writing")
+        weights["g_proj.weight"] = after_qkv("output")
+        weights["A_log"] = parameters["log_rate"][layer]
+        weights["dt_bias"] = parameters["step"][layer]
+        weights["o_norm.weight"] = parameters["norm"][layer]
+
+
+        def after_qkv(name):
+            weight = parameters[f"{name}.{layer}.weight"]
+            return F.pad(weight, (3 * content, 0))
+
+        weights = {}
         by_steps = olmo.torch_recurrent_gated_delta_rule
         with mock.patch.object(olmo, "torch_chunk_gated_delta_rule", by_steps):
             output = functional_call(module, weights, (wide,))
