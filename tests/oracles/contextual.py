@@ -213,6 +213,25 @@ class cope(Ordered):
         return {"probabilities": (logits + bias).softmax(-1)}
 
 
+class tapa:
+    """The paper's equation 12 in fp64, product by product; no package has it."""
+
+    CASES = [{}, {"alpha": 0.2}]
+    DTYPE = torch.float64
+
+    def reference(shape, options, q, k, positions, causal, **others):
+        half = shape.head_dim // 2
+        root = math.sqrt(half)
+        products = q[:, :, :, None] * k[:, :, None] / root  # (B, H, T, T, Dh)
+        size = products[..., :half].sum(-1)
+        turns = products[..., half:].sum(-1)
+        far = positions[:, :, None] - positions[:, None]
+        growth = far.abs().double() ** options["alpha"]
+        phases = 2 * math.pi * growth[:, None] * turns
+        logits = size * torch.cos(phases)
+        return {"probabilities": masked(logits, causal).softmax(-1)}
+
+
 class stick_breaking(Ordered):
     """The plain form in fla."""
 
