@@ -33,7 +33,7 @@ _FAMILIES = dict.fromkeys(("base", "extend", "own", "wrapper"), "") | {
     ),
     "layered": "layered heads",
     "mixing": "canon cca dape dape_v2 learned_sinks",
-    "positions": "randomized shape cape abacus coupling bipe",
+    "positions": "randomized shape pose cape abacus coupling bipe",
     "relative": "shaw transformer_xl deberta tupe projected_bias",
     "rope": (
         "rope partial_rope p_rope hope lerope grape_m drope pi ntk dynamic_ntk"
