@@ -43,7 +43,7 @@ _FAMILIES = dict.fromkeys(("base", "extend", "own", "wrapper"), "") | {
         "xpos pope rope_pp fope decoupled_rope rope_2d carope selective_rope repo"
     ),
     "skew": "liere comrope algebraic spe",
-    "temperature": "temperature scale_invariant",
+    "temperature": "temperature entmax scale_invariant",
 }
 EXTENSIONS = (  # methods of `extend`
     "pi",

@@ -58,13 +58,13 @@ def causal_convolution(x: Tensor, weight: Tensor) -> Tensor:
     return sums.to(x.dtype)
 
 
-def kernels_of_heads(shape: Shape, names: str, width: int) -> nn.ParameterDict:
 def unit(a: Tensor) -> Tensor:
     """Return vectors (..., C) with length 1."""
     squares = a.square().sum(-1, keepdim=True)
     return a * (squares + 1e-6).rsqrt()
 
 
+def kernels_of_heads(shape: Shape, names: str, width: int) -> nn.ParameterDict:
     """Return weights of short convolutions for each channel of the heads of q, k or v,
     each (layers, H or Hkv, Dh, width), which start as those of torch's Conv1d.
     """

@@ -12,7 +12,12 @@ from torch import Tensor, nn
 
 from posbench.encodings.base import Encoding, Layer, Shape, split_heads
 from posbench.encodings.contextual import convolved_heads, kernels_of_heads
-from posbench.encodings.wrapper import NO_OPTIONS, Wrapper, build_inner
+from posbench.encodings.wrapper import (
+    NO_OPTIONS,
+    Wrapper,
+    build_inner,
+    refuse_attend,
+)
 from posbench.errors import UserError
 from posbench.options import Count
 
@@ -331,11 +336,7 @@ class LearnedSinks(Wrapper):
         super().__init__(shape)
         self.sinks = nn.Parameter(torch.randn(shape.n_layers, shape.n_heads) * 0.02)
         self.wrap(inner, inner_options)
-        if "attend" in self.inner_encodings[0].hooks:
-            raise UserError(
-                f"encoding.inner is '{inner}', which replaces the softmax: expected"
-                " another, such as rope"
-            )
+        refuse_attend(self, inner)
 
     def at(self, layer: Layer) -> tuple[Encoding, Layer]:
         inner, inner_layer = self.within(layer)

@@ -337,8 +337,16 @@ class gated_delta(Ordered):
         config.linear_allow_neg_eigval = options["negative"]
         module = olmo.OlmoHybridGatedDeltaNet(config, 0)
         module.o_proj = torch.nn.Identity()
+
+        def after_qkv(name):
+            weight = parameters[f"{name}.{layer}.weight"]
+            return F.pad(weight, (3 * content, 0))
+
+        weights = {}
         kernels = []
-        for name in "qkv":
+        pick = torch.eye(3 * content, wide.shape[-1])
+        for name, rows in zip("qkv", pick.chunk(3), strict=True):
+            weights[f"{name}_proj.weight"] = rows
             kernel = parameters[f"kernels.{name}"][layer]
             kernels.append(kernel.flatten(0, 1))
         weights["conv1d.weight"] = torch.cat(kernels)[:, None]
@@ -349,12 +357,6 @@ class gated_delta(Ordered):
         weights["dt_bias"] = parameters["step"][layer]
         weights["o_norm.weight"] = parameters["norm"][layer]
 
-
-        def after_qkv(name):
-            weight = parameters[f"{name}.{layer}.weight"]
-            return F.pad(weight, (3 * content, 0))
-
-        weights = {}
         by_steps = olmo.torch_recurrent_gated_delta_rule
         with mock.patch.object(olmo, "torch_chunk_gated_delta_rule", by_steps):
             output = functional_call(module, weights, (wide,))
