@@ -137,7 +137,7 @@ class Entmax(Wrapper):
     Beyond training length: defined as far as the inner encoding is; the number of keys
     that have a weight need not grow.
     Checked against: bisection in fp64, with the Jacobian of Peters et al., on the
-    oracle of the inner encoding.
+    oracle of the inner encoding; weights that the package entmax prints.
     """
 
     adds = ("attend",)
