@@ -601,7 +601,7 @@ class GatedDelta(Encoding):
         self.kernels = kernels_of_heads(shape, "qkv", width)
         self.norm = nn.Parameter(torch.ones(n, shape.head_dim))
 
-        rates = torch.empty(n, heads).uniform_(0, 16)
+        rates = torch.empty(n, heads).uniform_(0.01, 16)  # its logarithm is finite
         self.log_rate = nn.Parameter(rates.log())  # ln A
         log_steps = torch.empty(n, heads).uniform_(math.log(0.001), math.log(0.1))
         # the inverse of softplus
