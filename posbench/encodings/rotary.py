@@ -238,7 +238,7 @@ class DecoupledRoPE(Rotary):
         beside      q'_i = [q_i ; R_i W_Q x_i],   k'_j = [k_j ; R_j W_K x_j],
                     logits q'·k' / sqrt(d + r)
         trailing    R turns the last r channels of a head; `turn_values` turns those of
-                    values, too, and outputs back
+                    values, too, and outputs back: sum over j of w_ij R(j - i) v_j
 
     Source: DeepSeek-AI (2024), arXiv:2405.04434, 2.1.3, without compression;
     transformers' DeepSeek V4 (trailing).
