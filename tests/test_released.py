@@ -24,9 +24,13 @@ CONFIGS = {
     "gemma4": "Gemma4TextConfig",
     "gpt_oss": "GptOssConfig",
     "mimo_v2": "MiMoV2FlashConfig",
+    "qwen3_next": "Qwen3NextConfig",
+    "inkling": "InklingTextConfig",
 }
 # by the code of Cohere 2, by OLMo-core's `no_global_rope`
 NO_ROPE_WITHOUT_A_WINDOW = ("cohere2", "olmo3_gnope")
+WINDOWED = ("sliding_attention", "chunked_attention", "hybrid_sliding")
+WITHOUT_ROPE = ("linear_attention", "hybrid_sliding", "hybrid")
 
 
 class Layer(NamedTuple):
@@ -41,13 +45,13 @@ def released(preset: str, number: int) -> Layer:
     config_class = getattr(third_party("transformers"), CONFIGS[preset])
     config = config_class(num_hidden_layers=LAYERS)
     kind = config.layer_types[number]
-    windowed = kind in ("sliding_attention", "chunked_attention")
+    windowed = kind in WINDOWED
     if preset in NO_ROPE_WITHOUT_A_WINDOW:
         has_rope = windowed
     elif hasattr(config, "no_rope_layers"):
         has_rope = config.no_rope_layers[number]
     else:
-        has_rope = True
+        has_rope = kind not in WITHOUT_ROPE
     if not has_rope:
         return Layer(None, 1.0, False, windowed)
 
@@ -74,7 +78,7 @@ def configured(entry: dict[str, Any]) -> Layer:
 
 def test_every_preset_is_compared():
     presets = {path.stem for path in FOLDER.glob("*.yaml")}
-    assert presets == {*CONFIGS, "swan"}  # which no package has
+    assert presets == {*CONFIGS, "swan", "step3_5"}  # which no package has
 
 
 @pytest.mark.parametrize("preset", CONFIGS)

@@ -15,6 +15,7 @@ from torch.testing import assert_close
 from posbench import encodings
 from posbench.encodings.base import Shape
 from posbench.encodings.extend import extend_encoding
+from posbench.encodings.temperature import entmax
 from posbench.errors import Undefined, UserError
 from posbench.model.standalone import attention_logits, attention_output
 from posbench.training.step import tell_progress
@@ -47,6 +48,13 @@ def test_a_temperature_starts_at_1_at_the_training_length(rule, expected):
     factor = temperature.factor(n, 1).expand(4, 3)
     of_each_head = torch.tensor(expected).expand(4, 3)
     assert_close(factor, of_each_head)
+
+
+def test_entmax_has_the_weights_that_its_authors_print():
+    """The example in the readme of deep-spin/entmax."""
+    weights = entmax(torch.tensor([-2, 0, 0.5]), 1.5)
+    printed = torch.tensor([0.0, 0.3260, 0.6740])
+    assert_close(weights, printed, atol=5e-5, rtol=0.0)
 
 
 DROPPED = {"name": "drope", "drop_at": 0.75, "base": 500.0}
@@ -136,6 +144,21 @@ def test_shape_starts_behind_its_shift_in_evaluation():
     encoding = build("shape", shift=7).eval()
     positions = encoding.positions(IDS, None)
     assert torch.equal(positions, 7 + WHOLE[None])
+
+
+def test_pose_jumps_once_where_and_as_far_as_its_authors_do():
+    encoding = build("pose", max_length=SHAPE.train_length + 8)
+    jumps = drawn(encoding, 2000).diff() - 1
+    sizes, places = jumps.max(dim=-1)
+    assert torch.equal(sizes, jumps.sum(-1))
+    assert set(sizes.tolist()) == set(range(9))
+    first_chunks = 1 + places[sizes > 0]
+    assert set(first_chunks.tolist()) == set(range(1, 17))
+
+
+def test_pose_counts_tokens_in_evaluation():
+    positions = build("pose").eval().positions(IDS, None)
+    assert torch.equal(positions, WHOLE[None])
 
 
 def test_cape_moves_all_positions_of_a_sequence_alike():

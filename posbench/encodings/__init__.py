@@ -25,13 +25,15 @@ if TYPE_CHECKING:
 # encoding, of the module's name.
 _FAMILIES = dict.fromkeys(("base", "extend", "own", "wrapper"), "") | {
     "absolute": "none sinusoidal learned index minmax binary sine",
-    "contextual": "fox cable fox_pro wall cope stick_breaking path path_fox",
+    "contextual": (
+        "fox cable fox_pro wall cope tapa stick_breaking path path_fox gated_delta"
+    ),
     "distance": (
         "alibi bam kerple_log kerple_power t5 sandwich dynamic_bias fire grape_a"
     ),
     "layered": "layered heads",
     "mixing": "canon cca dape dape_v2 learned_sinks",
-    "positions": "randomized shape cape abacus coupling bipe",
+    "positions": "randomized shape pose cape abacus coupling bipe",
     "relative": "shaw transformer_xl deberta tupe projected_bias",
     "rope": (
         "rope partial_rope p_rope hope lerope grape_m drope pi ntk dynamic_ntk"
@@ -41,7 +43,7 @@ _FAMILIES = dict.fromkeys(("base", "extend", "own", "wrapper"), "") | {
         "xpos pope rope_pp fope decoupled_rope rope_2d carope selective_rope repo"
     ),
     "skew": "liere comrope algebraic spe",
-    "temperature": "temperature scale_invariant",
+    "temperature": "temperature entmax scale_invariant",
 }
 EXTENSIONS = (  # methods of `extend`
     "pi",

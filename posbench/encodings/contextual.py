@@ -12,7 +12,8 @@ from annotated_types import Ge
 from torch import Tensor, nn
 
 from posbench.encodings.base import Encoding, Layer, Shape, part_of, split_heads
-from posbench.options import Count
+from posbench.encodings.rope import check_pairs
+from posbench.options import Count, Positive
 
 Start = Literal["normal", "torch"]
 
@@ -55,6 +56,36 @@ def causal_convolution(x: Tensor, weight: Tensor) -> Tensor:
     for shift in range(1, width):
         sums = sums + padded[:, shift : shift + length] * weight[:, shift]
     return sums.to(x.dtype)
+
+
+def unit(a: Tensor) -> Tensor:
+    """Return vectors (..., C) with length 1."""
+    squares = a.square().sum(-1, keepdim=True)
+    return a * (squares + 1e-6).rsqrt()
+
+
+def kernels_of_heads(shape: Shape, names: str, width: int) -> nn.ParameterDict:
+    """Return weights of short convolutions for each channel of the heads of q, k or v,
+    each (layers, H or Hkv, Dh, width), which start as those of torch's Conv1d.
+    """
+    heads = {"q": shape.n_heads, "k": shape.n_kv_heads, "v": shape.n_kv_heads}
+    kernels = {}  # the last weight is the token's own
+    for name in names:
+        kernel = torch.empty(shape.n_layers, heads[name], shape.head_dim, width)
+        kernel.uniform_(-1, 1)
+        kernels[name] = nn.Parameter(kernel * width**-0.5)
+    return nn.ParameterDict(kernels)
+
+
+def convolved_heads(a: Tensor, kernel: Tensor) -> Tensor:
+    """Return a (B, H, T, Dh), each channel convolved by a layer's kernel (H or Hkv, Dh,
+    width).
+    """
+    group = a.shape[1] // len(kernel)
+    kernel = kernel.repeat_interleave(group, dim=0)
+    channels = a.transpose(1, 2).flatten(2)  # (B, T, H·Dh)
+    mixed = causal_convolution(channels, kernel.flatten(0, 1))
+    return split_heads(mixed, a.shape[1])
 
 
 class FoX(Encoding):
@@ -363,6 +394,34 @@ class CoPE(Encoding):
         return logits + w * to_next.gather(-1, n)
 
 
+class TAPA(Encoding):
+    """Token-aware phase attention (TAPA): half of the channels set how large a logit
+    is, the others how it swings with distance.
+
+        logits_ij = q_A·k_A / sqrt(d/2) · cos(2π |i - j|^alpha q_P·k_P / sqrt(d/2)),
+        q = [q_A ; q_P]
+
+    Source: Wang et al. (2025), arXiv:2509.12635, equation 12 and the values of section
+    4.1.
+    Beyond training length: defined everywhere; twice the distance adds 7 % to a phase.
+    Checked against: that equation in fp64, product by product.
+    """
+
+    def __init__(self, shape: Shape, alpha: Positive = 0.1) -> None:
+        super().__init__(shape)
+        check_pairs(self.name, shape)
+        self.alpha = alpha
+
+    def scores(self, logits: Tensor, q: Tensor, k: Tensor, layer: Layer) -> Tensor:
+        q_size, q_phase = q.chunk(2, dim=-1)
+        k_size, k_phase = k.chunk(2, dim=-1)
+        root = math.sqrt(q_size.shape[-1])
+        size = q_size @ k_size.mT / root
+        turns = q_phase @ k_phase.mT / root
+        growth = layer.distance.abs().to(turns.dtype) ** self.alpha
+        return size * (2 * math.pi * growth[:, None] * turns).cos()
+
+
 class StickBreaking(Encoding):
     """Stick-breaking attention: each key, from the nearest on, breaks a share
     sigmoid(z) off the rest of a stick.
@@ -505,6 +564,87 @@ class PaTHFoX(PaTH):
         _, _, c = layer.state  # cumulative ln f, as in FoX
         sums = c[:, :, layer.rows, None] - c[:, :, None, layer.keys]
         return self.logit_scale * sums
+
+
+class GatedDelta(Encoding):
+    """Gated delta rule (Gated DeltaNet), a recurrence in place of softmax: each token
+    fades a state and writes its value at its key.
+
+        S_t = a_t S_{t-1} (I - b_t k_t k_tᵀ) + b_t v_t k_tᵀ,   o_t = S_t q_t / sqrt(d)
+        a_t = exp(-A softplus(w_h·x_t + c)),   b_t = sigmoid(u_h·x_t) per head
+
+    The same by pairs, with PaTH's H_t = I - b_t k_t k_tᵀ, which is computed here:
+
+        o_i = sum over j <= i of p_ij v_j,
+        p_ij = a_i ... a_{j+1} b_j q_i·(H_i ... H_{j+1}) k_j / sqrt(d)
+
+    Before it q, k and v pass a causal convolution and a SiLU, then q and k get length
+    1. After it an output is divided by its rms (a weight per channel), times silu(W x).
+    `negative` doubles b.
+
+    Source: Yang et al. (2024), arXiv:2412.06464; Grazzi et al. (2024), arXiv:2411.12537
+    (negative); A and c start as in fla's layer, all else as in torch.
+    Beyond training length: defined everywhere; the state keeps its size, and far tokens
+    fade at a rate that the text sets.
+    Checked against: transformers OLMo Hybrid's layer, by its recurrence step by step.
+    """
+
+    history = frozenset({"q", "x"})
+
+    def __init__(self, shape: Shape, width: Count = 4, negative: bool = False) -> None:
+        super().__init__(shape)
+        self.negative = negative
+        n, inputs, heads = shape.n_layers, shape.d_model, shape.n_heads
+        self.fading = linears(n, inputs, heads)  # w
+        self.writing = linears(n, inputs, heads)  # u
+        self.output = linears(n, inputs, heads * shape.head_dim)  # W
+        self.kernels = kernels_of_heads(shape, "qkv", width)
+        self.norm = nn.Parameter(torch.ones(n, shape.head_dim))
+
+        rates = torch.empty(n, heads).uniform_(0.01, 16)  # its logarithm is finite
+        self.log_rate = nn.Parameter(rates.log())  # ln A
+        log_steps = torch.empty(n, heads).uniform_(math.log(0.001), math.log(0.1))
+        # the inverse of softplus
+        self.step = nn.Parameter(log_steps.exp().expm1().log())  # c
+
+    def prepare(self, q: Tensor, k: Tensor, layer: Layer) -> tuple[Tensor, Tensor]:
+        x = self.given(layer.x, "makes its gates from")
+        b = self.writing[layer.index](x).sigmoid()
+        if self.negative:
+            b = 2 * b
+        steps = F.softplus(self.fading[layer.index](x) + self.step[layer.index])
+        log_a = -self.log_rate[layer.index].exp() * steps
+        return b.mT, log_a.cumsum(1).mT  # (B, H, T)
+
+    def rotate(self, q: Tensor, k: Tensor, layer: Layer) -> tuple[Tensor, Tensor]:
+        q = self._convolved("q", q, layer)
+        k = self._convolved("k", k, layer)
+        return unit(q), unit(k)
+
+    def map_values(self, v: Tensor, layer: Layer) -> Tensor:
+        return self._convolved("v", v, layer)
+
+    def _convolved(self, name: str, a: Tensor, layer: Layer) -> Tensor:
+        return F.silu(convolved_heads(a, self.kernels[name][layer.index]))
+
+    def scores(self, logits: Tensor, q: Tensor, k: Tensor, layer: Layer) -> Tensor:
+        b, _ = layer.state
+        before = layer.rows.start - layer.keys.start  # keys before the first query
+        change = _logit_change(q, k, k, part_of(b, layer.keys), before)
+        return logits + self.logit_scale * change
+
+    def attend(self, logits: Tensor, v: Tensor, layer: Layer) -> Tensor:
+        b, total = layer.state  # cumulative ln a, as in FoX
+        sums = total[:, :, layer.rows, None] - total[:, :, None, layer.keys]
+        factors = sums.clamp(max=0).exp() * b[:, :, None, layer.keys]
+        weights = logits.masked_fill(~layer.visible, 0) * factors
+        return weights @ v.to(weights.dtype)
+
+    def map_outputs(self, out: Tensor, layer: Layer) -> Tensor:
+        out = F.rms_norm(out, out.shape[-1:], self.norm[layer.index], 1e-5)
+        x = self.given(layer.x, "makes its gates from")
+        gates = F.silu(self.output[layer.index](x))[:, layer.rows]
+        return out * split_heads(gates, self.shape.n_heads)
 
 
 def _logit_change(q: Tensor, k: Tensor, w: Tensor, beta: Tensor, before: int) -> Tensor:

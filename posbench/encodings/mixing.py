@@ -11,8 +11,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from posbench.encodings.base import Encoding, Layer, Shape, split_heads
-from posbench.encodings.contextual import causal_convolution
-from posbench.encodings.wrapper import NO_OPTIONS, Wrapper, build_inner
+from posbench.encodings.contextual import convolved_heads, kernels_of_heads
+from posbench.encodings.wrapper import (
+    NO_OPTIONS,
+    Wrapper,
+    build_inner,
+    refuse_attend,
+)
 from posbench.errors import UserError
 from posbench.options import Count
 
@@ -71,13 +76,7 @@ class Canon(Convolving):
     ) -> None:
         super().__init__(shape)
         self.residual = residual
-        heads = {"q": shape.n_heads, "k": shape.n_kv_heads, "v": shape.n_kv_heads}
-        weights = {}  # the last is the token's own
-        for name in convolved:
-            weight = torch.empty(shape.n_layers, heads[name], shape.head_dim, width)
-            weight.uniform_(-1, 1)
-            weights[name] = nn.Parameter(weight * width**-0.5)
-        self.weights = nn.ParameterDict(weights)
+        self.weights = kernels_of_heads(shape, convolved, width)
         if "q" in convolved:
             self.history = frozenset({"q"})
         self.wrap(inner, inner_options)
@@ -91,15 +90,11 @@ class Canon(Convolving):
     def _convolved(self, name: str, a: Tensor, layer: int) -> Tensor:
         if name not in self.weights:
             return a
-        weights: Tensor = self.weights[name][layer]  # (H or Hkv, Dh, width)
-        group = a.shape[1] // len(weights)
-        weights = weights.repeat_interleave(group, dim=0)
+        kernel: Tensor = self.weights[name][layer]  # (H or Hkv, Dh, width)
         if self.residual:
-            own = F.pad(weights.new_ones(1), (weights.shape[-1] - 1, 0))
-            weights = weights + own
-        channels = a.transpose(1, 2).flatten(2)  # (B, T, H·Dh)
-        mixed = causal_convolution(channels, weights.flatten(0, 1))
-        return split_heads(mixed, a.shape[1])
+            own = F.pad(kernel.new_ones(1), (kernel.shape[-1] - 1, 0))
+            kernel = kernel + own
+        return convolved_heads(a, kernel)
 
 
 class CCA(Convolving):
@@ -341,11 +336,7 @@ class LearnedSinks(Wrapper):
         super().__init__(shape)
         self.sinks = nn.Parameter(torch.randn(shape.n_layers, shape.n_heads) * 0.02)
         self.wrap(inner, inner_options)
-        if "attend" in self.inner_encodings[0].hooks:
-            raise UserError(
-                f"encoding.inner is '{inner}', which replaces the softmax: expected"
-                " another, such as rope"
-            )
+        refuse_attend(self, inner)
 
     def at(self, layer: Layer) -> tuple[Encoding, Layer]:
         inner, inner_layer = self.within(layer)

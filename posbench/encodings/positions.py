@@ -152,6 +152,54 @@ class SHAPE(Repositioned):
         return places + self.shift
 
 
+class PoSE(Repositioned):
+    """Positional skip-wise training (PoSE) around another encoding: positions jump
+    once, so that short inputs show the distances of long ones.
+
+        positions = 0 .. c-1, c+u, c+u+1 ..   in training,   0, 1 .. in evaluation
+        c drawn from 1 .. (L+1)/2,   u from 0 .. M-L,   L the training length
+
+    Source: Zhu et al. (2023), arXiv:2309.10400, with two chunks as in the authors' code
+    (dwzhu-pku/PoSE), which draws per sequence and skips text, too.
+    Beyond training length: defined as far as the encoding inside, which is made for M
+    positions, `max_length`; training has shown all distances below M.
+    Checked against: what the encoding inside is checked against, at positions that
+    jump; the draws against the authors' recipe.
+    """
+
+    def __init__(
+        self,
+        shape: Shape,
+        inner: str = "rope",
+        inner_options: dict[str, Any] = NO_OPTIONS,
+        max_length: int | None = None,
+    ) -> None:
+        super().__init__(shape)
+        self.range = max_length or 16 * shape.train_length  # M
+        self.expect(
+            shape.train_length <= self.range,
+            "max_length",
+            max_length,
+            "at least train_length, or null",
+        )
+        longer = dataclasses.replace(shape, train_length=self.range)
+        self.wrap(inner, inner_options, longer)
+
+    def reached(self, inner: Encoding, stretch: Stretch) -> Stretch:
+        return dataclasses.replace(stretch, train_length=self.range)
+
+    def chosen(self, places: Tensor, generator: torch.Generator) -> Tensor:
+        if not self.training:
+            return places
+        length = self.shape.train_length
+        half = (length + 1) // 2
+        most = self.range - length
+        device = places.device
+        c = torch.randint(1, half + 1, (1, 1), generator=generator, device=device)
+        u = torch.randint(most + 1, (1, 1), generator=generator, device=device)
+        return places + u * (places >= c)
+
+
 class CAPE(Repositioned):
     """Continuous augmented positions (CAPE) around another encoding, which then relies
     on neither place nor scale.

@@ -17,6 +17,7 @@ from posbench.encodings.contextual import (
     convolutions,
     draw_layers,
     linears,
+    unit,
 )
 from posbench.encodings.positions import places
 from posbench.encodings.rope import (
@@ -237,7 +238,7 @@ class DecoupledRoPE(Rotary):
         beside      q'_i = [q_i ; R_i W_Q x_i],   k'_j = [k_j ; R_j W_K x_j],
                     logits q'·k' / sqrt(d + r)
         trailing    R turns the last r channels of a head; `turn_values` turns those of
-                    values, too, and outputs back
+                    values, too, and outputs back: sum over j of w_ij R(j - i) v_j
 
     Source: DeepSeek-AI (2024), arXiv:2405.04434, 2.1.3, without compression;
     transformers' DeepSeek V4 (trailing).
@@ -462,8 +463,7 @@ class SelectiveRoPE(Summed):
 
     def steps(self, x: Tensor, layer: int) -> Tensor:
         parts = x.view(*x.shape[:2], self.shape.n_heads, -1)
-        squares = parts.square().sum(-1, keepdim=True)
-        x = (parts * (squares + 1e-6).rsqrt()).flatten(-2)  # n(x)
+        x = unit(parts).flatten(-2)  # n(x)
 
         kernel = self.convolution[layer].get_parameter("weight")[:, 0]
         phi = causal_convolution(self.up[layer](self.down[layer](x)), kernel)

@@ -1,17 +1,20 @@
-"""Factors of the logits that depend on the number of keys or on distance, around
-another encoding.
+"""Factors of the logits that depend on the number of keys or on distance, and entmax,
+around another encoding.
 """
 
 import math
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
+import torch.nn.functional as F
+from annotated_types import Gt, Lt
 from torch import Tensor, nn
 
-from posbench.encodings.base import Encoding, Layer, Shape
+from posbench.encodings.base import Encoding, Layer, Shape, exact
+from posbench.encodings.contextual import linears
 from posbench.encodings.extend import FarPairs
 from posbench.encodings.layered import Heads
-from posbench.encodings.wrapper import NO_OPTIONS, Wrapper, core_of
+from posbench.encodings.wrapper import NO_OPTIONS, Wrapper, core_of, refuse_attend
 from posbench.errors import Undefined
 from posbench.options import NonNegative, Positive
 
@@ -32,10 +35,12 @@ class Temperature(Wrapper):
         llama4           1 + alpha·ln(1 + floor(n/F))
                          F = `floor`, by default the training length
         inkling          1 + alpha·ln(max(1, n/F))
+        asentmax         1 + softplus(w_h·x_i)·ln(n + 1)^(2 tanh(u_h·x_i))
+                         w and u learned per layer
 
     Source: Nakanishi (2025), arXiv:2501.19399 (ssmax; its start is ours); Qwen's code,
     `use_logn_attn` (logn); transformers' Mistral Large 4, Llama 4 (F = 8192) and
-    Inkling.
+    Inkling; Vasylenko et al. (2025), arXiv:2506.16640, as in their code (asentmax).
     Beyond training length: defined as far as the inner encoding is; meant to hold
     attention as sharp as in training.
     Checked against: transformers Ministral 3 (llama4) and Mistral Large 4, plain loops
@@ -51,7 +56,9 @@ class Temperature(Wrapper):
         shape: Shape,
         inner: str = "rope",
         inner_options: dict[str, Any] = NO_OPTIONS,
-        rule: Literal["ssmax", "mistral_large4", "logn", "llama4", "inkling"] = "ssmax",
+        rule: Literal[
+            "ssmax", "mistral_large4", "logn", "llama4", "inkling", "asentmax"
+        ] = "ssmax",
         alpha: NonNegative = 0.1,
         floor: Positive | None = None,
     ) -> None:
@@ -64,6 +71,9 @@ class Temperature(Wrapper):
         if rule == "mistral_large4":
             self.scale = self._numbers(0.0)
             self.offset = self._numbers(1.0)
+        if rule == "asentmax":
+            self.size = linears(shape.n_layers, shape.d_model, shape.n_heads)  # w
+            self.power = linears(shape.n_layers, shape.d_model, shape.n_heads)  # u
         self.wrap(inner, inner_options)
 
     def _numbers(self, start: float) -> nn.ParameterList:
@@ -76,7 +86,7 @@ class Temperature(Wrapper):
 
         def sharpened(q: Tensor) -> Tensor:
             n = torch.arange(1, q.shape[2] + 1, device=q.device)
-            return q * self.factor(n, layer.index)[..., None]
+            return q * self.factor(n, layer.index, layer.x)[..., None]
 
         def rotate(q: Tensor, k: Tensor, inside: Layer) -> tuple[Tensor, Tensor]:
             q, k = inner.rotate(q, k, inside)
@@ -93,19 +103,93 @@ class Temperature(Wrapper):
             return self.altered(inner, rotate=rotate, prepare=prepare), inner_layer
         return self.altered(inner, rotate=rotate), inner_layer
 
-    def factor(self, n: Tensor, layer: int) -> Tensor:
-        """Return the factor of queries that see n (T,) keys: (H, T) or (T,)."""
+    def factor(self, n: Tensor, layer: int, x: Tensor | None = None) -> Tensor:
+        """Return the factor of queries that see n (T,) keys: (B, H, T), (H, T) or
+        (T,).
+        """
         if self.rule == "logn":
             return (n.log() / self.trained).clamp(min=1)
         if self.rule == "llama4":
             return 1 + self.alpha * (n / self.floor).floor().log1p()
         if self.rule == "inkling":
             return 1 + self.alpha * (n / self.floor).clamp(min=1).log()
+        if self.rule == "asentmax":
+            x = exact(self.given(x, "makes its scale from"))
+            size = F.softplus(self.size[layer](x)).mT  # (B, H, T)
+            power = 2 * self.power[layer](x).tanh().mT
+            return 1 + size * n.log1p() ** power
         s = self.scale[layer][:, None]
         if self.rule == "ssmax":
             return s * n.log()
         b = self.offset[layer][:, None]
         return s * n.log() + b
+
+
+class Entmax(Wrapper):
+    """Entmax in place of softmax, around another encoding: far below the largest logit,
+    weights are 0. By default its temperature is learned (ASEntmax).
+
+        weight_ij = max(0, (alpha - 1) logit_ij - tau_i)^(1/(alpha - 1)),
+        tau_i such that a query's weights sum to 1
+
+    Source: Vasylenko et al. (2025), arXiv:2506.16640, whose heads have no position, or
+    ALiBi without the temperature (see `heads`); Peters et al. (2019), arXiv:1905.05702.
+    Beyond training length: defined as far as the inner encoding is; the number of keys
+    that have a weight need not grow.
+    Checked against: bisection in fp64, with the Jacobian of Peters et al., on the
+    oracle of the inner encoding; weights that the package entmax prints.
+    """
+
+    adds = ("attend",)
+
+    def __init__(
+        self,
+        shape: Shape,
+        inner: str = "temperature",
+        inner_options: dict[str, Any] = NO_OPTIONS,
+        alpha: Annotated[float, Gt(1), Lt(2)] = 1.5,
+    ) -> None:
+        super().__init__(shape)
+        self.alpha = alpha
+        if inner == "temperature":
+            inner_options = {"rule": "asentmax"} | inner_options
+        self.wrap(inner, inner_options)
+        refuse_attend(self, inner)
+
+    def at(self, layer: Layer) -> tuple[Encoding, Layer]:
+        inner, inner_layer = self.within(layer)
+
+        def attend(logits: Tensor, v: Tensor, inside: Layer) -> Tensor:
+            weights = entmax(logits, self.alpha)
+            return weights @ v.to(weights.dtype)
+
+        return self.altered(inner, attend=attend), inner_layer
+
+
+def entmax(logits: Tensor, alpha: float) -> Tensor:
+    """Return the weights of alpha-entmax over the last axis; 0 where a logit is -inf.
+
+    Their sum falls in tau and is convex. So Newton's method, begun where the largest
+    logit has weight 1, nears tau from below, in about ln(keys) steps and a few more.
+    """
+    power = 1 / (alpha - 1)
+    z = (alpha - 1) * logits
+    z = z - z.amax(-1, keepdim=True)
+    tau = torch.full_like(z[..., :1], -1.0)
+    with torch.no_grad():
+        for _ in range(int(math.log(z.shape[-1])) + 6):
+            tau = _newton_step(z, tau, power)
+    # the last step has gradients: with them the sum of weights stays 1
+    tau = _newton_step(z, tau, power)
+    return (z - tau).clamp(min=0) ** power
+
+
+def _newton_step(z: Tensor, tau: Tensor, power: float) -> Tensor:
+    """Return a tau with which the sum of weights is nearer to 1."""
+    above = (z - tau).clamp(min=0)
+    excess = (above**power).sum(-1, keepdim=True) - 1
+    slope = power * (above.detach() ** (power - 1)).sum(-1, keepdim=True)
+    return tau + excess / slope
 
 
 class ScaleInvariant(Wrapper):

@@ -141,3 +141,12 @@ def core_of(encoding: Encoding) -> Encoding:
     if isinstance(encoding, Altered):
         return encoding.core
     return encoding
+
+
+def refuse_attend(wrapper: Wrapper, inner: str) -> None:
+    """Raise UserError for an encoding inside that has no softmax to be changed."""
+    if "attend" in wrapper.inner_encodings[0].hooks:
+        raise UserError(
+            f"encoding.inner is '{inner}', which replaces the softmax: expected"
+            " another, such as rope"
+        )

@@ -177,7 +177,7 @@ def pairs_of(
     are a layer's window and sinks.
 
     If an encoding normalises weights itself, they are its outputs for one-hot values,
-    and logits are their logarithms.
+    and logits are the logarithms of their sizes.
     """
     described = make_layer(encoding, positions, layer, x).replace(**limits)
     scheme, q, k, v, block = prepared_block(
@@ -192,7 +192,7 @@ def pairs_of(
         # with a sink, weights sum to less than 1
         shares = weights / weights.sum(-1, keepdim=True)
         if not torch.allclose(shares, usual, atol=1e-5):
-            logits = weights.clamp(min=torch.finfo(weights.dtype).tiny).log()
+            logits = weights.abs().clamp(min=1.2e-38).log()  # fp32 has no less
     return Pairs(block, logits, weights, logits - plain)
 
 

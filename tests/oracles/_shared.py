@@ -184,6 +184,8 @@ _DEFAULTS = {
     "t5": {"num_buckets": 32, "max_distance": 128},
     "fire": {"threshold": "quarter"},
     "fox": {"gate_bias": 0.0},
+    # as inside entmax
+    "temperature": {"rule": "asentmax", "inner": "rope", "inner_options": {}},
 }
 
 

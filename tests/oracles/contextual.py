@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch.func import functional_call
 
 from oracles import third_party
-from oracles._shared import Ordered, fla, masked
+from oracles._shared import Ordered, fla, flat, masked
 
 
 def gates_of(weight, constant, x):
@@ -213,6 +213,25 @@ class cope(Ordered):
         return {"probabilities": (logits + bias).softmax(-1)}
 
 
+class tapa:
+    """The paper's equation 12 in fp64, product by product; no package has it."""
+
+    CASES = [{}, {"alpha": 0.2}]
+    DTYPE = torch.float64
+
+    def reference(shape, options, q, k, positions, causal, **others):
+        half = shape.head_dim // 2
+        root = math.sqrt(half)
+        products = q[:, :, :, None] * k[:, :, None] / root  # (B, H, T, T, Dh)
+        size = products[..., :half].sum(-1)
+        turns = products[..., half:].sum(-1)
+        far = positions[:, :, None] - positions[:, None]
+        growth = far.abs().double() ** options["alpha"]
+        phases = 2 * math.pi * growth[:, None] * turns
+        logits = size * torch.cos(phases)
+        return {"probabilities": masked(logits, causal).softmax(-1)}
+
+
 class stick_breaking(Ordered):
     """The plain form in fla."""
 
@@ -285,3 +304,61 @@ class path_fox(path):
         constant = parameters["gate_bias"][layer]
         gates = F.logsigmoid(gates_of(weight, constant, x))
         return path.reference(parameters, x=x, layer=layer, gates=gates, **others)
+
+
+class gated_delta(Ordered):
+    """transformers OLMo Hybrid's layer, its kernel replaced by its own loop over
+    tokens; its projections pick q, k, v out of one wide input.
+    """
+
+    CASES = [{}, {"width": 2, "negative": True}]
+    CAUSAL = (True,)
+
+    def parameter_count(shape, options):
+        heads = shape.n_heads
+        count = 2 * heads * (shape.d_model + 1)
+        count += heads * shape.head_dim * shape.d_model
+        count += 3 * heads * shape.head_dim * options["width"]
+        count += shape.head_dim
+        return shape.n_layers * count
+
+    def reference(parameters, shape, options, q, k, v, x, layer, **others):
+        package = "transformers.models.olmo_hybrid"
+        olmo = third_party(f"{package}.modeling_olmo_hybrid")
+        content = shape.n_heads * shape.head_dim
+        wide = torch.cat((flat(q, k, v), x), -1)
+        config = third_party(package).OlmoHybridConfig()
+        config.hidden_size = wide.shape[-1]
+        config.linear_num_key_heads = shape.n_heads
+        config.linear_num_value_heads = shape.n_heads
+        config.linear_key_head_dim = shape.head_dim
+        config.linear_value_head_dim = shape.head_dim
+        config.linear_conv_kernel_dim = options["width"]
+        config.linear_allow_neg_eigval = options["negative"]
+        module = olmo.OlmoHybridGatedDeltaNet(config, 0)
+        module.o_proj = torch.nn.Identity()
+
+        def after_qkv(name):
+            weight = parameters[f"{name}.{layer}.weight"]
+            return F.pad(weight, (3 * content, 0))
+
+        weights = {}
+        kernels = []
+        pick = torch.eye(3 * content, wide.shape[-1])
+        for name, rows in zip("qkv", pick.chunk(3), strict=True):
+            weights[f"{name}_proj.weight"] = rows
+            kernel = parameters[f"kernels.{name}"][layer]
+            kernels.append(kernel.flatten(0, 1))
+        weights["conv1d.weight"] = torch.cat(kernels)[:, None]
+        weights["a_proj.weight"] = after_qkv("fading")
+        weights["b_proj.weight"] = after_qkv("writing")
+        weights["g_proj.weight"] = after_qkv("output")
+        weights["A_log"] = parameters["log_rate"][layer]
+        weights["dt_bias"] = parameters["step"][layer]
+        weights["o_norm.weight"] = parameters["norm"][layer]
+
+        by_steps = olmo.torch_recurrent_gated_delta_rule
+        with mock.patch.object(olmo, "torch_chunk_gated_delta_rule", by_steps):
+            output = functional_call(module, weights, (wide,))
+        heads_apart = output.unflatten(-1, (shape.n_heads, shape.head_dim))
+        return {"output": heads_apart.transpose(1, 2)}

@@ -161,6 +161,9 @@ class fope:
         return turned(q, k, cos, sin, options["layout"])
 
 
+TURNED_VALUES = {"placement": "trailing", "turn_values": True}
+
+
 class decoupled_rope:
     """transformers: DeepSeek V3's attention layer (beside), DeepSeek V4's rotation of
     q, k, v, outputs (trailing).
@@ -169,7 +172,8 @@ class decoupled_rope:
     CASES = [
         {},
         {"turning": 6, "layout": "half"},
-        {"placement": "trailing", "turning": 2, "turn_values": True},
+        {**TURNED_VALUES, "turning": 2},
+        {**TURNED_VALUES, "turning": lambda shape: shape.head_dim},
     ]
 
     def parameter_count(shape, options):

@@ -5,6 +5,7 @@ import math
 import types
 
 import torch
+import torch.nn.functional as F
 from torch.func import functional_call
 
 from oracles import third_party
@@ -319,6 +320,12 @@ class shape(Around):
         return {"output": inner_output(**given, **others)}
 
 
+class pose(randomized):
+    """As randomized; test_wrappers.py looks at the draws."""
+
+    CASES = [{}, {"inner": "alibi", "max_length": 2048}]
+
+
 def slopes_of_heads(shape):
     return {"slopes": [1.5 - 0.25 * head for head in range(shape.n_heads)]}
 
@@ -479,11 +486,14 @@ class temperature(Counting):
         {"rule": "logn", "inner": "none"},
         {"rule": "llama4", "inner": "none", "alpha": 0.5, "floor": 4},
         {"rule": "inkling", "inner": "alibi", "alpha": 0.5, "floor": 3},
+        {"rule": "asentmax", "inner": "none"},
     ]
     LEARNED = {"ssmax": 1, "mistral_large4": 2}
 
     def parameter_count(shape, options):
         per_head = temperature.LEARNED.get(options["rule"], 0)
+        if options["rule"] == "asentmax":
+            per_head = 2 * shape.d_model
         return per_head * shape.n_layers * shape.n_heads
 
     def reference(parameters, shape, options, q, k, v, layer, causal, **others):
@@ -492,13 +502,21 @@ class temperature(Counting):
         of_layer = inner(q=q, k=k, v=v, causal=causal, **given, **others)
         of_layer.pop("output", None)
         turned = of_layer.get("q", q)
-        of_layer["q"] = sharpened(turned, parameters, shape, options, layer)
-        return {"output": output_of(of_layer, q, k, v, causal)}
+        x = others["x"]
+        of_layer["q"] = sharpened(turned, parameters, shape, options, layer, x)
+        of_layer["output"] = output_of(of_layer, q, k, v, causal)
+        return of_layer
 
 
-def sharpened(q, parameters, shape, options, layer):
+def sharpened(q, parameters, shape, options, layer, x):
     rule = options["rule"]
     length = q.shape[2]
+    if rule == "asentmax":
+        size = F.softplus(x @ parameters[f"size.{layer}.weight"].T)
+        power = 2 * torch.tanh(x @ parameters[f"power.{layer}.weight"].T)
+        counts = torch.arange(2, length + 2)[:, None]
+        factor = 1 + size * torch.log(counts) ** power  # (B, T, H)
+        return q * factor.mT[..., None]
     alpha = options["alpha"]
     floor = options["floor"] or shape.train_length
     if rule == "mistral_large4":
@@ -531,6 +549,42 @@ def sharpened(q, parameters, shape, options, layer):
         of_heads = parameters[f"scale.{layer}"]
         factors = of_heads[:, None] * factors  # (H, T)
     return q * factors[..., None]
+
+
+class entmax(Counting):
+    """Weights by bisection, their gradients by the Jacobian of the paper, on logits of
+    the inner encoding's oracle.
+    """
+
+    CASES = [{}, {"inner": "rope", "alpha": 1.25}, {"inner": "fox", "alpha": 1.75}]
+
+    def reference(options, q, k, v, causal, **others):
+        of_layer = inner(options=options, q=q, k=k, v=v, causal=causal, **others)
+        logits = logits_of(of_layer, q, k).double()
+        logits = masked(logits, causal).clamp(min=-1e4)
+        less_1 = options["alpha"] - 1
+        weights = bisected(less_1 * logits.detach(), 1 / less_1)
+
+        # the Jacobian is diag(s) - s sᵀ / sum of s
+        s = weights ** (1 - less_1)
+        change = logits - logits.detach()  # 0, with gradients
+        mean = s / s.sum(-1, keepdim=True)
+        common = (mean * change).sum(-1, keepdim=True)
+        weights = weights + s * (change - common)
+        return {"output": weights @ v.double()}
+
+
+def bisected(z, power):
+    """Return max(0, z - tau)^power with the tau for which a row's sum is 1."""
+    high = z.amax(-1, keepdim=True)
+    low = high - 1
+    for _ in range(60):
+        tau = (low + high) / 2
+        weights = (z - tau).clamp(min=0) ** power
+        is_low = weights.sum(-1, keepdim=True) > 1
+        low = torch.where(is_low, tau, low)
+        high = torch.where(is_low, high, tau)
+    return weights
 
 
 class scale_invariant(Around):
