@@ -4,6 +4,7 @@ contributors' example.
 
 import collections
 import functools
+import itertools
 import json
 import os
 import pathlib
@@ -14,6 +15,7 @@ import subprocess
 import sys
 import textwrap
 
+import numpy as np
 import pandas as pd
 import pytest
 import support
@@ -26,6 +28,7 @@ from posbench.config import compose
 from posbench.encodings.base import Shape
 from posbench.encodings.own import from_file
 from posbench.results.compare import compare
+from posbench.results.estimate import estimate
 from posbench.results.frame import read
 from posbench.rope.command import compare_ropes
 from posbench.rope.reading import configuration, ropes
@@ -237,6 +240,24 @@ def test_faults_of_engines_differ_as_posbench_rope_says():
         assert report.startswith(str(fault["date"]))
         for thread in fault["threads"]:
             assert f"{thread})" in report
+
+
+def test_what_faults_cost_is_that_of_the_rows_beside_the_page():
+    section = text_of("docs/faults.md").partition("## What it costs")[2]
+    printed = re.findall(r"[+-]\d\.\d{3} ±\d\.\d{3}", section)
+    rows = read([ROOT / "docs" / "rows" / "faults.parquet"])
+    curve = rows[rows["protocol"] == "fixed_target"]
+
+    known = set()
+    for _, of_length in curve.groupby("length"):
+        losses = [np.array(sums) for sums in of_length["unit_nll"]]
+        tokens = np.array(of_length["unit_tokens"].iloc[0])
+        for right, wrong in itertools.permutations(losses, 2):
+            cost = estimate((wrong - right)[None], tokens)
+            known.add(f"{cost.mean:+.3f} ±{cost.half():.3f}")
+
+    assert len(printed) == 10
+    assert set(printed) <= known
 
 
 def table_of_catalogue(study: str) -> pd.DataFrame:
