@@ -208,6 +208,14 @@ def test_a_table_of_losses_has_the_legend_of_losses_alone(draw):
     assert "\na number: loss, nats per token.\n" in out
 
 
+def test_a_long_name_leaves_room_for_the_losses(draw):
+    name = "longrope:factor=1:short_factor=" + ",".join(["0.5"] * 16)
+
+    out = draw([row(16, 4.0), row(16, 4.125, extension=name)])
+
+    assert re.search(r"\nlongrope:factor=1.*\.\.\..*0\.5 +4\.125\n", out)
+
+
 def test_a_table_of_answers_has_the_legend_of_shares_alone(draw):
     answers = {"protocol": "task", "task": "passkey", "accuracy": 0.5, "n_blocks": 8}
 

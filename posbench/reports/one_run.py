@@ -13,6 +13,7 @@ import pandas as pd
 
 from posbench.errors import UserError
 from posbench.reports.render import Column, Table
+from posbench.reports.tables import short_label
 from posbench.results.compare import NOT_BEATEN, NOT_RESOLVED, USES_LIMIT
 from posbench.results.estimate import FEW_DOCUMENTS
 from posbench.results.frame import GATE, read
@@ -188,7 +189,7 @@ def _others_table(rows: pd.DataFrame, length: str) -> Table:
     for row in rows.to_dict("records"):
         name = re.sub("^(fixed_target|problems|task)_", "", row["curve"])
         column = str(row[length])
-        line = lines.setdefault(name, {"measured": name})
+        line = lines.setdefault(name, {"measured": short_label(name)})
         if pd.isna(row["accuracy"]):
             line[column] = _loss_text(row)
             continue
