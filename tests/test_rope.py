@@ -15,7 +15,7 @@ from support import TINY, posbench, write_text
 from torch.testing import assert_close
 
 from posbench.errors import Undefined, UserError
-from posbench.rope.command import compare_ropes, ropes_of
+from posbench.rope.command import compare_ropes, describe, ropes_of
 from posbench.rope.extension import extension
 from posbench.rope.reading import (
     Rope,
@@ -292,6 +292,27 @@ WIDTHS = [
 def test_the_share_of_a_head_that_turns_is_the_classs_or_that_of_the_file(kind, width):
     rope = one(published(kind))
     assert rope.width == width
+
+
+def test_channels_that_stand_still_are_not_said_to_turn():
+    full, _ = read(published("gemma4_text"))
+    lines = describe("gemma", [full], [])
+    assert "8 channels of a head turn" in "\n".join(lines)
+
+
+def test_the_base_is_not_guessed_from_an_odd_number_of_channels():
+    """Half of a head of 42 channels is 21, of which the module makes 11 pairs."""
+    rope = one({"model_type": "glm4_moe", "num_hidden_layers": 2})
+    assert rope.base == 1e4
+
+
+def test_mamba_beside_attention_is_no_layer_of_its_own():
+    types = ["mamba", "hybrid", "mamba"]
+    settings = {"model_type": "zamba2", "use_mem_rope": True, "num_hidden_layers": 3}
+    config = configuration({**settings, "layers_block_type": types})
+    (rope,), others = layers_of(config)
+    assert rope.share == "1 of 3 layers"
+    assert "2 of 3 layers: no attention" in others[0]
 
 
 CAUSAL = transformers.models.auto.modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
