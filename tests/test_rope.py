@@ -402,24 +402,36 @@ UNTRIED = [
     "trocr",
 ]
 WITH_ROPE = sorted({*CAUSAL} - {*NO_ROPE} - {*UNTRIED})
-# By kind: its layers with attention and no RoPE.
+# By kind: its layers with attention and no RoPE, from the defaults of its class.
 NOPE = {
-    "afmoe": 8,
-    "beam": 9,
-    "cohere2": 10,
-    "cohere2_moe": 10,
-    "exaone4": 8,
-    "exaone_moe": 8,
-    "flint": 14,
-    "kolibri1": 10,
-    "llama4": 12,
-    "llama4_text": 12,
-    "smollm3": 9,
+    # in every fourth, attention is full
+    "afmoe": 32 // 4,
+    "cohere2": 40 // 4,
+    "cohere2_moe": 40 // 4,
+    "exaone4": 32 // 4,
+    "exaone_moe": 32 // 4,
+    # no_rope_layer_interval is 4
+    "llama4": 48 // 4,
+    "llama4_text": 48 // 4,
+    "smollm3": 36 // 4,
+    # every fifth
+    "kolibri1": 50 // 5,
+    # every sixth, and the last
+    "beam": 52 // 6 + 1,
+    # the first, every fourth from the second on, and the last
+    "flint": len({0, *range(1, 49, 4), 48}),
 }
-# Their layers are fewer than `num_hidden_layers`, or have that in no one place.
-# Zamba 2's 9 blocks of attention are counted beside its 54 of Mamba.
-# Those of Llama 3.2 Vision that attend to images read no text.
-LAYERS = {"blt": 49, "hrm_text": 32, "longcat_flash": 28, "mllama": 32, "zamba2": 63}
+# Layers of those whose `num_hidden_layers` is another number, or in no one place.
+LAYERS = {
+    # of the parts: encoder, decoder, global transformer, patcher
+    "blt": 1 + 9 + 25 + 14,
+    # two stacks, each run several times
+    "hrm_text": 2 * 16,
+    # each has two attentions
+    "longcat_flash": 28,
+    # 8 of its `cross_attention_layers` attend to the image alone
+    "mllama": 40 - 8,
+}
 
 
 def number_in(share: str) -> int:
@@ -446,9 +458,9 @@ def test_every_causal_kind_with_rope_is_read_as_its_module_and_its_layers(kind):
     own = [name for name in names if "Vision" not in name]
     rotary_class = getattr(modeling, min(own, key=len))
     for rope in every_rope:
-        if rope.layers and " and " not in rope.layers and kind not in NOPE:
-            types = config.layer_types
-            assert types.count(rope.layers) == number_in(rope.share)
+        if rope.layers and kind != "smollm3":  # its layers are all full_attention
+            of_type = map(config.layer_types.count, rope.layers.split(" and "))
+            assert sum(of_type) == number_in(rope.share)
         if kind != "blt":  # its parts have configurations of their own
             module = rotary_class(config=config)
             f = getattr(module, f"{rope.key}_inv_freq" if rope.key else "inv_freq")
