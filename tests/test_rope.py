@@ -14,6 +14,7 @@ import torch
 from support import TINY, posbench, write_text
 from torch.testing import assert_close
 
+from posbench.encodings.rope import frequencies
 from posbench.errors import Undefined, UserError
 from posbench.rope.command import compare_ropes, describe, ropes_of
 from posbench.rope.extension import extension
@@ -321,6 +322,7 @@ COMPLETED: dict[str, dict[str, Any]] = {
     "bamba": {"attn_layer_indices": [9, 18, 27]},
     "deepseek_v2": {"topk_group": 1, "n_group": 1, "num_experts_per_tok": 6},
     "dots1": {"n_routed_experts": 8, "num_experts_per_tok": 2, "n_shared_experts": 1},
+    "glm4_moe": {"head_dim": 128},
     "hunyuan_v1_dense": {"head_dim": 128},
     "hunyuan_v1_moe": {"head_dim": 128},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 16},
@@ -461,6 +463,9 @@ def test_every_causal_kind_with_rope_is_read_as_its_module_and_its_layers(kind):
         if rope.layers and kind != "smollm3":  # its layers are all full_attention
             of_type = map(config.layer_types.count, rope.layers.split(" and "))
             assert sum(of_type) == number_in(rope.share)
+        if rope.type == "default":
+            of_base = frequencies(rope.width, rope.base)
+            assert_close(rope.at(512)[0], of_base, rtol=1e-5, atol=1e-9)
         if kind != "blt":  # its parts have configurations of their own
             module = rotary_class(config=config)
             f = getattr(module, f"{rope.key}_inv_freq" if rope.key else "inv_freq")
