@@ -15,8 +15,9 @@ import torch
 from support import TINY, posbench, write_text
 from torch.testing import assert_close
 
+from posbench.encodings.rope import frequencies
 from posbench.errors import Undefined, UserError
-from posbench.rope.command import compare_ropes, ropes_of, stretches
+from posbench.rope.command import compare_ropes, describe, ropes_of, stretches
 from posbench.rope.extension import extension
 from posbench.rope.reading import (
     Rope,
@@ -295,12 +296,34 @@ def test_the_share_of_a_head_that_turns_is_the_classs_or_that_of_the_file(kind, 
     assert rope.width == width
 
 
+def test_channels_that_stand_still_are_not_said_to_turn():
+    full, _ = read(published("gemma4_text"))
+    lines = describe("gemma", [full], [])
+    assert "8 channels of a head turn" in "\n".join(lines)
+
+
+def test_the_base_is_not_guessed_from_an_odd_number_of_channels():
+    """Half of a head of 42 channels is 21, of which the module makes 11 pairs."""
+    rope = one({"model_type": "glm4_moe", "num_hidden_layers": 2})
+    assert rope.base == 1e4
+
+
+def test_mamba_beside_attention_is_no_layer_of_its_own():
+    types = ["mamba", "hybrid", "mamba"]
+    settings = {"model_type": "zamba2", "use_mem_rope": True, "num_hidden_layers": 3}
+    config = configuration({**settings, "layers_block_type": types})
+    (rope,), others = layers_of(config)
+    assert rope.share == "1 of 3 layers"
+    assert "2 of 3 layers: no attention" in others[0]
+
+
 CAUSAL = transformers.models.auto.modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 # What their classes leave to a file.
 COMPLETED: dict[str, dict[str, Any]] = {
     "bamba": {"attn_layer_indices": [9, 18, 27]},
     "deepseek_v2": {"topk_group": 1, "n_group": 1, "num_experts_per_tok": 6},
     "dots1": {"n_routed_experts": 8, "num_experts_per_tok": 2, "n_shared_experts": 1},
+    "glm4_moe": {"head_dim": 128},
     "hunyuan_v1_dense": {"head_dim": 128},
     "hunyuan_v1_moe": {"head_dim": 128},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 16},
@@ -382,24 +405,36 @@ UNTRIED = [
     "trocr",
 ]
 WITH_ROPE = sorted({*CAUSAL} - {*NO_ROPE} - {*UNTRIED})
-# By kind: its layers with attention and no RoPE.
+# By kind: its layers with attention and no RoPE, from the defaults of its class.
 NOPE = {
-    "afmoe": 8,
-    "beam": 9,
-    "cohere2": 10,
-    "cohere2_moe": 10,
-    "exaone4": 8,
-    "exaone_moe": 8,
-    "flint": 14,
-    "kolibri1": 10,
-    "llama4": 12,
-    "llama4_text": 12,
-    "smollm3": 9,
+    # in every fourth, attention is full
+    "afmoe": 32 // 4,
+    "cohere2": 40 // 4,
+    "cohere2_moe": 40 // 4,
+    "exaone4": 32 // 4,
+    "exaone_moe": 32 // 4,
+    # no_rope_layer_interval is 4
+    "llama4": 48 // 4,
+    "llama4_text": 48 // 4,
+    "smollm3": 36 // 4,
+    # every fifth
+    "kolibri1": 50 // 5,
+    # every sixth, and the last
+    "beam": 52 // 6 + 1,
+    # the first, every fourth from the second on, and the last
+    "flint": len({0, *range(1, 49, 4), 48}),
 }
-# Their layers are fewer than `num_hidden_layers`, or have that in no one place.
-# Zamba 2's 9 blocks of attention are counted beside its 54 of Mamba.
-# Those of Llama 3.2 Vision that attend to images read no text.
-LAYERS = {"blt": 49, "hrm_text": 32, "longcat_flash": 28, "mllama": 32, "zamba2": 63}
+# Layers of those whose `num_hidden_layers` is another number, or in no one place.
+LAYERS = {
+    # of the parts: encoder, decoder, global transformer, patcher
+    "blt": 1 + 9 + 25 + 14,
+    # two stacks, each run several times
+    "hrm_text": 2 * 16,
+    # each has two attentions
+    "longcat_flash": 28,
+    # 8 of its `cross_attention_layers` attend to the image alone
+    "mllama": 40 - 8,
+}
 
 
 def number_in(share: str) -> int:
@@ -426,9 +461,12 @@ def test_every_causal_kind_with_rope_is_read_as_its_module_and_its_layers(kind):
     own = [name for name in names if "Vision" not in name]
     rotary_class = getattr(modeling, min(own, key=len))
     for rope in every_rope:
-        if rope.layers and " and " not in rope.layers and kind not in NOPE:
-            types = config.layer_types
-            assert types.count(rope.layers) == number_in(rope.share)
+        if rope.layers and kind != "smollm3":  # its layers are all full_attention
+            of_type = map(config.layer_types.count, rope.layers.split(" and "))
+            assert sum(of_type) == number_in(rope.share)
+        if rope.type == "default":
+            of_base = frequencies(rope.width, rope.base)
+            assert_close(rope.at(512)[0], of_base, rtol=1e-5, atol=1e-9)
         if kind != "blt":  # its parts have configurations of their own
             module = rotary_class(config=config)
             f = getattr(module, f"{rope.key}_inv_freq" if rope.key else "inv_freq")

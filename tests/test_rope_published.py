@@ -1,199 +1,150 @@
 """What published models do with positions, in facts typed by hand, beside what is read
-from their configurations.
+from their configurations. The facts are in data/rope_published.yaml.
 """
 
+import math
+from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
-from posbench.errors import Undefined
-from posbench.rope.reading import configuration, layers_of
+from posbench.encodings.rope import frequencies
+from posbench.errors import Undefined, UserError
+from posbench.rope.reading import Rope, configuration, layers_of
 
 pytest.importorskip("transformers")
+from test_rope import number_in
 
-WINDOWED = ["sliding_attention"] * 3 + ["full_attention"]
-LLAMA3 = {
-    "rope_type": "llama3",
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 8192,
+TABLE = yaml.safe_load(
+    Path(__file__).with_name("data").joinpath("rope_published.yaml").read_text()
+)
+MODELS = TABLE["models"]
+# what the table does not say of a RoPE
+PLAIN = {"window": 0, "chunk": 0, "factor": 1.0, "slowed": 1.0, "scaled": False}
+# what an expression of the table may name
+NAMES = {
+    "ln": math.log,
+    "sqrt": math.sqrt,
+    "full": "full_attention",
+    "sliding": "sliding_attention",
+    "linear": "linear_attention",
+    "hybrid": "hybrid",
+    "mamba": "mamba",
 }
-YARN_V3 = {
-    "type": "yarn",
-    "factor": 40,
-    "beta_fast": 32,
-    "beta_slow": 1,
-    "mscale": 1.0,
-    "mscale_all_dim": 1.0,
-    "original_max_position_embeddings": 4096,
-}
-YARN_V4 = {
-    "type": "yarn",
-    "factor": 16,
-    "beta_fast": 32,
-    "beta_slow": 1,
-    "original_max_position_embeddings": 65536,
-}
-LONG_PHI = {
-    "type": "longrope",
-    "short_factor": [1.0] * 64,
-    "long_factor": [1.0] * 32 + [2.0] * 32,
-    "short_mscale": 1.2431,
-    "long_mscale": 1.2432,
-    "original_max_position_embeddings": 4096,
-}
-# By model: its configuration as far as positions go; of each kind of layer with RoPE how
-# many there are, the window (and whether it is a chunk), the base, the channels that
-# turn, and the factor on queries and keys; a line for each kind without RoPE.
-SETTINGS: dict[str, dict[str, Any]] = {}
-ROPES: dict[str, list[Any]] = {}
-OTHERS: dict[str, list[str]] = {}
 
-SETTINGS["Llama 3.1 8B"] = {
-    "model_type": "llama",
-    "hidden_size": 4096,
-    "num_attention_heads": 32,
-    "num_hidden_layers": 32,
-    "max_position_embeddings": 131072,
-    "rope_theta": 5e5,
-    "rope_scaling": LLAMA3,
-}
-ROPES["Llama 3.1 8B"] = [("all 32 layers", None, 5e5, 128, 1.0)]
 
-SETTINGS["Mistral 7B v0.1"] = {
-    "model_type": "mistral",
-    "num_hidden_layers": 32,
-    "max_position_embeddings": 32768,
-    "sliding_window": 4096,
-}
-ROPES["Mistral 7B v0.1"] = [("all 32 layers", (4096, False), 1e4, 128, 1.0)]
+def evaluated(value: Any) -> Any:
+    """Return a part of the table with the values of its expressions."""
+    if isinstance(value, dict):
+        return {key: evaluated(part) for key, part in value.items()}
+    if isinstance(value, str) and value.startswith("="):
+        return eval(value[1:], dict(NAMES))
+    return value
 
-SETTINGS["Llama 4 Scout"] = {
-    "model_type": "llama4_text",
-    "num_hidden_layers": 48,
-    "rope_theta": 5e5,
-}
-ROPES["Llama 4 Scout"] = [("36 of 48 layers", (8192, True), 5e5, 128, 1.0)]
-OTHERS["Llama 4 Scout"] = [
-    "full_attention, 12 of 48 layers: no RoPE, queries scaled by their position"
-]
 
-SETTINGS["SmolLM3 3B"] = {
-    "model_type": "smollm3",
-    "num_hidden_layers": 36,
-    "rope_theta": 5e6,
-}
-ROPES["SmolLM3 3B"] = [("27 of 36 layers", None, 5e6, 128, 1.0)]
-OTHERS["SmolLM3 3B"] = ["9 of 36 layers: no RoPE"]
+def typed(model: str) -> list[dict[str, Any]]:
+    """Return what the table says of each RoPE of a model."""
+    return [{**PLAIN, **evaluated(rope)} for rope in MODELS[model]["ropes"]]
 
-SETTINGS["Command R7B"] = {
-    "model_type": "cohere2",
-    "num_hidden_layers": 32,
-    "rope_theta": 5e4,
-}
-ROPES["Command R7B"] = [("24 of 32 layers", (4096, False), 5e4, 128, 1.0)]
-OTHERS["Command R7B"] = ["full_attention, 8 of 32 layers: no RoPE"]
 
-SETTINGS["gpt-oss-20b"] = {"model_type": "gpt_oss", "num_hidden_layers": 24}
-ROPES["gpt-oss-20b"] = [
-    ("12 of 24 layers", None, 1.5e5, 64, 1.3466),
-    ("12 of 24 layers", (128, False), 1.5e5, 64, 1.3466),
-]
+def read(rope: Rope) -> dict[str, Any]:
+    """Return the same of a RoPE that was read, for its longest inputs."""
+    f, factor = rope.at(rope.longest)
+    turning = f > 0
+    slower = frequencies(rope.width, rope.base)[turning] / f[turning]
+    facts = {
+        **PLAIN,
+        "layers": number_in(rope.share),
+        "base": rope.base,
+        "channels": 2 * int(turning.sum()),
+        "factor": factor,
+        "slowed": float(slower.max()),
+        "scaled": rope.is_scaled,
+    }
+    if rope.window:
+        tokens, is_chunk = rope.window
+        facts["chunk" if is_chunk else "window"] = tokens
+    return facts
 
-SETTINGS["DeepSeek V3"] = {
-    "model_type": "deepseek_v3",
-    "num_hidden_layers": 8,
-    "rope_scaling": YARN_V3,
-}
-ROPES["DeepSeek V3"] = [("all 8 layers", None, 1e4, 64, 1.0)]
 
-SETTINGS["DeepSeek V4 Flash"] = {
-    "model_type": "deepseek_v4",
-    "num_hidden_layers": 43,
-    "compress_ratios": [0, 0, *[4, 128] * 20, 4],
-    "compress_rope_theta": 160000,
-    "rope_scaling": YARN_V4,
-}
-ROPES["DeepSeek V4 Flash"] = [
-    ("41 of 43 layers", (128, False), 1.6e5, 64, 1.0),
-    ("2 of 43 layers", (128, False), 1e4, 64, 1.0),
-]
+# Models whose layers are alike, of which two are enough, and the others.
+ALIKE = []
+LAYERED = []
+for model, entry in MODELS.items():
+    n_layers = entry["config"].get("num_hidden_layers")
+    is_alike = n_layers == entry["ropes"][0]["layers"]
+    (ALIKE if is_alike else LAYERED).append(model)
 
-SETTINGS["Phi-3.5-MoE"] = {
-    "model_type": "phimoe",
-    "num_hidden_layers": 32,
-    "max_position_embeddings": 131072,
-    "rope_theta": 1e4,
-    "rope_scaling": LONG_PHI,
-}
-ROPES["Phi-3.5-MoE"] = [("all 32 layers", None, 1e4, 128, 1.2431)]
 
-SETTINGS["Granite SWA"] = {
-    "model_type": "granite_swa",
-    "num_hidden_layers": 4,
-    "layer_types": WINDOWED,
-    "layer_rope_theta": [1e4, 1e4, 1e4, 0.0],
-}
-ROPES["Granite SWA"] = [("3 of 4 layers", (128, False), 1e4, 128, 1.0)]
-OTHERS["Granite SWA"] = ["full_attention, 1 of 4 layers: no RoPE"]
+@pytest.mark.sample(3)
+@pytest.mark.parametrize("model", ALIKE)
+def test_the_rope_of_a_published_model_is_read_as_it_is(model):
+    settings = evaluated(MODELS[model]["config"])
+    settings["num_hidden_layers"] = 2
 
-SETTINGS["Zamba 2"] = {"model_type": "zamba2", "use_mem_rope": True}
-ROPES["Zamba 2"] = [("9 of 63 layers", None, 1e4, 160, 1.0)]
-OTHERS["Zamba 2"] = ["54 of 63 layers: no attention"]
+    (rope,), others = layers_of(configuration(settings))
 
-SETTINGS["JetMoE"] = {"model_type": "jetmoe", "kv_channels": 64, "num_hidden_layers": 4}
-ROPES["JetMoE"] = [("all 4 layers", None, 1e4, 64, 1.0)]
-
-SETTINGS["Mistral 4"] = {"model_type": "mistral4", "num_hidden_layers": 4}
-ROPES["Mistral 4"] = [("all 4 layers", None, 1e4, 64, 1.0)]
-
-SETTINGS["Qwen3-Next"] = {
-    "model_type": "qwen3_next",
-    "num_hidden_layers": 8,
-    "rope_theta": 1e7,
-}
-ROPES["Qwen3-Next"] = [("2 of 8 layers", None, 1e7, 64, 1.0)]
-OTHERS["Qwen3-Next"] = ["linear_attention, 6 of 8 layers: no attention"]
+    (expected,) = typed(model)
+    assert read(rope) == pytest.approx({**expected, "layers": 2}, rel=1e-4)
+    assert others == []
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("model", SETTINGS)
-def test_a_published_models_layers_are_counted_as_they_are(model):
-    ropes, others = layers_of(configuration(SETTINGS[model]))
+@pytest.mark.parametrize("model", LAYERED)
+def test_the_kinds_of_layers_of_a_published_model_are_read_as_they_are(model):
+    entry = MODELS[model]
 
-    read = []
-    for rope in ropes:
-        _, factor = rope.at(rope.train_length)
-        factor = round(factor, 4)
-        read.append((rope.share, rope.window, rope.base, rope.width, factor))
-    assert read == ROPES[model]
-    for line, expected in zip(others, OTHERS.get(model, []), strict=True):
-        assert expected in line
+    ropes, others = layers_of(configuration(evaluated(entry["config"])))
 
-
-SCALED = ["mistral4", "ministral3"]
+    for rope, expected in zip(ropes, typed(model), strict=True):
+        assert read(rope) == pytest.approx(expected, rel=1e-4)
+    without_rope = [number_in(line) for line in others if "no RoPE" in line]
+    without_attention = [number_in(line) for line in others if "no attention" in line]
+    assert sum(without_rope) == entry.get("without_rope", 0)
+    assert sum(without_attention) == entry.get("without_attention", 0)
 
 
-@pytest.mark.parametrize("kind", SCALED)
-def test_queries_that_are_scaled_by_their_position_are_named(kind):
-    settings = {"model_type": kind, "num_hidden_layers": 2}
-    (rope,), _ = layers_of(configuration(settings))
-    assert rope.is_scaled
+@pytest.mark.sample(3)
+@pytest.mark.parametrize("model", TABLE["no_rope"])
+def test_a_published_model_without_rope_is_not_believed_to_have_it(model):
+    settings = TABLE["no_rope"][model]
+    with pytest.raises(Undefined, match=f"'{settings['model_type']}' has no RoPE"):
+        layers_of(configuration(settings))
 
 
-WITHOUT = ["gpt_bigcode", "ctrl", "openai-gpt", "inkling_text", "bamba"]
+@pytest.mark.parametrize("model", TABLE["unknown"])
+def test_a_published_model_of_a_kind_that_the_library_lacks_is_refused(model):
+    kind = TABLE["unknown"][model]
+    with pytest.raises(UserError, match=f"unknown model_type '{kind}'"):
+        configuration({"model_type": kind})
 
 
-@pytest.mark.parametrize("kind", WITHOUT)
-def test_a_model_without_rope_is_not_believed_to_have_it(kind):
-    with pytest.raises(Undefined, match=f"'{kind}' has no RoPE"):
-        layers_of(configuration({"model_type": kind}))
+def test_factors_of_a_file_are_not_computed_anew():
+    """Phi-3.5-MoE's config.json has them: 1.2432, where LongRoPE's rule gives 1.19."""
+    section = {
+        "type": "longrope",
+        "short_factor": 64 * [1.0],
+        "long_factor": 64 * [2.0],
+        "short_mscale": 1.2431,
+        "long_mscale": 1.2432,
+        "original_max_position_embeddings": 4096,
+    }
+    settings = {"model_type": "phimoe", "num_hidden_layers": 2, "rope_scaling": section}
+    (rope,), _ = layers_of(configuration({**settings, "max_position_embeddings": 8192}))
+    _, short = rope.at(4096)
+    _, long = rope.at(4097)
+    assert short == pytest.approx(1.2431)
+    assert long == pytest.approx(1.2432)
 
 
 def test_the_base_of_a_layer_is_the_one_that_turns_it():
-    thetas = {"layer_rope_theta": [5e4, 5e4, 5e4, 1e6]}
-    config = configuration({**SETTINGS["Granite SWA"], **thetas})
-    (full, sliding), _ = layers_of(config)
+    settings = {
+        "model_type": "granite_swa",
+        "num_hidden_layers": 4,
+        "layer_types": ["sliding_attention"] * 3 + ["full_attention"],
+        "layer_rope_theta": [5e4, 5e4, 5e4, 1e6],
+    }
+    (full, sliding), _ = layers_of(configuration(settings))
     assert full.base == 1e6
     assert sliding.base == 5e4

@@ -173,8 +173,10 @@ def describe(name: str, layers: Sequence[Rope], lengths: Sequence[int]) -> list[
 
 
 def _describe_rope(rope: Rope, lengths: Sequence[int]) -> list[str]:
+    f, _ = rope.at(rope.train_length)
+    n_turning = 2 * int((f > 0).sum())
     lines = [
-        f"  {rope.type}, base {rope.base:,.10g}, {rope.width} channels of a head turn"
+        f"  {rope.type}, base {rope.base:,.10g}, {n_turning} channels of a head turn"
     ]
     options = []
     for key, option in rope.parameters.items():
@@ -194,7 +196,6 @@ def _describe_rope(rope: Rope, lengths: Sequence[int]) -> list[str]:
     for text, shown in alike.items():
         lines.append(f"  at {' and '.join(shown)} tokens: {text}")
 
-    f = rope.at(rope.train_length)[0]
     turns = (f * rope.train_length >= 2 * math.pi).sum()
     lines.append(
         f"  {turns} of {len(f)} pairs turn once or more within the trained"

@@ -180,8 +180,10 @@ def layers_of(config: Any) -> tuple[list[Rope], list[str]]:
                 own_names = dict.fromkeys(names[number] for number in numbers)
                 layers = " and ".join(own_names)
         for rotation in kind.rotations:
+            part = base.parameters[rotation]
             at = base.rotations[rotation]
-            every_rope.append(_rope(config, layers, share, kind, rotation[0], at))
+            rope = _rope(config, part, layers, share, kind, rotation[0], at)
+            every_rope.append(rope)
         if not kind.rotations:
             others.append(f"{titled(layers, share)}: {_without_rope(kind)}")
     if not every_rope:
@@ -212,16 +214,13 @@ def described(window: Window, is_scaled: bool) -> str:
 
 def _rope(
     config: Any,
+    part: Mapping[str, Any],
     layers: str | None,
     share: str,
     kind: trial.Layers,
     key: trial.Kind,
     turned_until: Callable[[int], Any],
 ) -> Rope:
-    part = config.rope_parameters
-    if key:
-        part = part[key]
-
     def at(length: int) -> tuple[Tensor, float]:
         factors = trial.factors(turned_until(length - 1))
         return factors.angle(), float(factors[0].abs())
@@ -238,26 +237,13 @@ def _rope(
         share=share,
         key=key,
         parameters=part,
-        base=_base(part, at(train_length)[0]),
+        base=float(part["rope_theta"]),
         train_length=train_length,
         longest=max(longest or 0, round(factor * train_length)),
         window=kind.window,
         is_scaled=kind.is_scaled,
         at=at,
     )
-
-
-def _base(parameters: Mapping[str, Any], f: Tensor) -> float:
-    """Return the base of frequencies (P,). A model may have one of its own for some
-    layers, in no section on RoPE.
-    """
-    base = float(parameters["rope_theta"])
-    if parameters["rope_type"] != "default" or len(f) < 2:
-        return base
-    own_base = float(f[1]) ** -len(f)
-    if abs(own_base / base - 1) < 0.01:
-        return base
-    return float(f"{own_base:.4g}")  # fp32 has no more digits of it
 
 
 def of_encoding(

@@ -57,6 +57,8 @@ class Trial(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.hidden = hidden
         # each as a function of the second position
         self.rotations: dict[Rotation, Callable[[int], Any]] = {}
+        # of each, as in `rope_parameters` of its module's configuration
+        self.parameters: dict[Rotation, Any] = {}
         self.windows: set[Window] = set()
         self._layer: nn.Module | None = None
         self._seen: dict[nn.Module | None, float] = {}
@@ -93,8 +95,10 @@ class Trial(TorchDispatchMode):  # type: ignore[no-untyped-call]
         model.to("meta")  # DiffLlama draws some of its weights elsewhere
         has_rotary = False
         for parent in [*model.modules()]:
+            # a layer may have another within it, of Mamba beside its attention
+            is_list = isinstance(parent, nn.ModuleList)
             for name, module in [*parent.named_children()]:
-                if isinstance(module, GradientCheckpointingLayer):
+                if is_list and isinstance(module, GradientCheckpointingLayer):
                     module.register_forward_pre_hook(self._enter)
                 if is_rotary(module):
                     rotary = type(module)(config=module.config)
@@ -145,6 +149,10 @@ class Trial(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return turned
         key = (layer_type, tuple(factors(turned).tolist()))
         self.rotations.setdefault(key, until)
+        parameters = rotary.config.rope_parameters
+        if layer_type:
+            parameters = parameters[layer_type]
+        self.parameters.setdefault(key, parameters)
         if self.turns is None or self.turns(key):
             return turned
         return rotation(torch.zeros_like(position_ids))
