@@ -104,6 +104,12 @@ def test_rope_flips_the_order_of_keys_as_often_as_the_closed_form_says(pairs, mo
     assert share == pytest.approx(chances.mean(), abs=0.015)
 
 
+def test_an_order_that_a_window_hides_is_not_defined():
+    layers = [{"name": "rope", "window": 64}] * 4
+    windowed = encodings.build("layered", flips.SHAPE, {"layers": layers})
+    assert math.isnan(flips.flipped(windowed, 128))
+
+
 def test_files_with_classes_of_one_name_are_measured_each_by_its_own(
     tmp_path, monkeypatch
 ):

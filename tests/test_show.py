@@ -49,7 +49,7 @@ def test_a_bias_is_drawn_by_distance_for_each_head():
 
 def test_the_command_says_how_often_distance_flips_an_order(capsys, tmp_path):
     assert support.posbench("show", "learned", "--png", f"{tmp_path}/show.png") == 0
-    assert "distance: 0.00 at 128 tokens, nan at 1,024" in capsys.readouterr().out
+    assert "distance: 0.00 at 128 tokens, n/a at 1,024" in capsys.readouterr().out
 
 
 def test_what_depends_on_the_place_is_drawn_with_its_spread():

@@ -95,8 +95,13 @@ def print_flips(names: list[str]) -> None:
             near, far = flips.shares(build)
             print(
                 f"{label}: share of key pairs whose order flips with distance:"
-                f" {near:.2f} at 128 tokens, {far:.2f} at 1,024 (limit 0.5)"
+                f" {_share_text(near)} at 128 tokens, {_share_text(far)} at 1,024"
+                " (limit 0.5)"
             )
+
+
+def _share_text(share: float) -> str:
+    return "n/a" if math.isnan(share) else f"{share:.2f}"
 
 
 def _picture(name: str, options: list[str]) -> Picture:

@@ -35,8 +35,9 @@ def flipped(encoding: Encoding, length: int) -> float:
     near its end, the other way near its start; NaN: it is not defined there, or the
     query does not see so far.
 
-    q, k and the first layer's input are standard normal. What acts on the embeddings is
-    left out, since it adds the same to both logits.
+    q, k and the first layer's input are standard normal. Logits are those of the first
+    layer, before what replaces a softmax. What acts on the embeddings is left out, since
+    it adds the same to both logits.
     """
     if encoding.max_length is not None and encoding.max_length < length:
         return math.nan
@@ -65,5 +66,9 @@ def _order(encoding: Encoding, length: int, place: int) -> Tensor:
         q, k = (split_heads(part, encoding.shape.n_heads) for part in (q, k))
         logits = attention_logits(encoding, q, k, x, positions=positions, last=1)
         of_keys = logits[:, :, 0, place]
-        signs.append((of_keys[first] - of_keys[second]).sign())
+        difference = of_keys[first] - of_keys[second]
+        sign = difference.sign()
+        # both are -inf where the query does not see the place
+        sign[difference.isnan()] = math.nan
+        signs.append(sign)
     return torch.stack(signs)
