@@ -36,8 +36,8 @@ def flipped(encoding: Encoding, length: int) -> float:
     query does not see so far.
 
     q, k and the first layer's input are standard normal. Logits are those of the first
-    layer, before what replaces a softmax. What acts on the embeddings is left out, since
-    it adds the same to both logits.
+    layer, before what replaces a softmax. What acts on the embeddings is left out: it
+    adds the same to both logits.
     """
     if encoding.max_length is not None and encoding.max_length < length:
         return math.nan
