@@ -196,6 +196,20 @@ def test_words_need_several_documents(six):
     assert "holds_to" not in table
 
 
+def test_rows_by_document_stand_beside_rows_without(six, table):
+    mixed = six.copy()
+    for name in ("tokens", "nll", "ngram", "cached_ngram", "documents"):
+        column = mixed[f"unit_{name}"]
+        is_sum = (mixed["seed"] == 0) & column.notna()
+        sums = column[is_sum].map(lambda of_units: np.array([np.sum(of_units)]))
+        mixed[f"unit_{name}"] = sums.combine_first(column)
+
+    together = by_label(mixed)
+
+    assert together["nll"].to_dict() == pytest.approx(table["nll"].to_dict())
+    assert together.loc["none", "nll_why"].startswith("one document has 100")
+
+
 def effects(parts: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Split (schemes, parts, seeds, documents) into what a seed adds (its spread), what
     a document adds, and what is left; the means are dropped.

@@ -58,6 +58,7 @@ class Losses:
     def __init__(self, rows: pd.DataFrame) -> None:
         self.train_length = int(rows["train_length"].iloc[0]) if len(rows) else 0
         rows = _on_shared_targets(rows, self.train_length)
+        rows = _on_equal_units(rows)
         if rows.duplicated(["label", "seed", "variant", "length"]).any():
             raise ValueError("one seed of a scheme counts once")
         self.seeds: dict[str, int] = rows.groupby("label")["seed"].nunique().to_dict()
@@ -144,6 +145,24 @@ def _on_shared_targets(rows: pd.DataFrame, train_length: int) -> pd.DataFrame:
     commonest = targets.mode()  # several, if as many runs have them
     others = at_one["folder"][targets != commonest.max()]
     return rows[~rows["folder"].isin(others)]
+
+
+def _on_equal_units(rows: pd.DataFrame) -> pd.DataFrame:
+    """Return rows whose sums are over the same units of text. Some kept rows have one
+    unit, all of the targets; beside these the others have one, too.
+    """
+    n_units = rows["unit_tokens"].dropna().map(len)
+    if n_units.nunique() < 2:
+        return rows
+    rows = rows.copy()
+    for name in ("tokens", "nll", *READERS):
+        sums = rows[f"unit_{name}"]
+        rows[f"unit_{name}"] = sums.map(
+            lambda of_units: np.sum(of_units, keepdims=True), na_action="ignore"
+        )
+    documents = rows["unit_documents"]
+    rows["unit_documents"] = documents.map(lambda _: np.zeros(1), na_action="ignore")
+    return rows
 
 
 def _stacked(group: pd.DataFrame, name: str) -> pd.DataFrame:
