@@ -278,6 +278,39 @@ def test_far_pairs_are_ropes_at_the_papers_distance(method, options, distance):
     assert_close(logits, wanted, atol=5e-6, rtol=5e-6)
 
 
+def plain_distance(i: int, j: int) -> int:
+    return i - j
+
+
+@pytest.mark.parametrize(
+    ("length", "distance"),
+    [
+        (7, plain_distance),  # shorter than two windows
+        (8, lampe_distance(8, window=4, tail=2, mapped=3)),
+        (L - 1, lampe_distance(L - 1, window=4, tail=2, mapped=3)),
+        (L, lampe_distance(L, window=4, tail=2, mapped=2)),
+    ],
+)
+def test_lampe_up_to_the_training_length_is_as_in_its_authors_code(length, distance):
+    after = extended(RoPE(SHAPE), "lampe", length, window=4, tail=2)
+    q, k, *_ = layer_inputs(SHAPE, length, batch=1)
+
+    logits = attention_logits(after, q, k)
+
+    wanted = at_distances(q, k, distance)
+    assert_close(logits, wanted, atol=5e-6, rtol=5e-6)
+
+
+def test_lampe_changes_nothing_where_nothing_would_be_squeezed():
+    after = extended(RoPE(SHAPE), "lampe", 12, window=2, mapped=11)
+    q, k, *_ = layer_inputs(SHAPE, 12, batch=1)
+
+    logits = attention_logits(after, q, k)
+
+    wanted = at_distances(q, k, plain_distance)
+    assert_close(logits, wanted, atol=5e-6, rtol=5e-6)
+
+
 @pytest.mark.parametrize("length", [17, 40, 256])
 def test_self_extend_by_default_meets_no_distance_that_training_did_not(length):
     facts = facts_of(RoPE(SHAPE), "self_extend", length)
@@ -296,10 +329,14 @@ def test_self_extends_default_group_is_the_smallest_that_suffices(length):
     assert max(of_last_row) > L - 1
 
 
-def test_lampe_maps_32k_tokens_of_llama_3_to_as_many_as_its_authors():
+@pytest.mark.parametrize(
+    ("length", "mapped"),
+    [(1023, None), (1538, 1536), (8191, 1536), (8192, 1036), (32 * 1024, 4501)],
+)
+def test_lampe_maps_inputs_of_llama_3_to_as_many_as_its_authors(length, mapped):
     llama_3 = rope(train_length=8192)
-    facts = facts_of(llama_3, "lampe", 32 * 1024)
-    assert facts["mapped"] == 4501
+    facts = facts_of(llama_3, "lampe", length)
+    assert facts["mapped"] == mapped
 
 
 @pytest.mark.sample(3)
