@@ -117,6 +117,14 @@ def test_rope_is_misread_as_partial_rope_of_another_layout():
     assert after.layout == "half"
 
 
+def test_no_share_of_frequencies_of_their_own_is_misread():
+    resonance = RoPE(SHAPE, frequencies="resonance")
+    listed = RoPE(SHAPE, frequencies=[1, 0.5, 0.2, 0.1])
+    for encoding in (resonance, listed):
+        with pytest.raises(UserError, match="expected none"):
+            extended(encoding, "misread", L, share=0.5)
+
+
 def test_facts_of_an_extension_are_its_options_and_the_frequencies_before_and_after():
     facts = facts_of(rope(8), "yarn", 4 * L)
 
@@ -504,6 +512,8 @@ def test_a_scheme_has_the_methods_that_are_for_it():
     [
         ("alibi", "pi", {}, r"'alibi' has no extension 'pi': it supports alibi_pi"),
         ("rope", "longrope", {"long_factor": [1, 2]}, "expected 4 numbers"),
+        ("rope", "misread", {"share": 0.4}, "extension.share is 0.4: expected an even"),
+        ("rope", "misread", {"share": 0.01}, "extension.share is 0.01: expected an"),
     ],
 )
 def test_what_a_scheme_cannot_do_is_refused(name, method, options, expected):

@@ -43,6 +43,7 @@ from posbench.options import (
     Natural,
     Positive,
     checked,
+    plain,
 )
 
 Pairs = list[tuple[Tensor, Tensor]]  # queries and keys, or their positions
@@ -247,7 +248,7 @@ def misread(
     copied.layout = layout or rope.layout
     copied.attention_factor = attention_factor
     if share is not None:
-        copied.width = PartialRoPE(rope.shape, rope.base, fraction=share).width
+        copied.width = _turning(rope, share)
     facts = {
         "layout": copied.layout,
         "turning": copied.width,
@@ -255,6 +256,21 @@ def misread(
         "dynamic": False,
     }
     return copied, facts
+
+
+def _turning(rope: RoPE | PartialRoPE, share: float) -> int:
+    """Return the number of channels of a head in a share that `misread` turns."""
+    is_geometric = isinstance(rope, PartialRoPE) or rope.frequencies == "geometric"
+    expect(is_geometric, "share", share, "none, as `frequencies` are not geometric")
+    head_dim = rope.shape.head_dim
+    width = int(share * head_dim)
+    expect(
+        width >= 2 and width % 2 == 0,
+        "share",
+        plain(share),
+        f"an even number of the {head_dim} channels, at least 2",
+    )
+    return width
 
 
 # -- rotary encodings with more score matrices: near pairs keep their logits, far ones
