@@ -117,6 +117,14 @@ def test_rope_is_misread_as_partial_rope_of_another_layout():
     assert after.layout == "half"
 
 
+def test_no_share_of_frequencies_of_their_own_is_misread():
+    resonance = RoPE(SHAPE, frequencies="resonance")
+    listed = RoPE(SHAPE, frequencies=[1, 0.5, 0.2, 0.1])
+    for encoding in (resonance, listed):
+        with pytest.raises(UserError, match="expected none"):
+            extended(encoding, "misread", L, share=0.5)
+
+
 def test_facts_of_an_extension_are_its_options_and_the_frequencies_before_and_after():
     facts = facts_of(rope(8), "yarn", 4 * L)
 
@@ -278,6 +286,39 @@ def test_far_pairs_are_ropes_at_the_papers_distance(method, options, distance):
     assert_close(logits, wanted, atol=5e-6, rtol=5e-6)
 
 
+def plain_distance(i: int, j: int) -> int:
+    return i - j
+
+
+@pytest.mark.parametrize(
+    ("length", "distance"),
+    [
+        (7, plain_distance),  # shorter than two windows
+        (8, lampe_distance(8, window=4, tail=2, mapped=3)),
+        (L - 1, lampe_distance(L - 1, window=4, tail=2, mapped=3)),
+        (L, lampe_distance(L, window=4, tail=2, mapped=2)),
+    ],
+)
+def test_lampe_up_to_the_training_length_is_as_in_its_authors_code(length, distance):
+    after = extended(RoPE(SHAPE), "lampe", length, window=4, tail=2)
+    q, k, *_ = layer_inputs(SHAPE, length, batch=1)
+
+    logits = attention_logits(after, q, k)
+
+    wanted = at_distances(q, k, distance)
+    assert_close(logits, wanted, atol=5e-6, rtol=5e-6)
+
+
+def test_lampe_changes_nothing_where_nothing_would_be_squeezed():
+    after = extended(RoPE(SHAPE), "lampe", 12, window=2, mapped=11)
+    q, k, *_ = layer_inputs(SHAPE, 12, batch=1)
+
+    logits = attention_logits(after, q, k)
+
+    wanted = at_distances(q, k, plain_distance)
+    assert_close(logits, wanted, atol=5e-6, rtol=5e-6)
+
+
 @pytest.mark.parametrize("length", [17, 40, 256])
 def test_self_extend_by_default_meets_no_distance_that_training_did_not(length):
     facts = facts_of(RoPE(SHAPE), "self_extend", length)
@@ -296,10 +337,14 @@ def test_self_extends_default_group_is_the_smallest_that_suffices(length):
     assert max(of_last_row) > L - 1
 
 
-def test_lampe_maps_32k_tokens_of_llama_3_to_as_many_as_its_authors():
+@pytest.mark.parametrize(
+    ("length", "mapped"),
+    [(1023, None), (1538, 1536), (8191, 1536), (8192, 1036), (32 * 1024, 4501)],
+)
+def test_lampe_maps_inputs_of_llama_3_to_as_many_as_its_authors(length, mapped):
     llama_3 = rope(train_length=8192)
-    facts = facts_of(llama_3, "lampe", 32 * 1024)
-    assert facts["mapped"] == 4501
+    facts = facts_of(llama_3, "lampe", length)
+    assert facts["mapped"] == mapped
 
 
 @pytest.mark.sample(3)
@@ -467,6 +512,8 @@ def test_a_scheme_has_the_methods_that_are_for_it():
     [
         ("alibi", "pi", {}, r"'alibi' has no extension 'pi': it supports alibi_pi"),
         ("rope", "longrope", {"long_factor": [1, 2]}, "expected 4 numbers"),
+        ("rope", "misread", {"share": 0.4}, "extension.share is 0.4: expected an even"),
+        ("rope", "misread", {"share": 0.01}, "extension.share is 0.01: expected an"),
     ],
 )
 def test_what_a_scheme_cannot_do_is_refused(name, method, options, expected):

@@ -492,6 +492,15 @@ def test_every_causal_kind_that_cannot_be_tried_is_refused_in_one_line(kind):
     assert "\n" not in str(refusal.value)
 
 
+NUMBERS = [
+    "partial_rotary_factor",
+    "rope_local_base_freq",
+    "global_rope_theta",
+    "compress_rope_theta",
+    "rotary_emb_base",
+    "rotary_pct",
+    "rotary_dim",
+]
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"model_type": "lama"}, "unknown model_type 'lama': did you mean 'llama'"),
     ({"model_type": "biogpt"}, "'biogpt' has no RoPE"),
@@ -499,6 +508,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"model_type": "falcon", "alibi": True}, "'falcon' has no RoPE"),
     (scaled({**YARN, "rope_type": "yarm"}), "did you mean 'yarn'"),
     ({**LLAMA, "rope_theta": "1e4"}, "rope_theta is '1e4': expected a number"),
+    *[({**LLAMA, key: "1"}, f"{key} is '1': expected a number") for key in NUMBERS],
     (scaled({**YARN, "factor": "4"}), "factor is '4': expected a number"),
     (scaled({"rope_type": "yarn", "facter": 4}), "facter is not read: did"),
     ({**LLAMA, "hidden_size": "64"}, "expected int, got str"),

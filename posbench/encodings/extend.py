@@ -43,6 +43,7 @@ from posbench.options import (
     Natural,
     Positive,
     checked,
+    plain,
 )
 
 Pairs = list[tuple[Tensor, Tensor]]  # queries and keys, or their positions
@@ -247,7 +248,7 @@ def misread(
     copied.layout = layout or rope.layout
     copied.attention_factor = attention_factor
     if share is not None:
-        copied.width = PartialRoPE(rope.shape, rope.base, fraction=share).width
+        copied.width = _turning(rope, share)
     facts = {
         "layout": copied.layout,
         "turning": copied.width,
@@ -255,6 +256,21 @@ def misread(
         "dynamic": False,
     }
     return copied, facts
+
+
+def _turning(rope: RoPE | PartialRoPE, share: float) -> int:
+    """Return the number of channels of a head in a share that `misread` turns."""
+    is_geometric = isinstance(rope, PartialRoPE) or rope.frequencies == "geometric"
+    expect(is_geometric, "share", share, "none, as `frequencies` are not geometric")
+    head_dim = rope.shape.head_dim
+    width = int(share * head_dim)
+    expect(
+        width >= 2 and width % 2 == 0,
+        "share",
+        plain(share),
+        f"an even number of the {head_dim} channels, at least 2",
+    )
+    return width
 
 
 # -- rotary encodings with more score matrices: near pairs keep their logits, far ones
@@ -460,22 +476,22 @@ def lampe(
                          i - j - b                        from length - `tail` on
                          floor(c·i) - floor(c·j) + a      between
 
-    c = mapped / (length - 1); a and b join the parts. `mapped` is a logistic function
-    of length, also within the training length L. Its authors fit it to each model; the
-    default is their fit of Llama 3 in units of L. `window` is L/16 and `tail` L/40.
+    c = mapped / (length - 1); a and b join the parts. Below the training length L,
+    `mapped` is 3/16 of L; from L on it is a logistic function of length. Its authors
+    fit that to each model; the default is their fit of Llama 3 in units of L. `window`
+    is L/16 and `tail` L/40. Inputs shorter than two windows keep all distances.
 
     Source: Zhang et al., "LaMPE: Length-aware Multi-grained Positional Encoding for
     Adaptive Long-context Scaling Without Training" (2025), arXiv:2508.02308, as in its
     code. There q and k are multiplied by 1.07 as well, and `tail` ends with a group.
+    Here inputs with nothing to squeeze, c of at least 1, keep all distances, too.
     """
     longest = stretch.train_length
-    last = max(1, stretch.length - 1)
+    last = stretch.length - 1
     w = window or max(1, longest // 16)
-    m = mapped
-    if m is None:
-        growth = 0.859595 * stretch.length / longest - 2.466638
-        m = int(0.757374 * longest / (1 + math.exp(-growth)))
-    m = min(m, last)
+    m = mapped or _lampe_mapped(stretch)
+    if stretch.length < 2 * w or last <= m:
+        return rope.sharing(), {"window": w, "mapped": None, "dynamic": True}
     a = w - 1 - m * w // last
 
     tail_start = max(w + 1, stretch.length - (tail or max(1, longest // 40)))
@@ -488,6 +504,17 @@ def lampe(
 
     facts = {"window": w, "tail_start": tail_start, "mapped": m, "dynamic": True}
     return FarPairs(rope, [w + 1, tail_start], far), facts
+
+
+def _lampe_mapped(stretch: Stretch) -> int:
+    """Return how many positions LaMPE's authors give Llama 3 at a length, in units of
+    its training length of 8,192: 1,536 below it.
+    """
+    longest = stretch.train_length
+    if stretch.length < longest:
+        return int(0.1875 * longest)
+    growth = 0.859595 * stretch.length / longest - 2.466638
+    return int(0.757374 * longest / (1 + math.exp(-growth)))
 
 
 class Squeezed(Encoding):

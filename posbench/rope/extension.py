@@ -97,7 +97,7 @@ def extended_rope(
     extended, facts = extend.extend_encoding(
         plain, method, length, train_length, **options
     )
-    if not isinstance(extended, Rotary) or method == "misread":
+    if "inv_freq_after" not in facts:  # it changes more than frequencies
         raise Undefined(f"transformers has no configuration for '{method}'")
 
     name = method
@@ -107,9 +107,10 @@ def extended_rope(
         now = factor * length / train_length - (factor - 1)
         name = "ntk"
         settings = facts | {"factor": max(1.0, now)}
-    f = extended.inv_freq()
+    rope = cast(Rotary, extended)
+    f = rope.inv_freq()
     parameters = rope_parameters(name, settings, plain, f, f, train_length)
-    return extended, facts, parameters
+    return rope, facts, parameters
 
 
 def plain_rope(width: int, base: float, train_length: int) -> Rotary:

@@ -37,6 +37,8 @@ _BESIDE = (
     "short_mscale",
     "long_mscale",
 )
+# keys beside the sections whose values are numbers: rope_theta, rotary_pct, ...
+_NUMBER = re.compile("(rope|rotary).*(theta|base|factor|pct|dim)")
 ALL = "all layers with RoPE"  # of an encoding
 TOLERANCE = 1e-3  # largest difference of cosines that count as equal
 # the same, relative, of frequencies: the library's are fp32
@@ -104,17 +106,23 @@ def remarks(settings: Settings) -> list[str]:
 
     text = language_part(settings)
     known = (*RopeParameters.__annotations__, *_BESIDE)
-    base = text.get("rope_theta")
-    if isinstance(base, str):
-        raise UserError(f"rope_theta is '{base}': expected a number")
+    for key, value in text.items():
+        if _NUMBER.search(key):
+            _refuse_text(key, value)
+
     lines = []
     for path, part in rope_sections(text):
         for key, value in part.items():
             if key not in known:
                 lines.append(f"{path}.{key} is not read{did_you_mean(key, known)}")
-            elif isinstance(value, str) and key not in ("rope_type", "type"):
-                raise UserError(f"{path}.{key} is '{value}': expected a number")
+            elif key not in ("rope_type", "type"):
+                _refuse_text(f"{path}.{key}", value)
     return lines
+
+
+def _refuse_text(key: str, value: Any) -> None:
+    if isinstance(value, str):
+        raise UserError(f"{key} is '{value}': expected a number")
 
 
 def rope_sections(text: Settings) -> Iterator[tuple[str, Settings]]:
