@@ -156,6 +156,12 @@ def test_pose_jumps_once_where_and_as_far_as_its_authors_do():
     assert set(first_chunks.tolist()) == set(range(1, 17))
 
 
+@pytest.mark.parametrize("name", ["randomized", "pose"])
+def test_positions_need_a_range_that_holds_the_training_length(name):
+    with pytest.raises(UserError, match=r"encoding\.max_length is 0"):
+        build(name, max_length=0)
+
+
 def test_pose_counts_tokens_in_evaluation():
     positions = build("pose").eval().positions(IDS, None)
     assert torch.equal(positions, WHOLE[None])
