@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from posbench import encodings
-from posbench.encodings.base import Shape
+from posbench.encodings.base import Layer, Shape
 from posbench.encodings.extend import extend_encoding
 from posbench.encodings.temperature import entmax
 from posbench.errors import Undefined, UserError
@@ -43,11 +43,33 @@ RULES = [
 
 @pytest.mark.parametrize(("rule", "expected"), RULES)
 def test_a_temperature_starts_at_1_at_the_training_length(rule, expected):
-    n = torch.tensor([1, SHAPE.train_length, SHAPE.train_length**2])
+    n = torch.tensor([[[1, SHAPE.train_length, SHAPE.train_length**2]]])
     temperature = build("temperature", rule=rule)
-    factor = temperature.factor(n, 1).expand(4, 3)
-    of_each_head = torch.tensor(expected).expand(4, 3)
-    assert_close(factor, of_each_head)
+    factor = temperature.factor(n, Layer(index=1, positions=n[0]))
+    of_each_head = torch.tensor(expected).expand(1, 4, 3)
+    assert_close(factor.expand(1, 4, 3), of_each_head)
+
+
+SENSELESS = [
+    ("temperature", "gated_delta", {}),
+    ("temperature", "tapa", {}),
+    ("temperature", "canon", {"inner": "tapa"}),
+    ("scale_invariant", "gated_delta", {}),
+]
+
+
+@pytest.mark.parametrize(("name", "inner", "options"), SENSELESS)
+def test_a_change_of_logits_is_refused_where_it_has_no_meaning(name, inner, options):
+    with pytest.raises(UserError, match="has no meaning around"):
+        build(name, inner=inner, inner_options=options)
+
+
+@pytest.mark.parametrize("name", ["temperature", "scale_invariant"])
+@pytest.mark.parametrize("inner", ["stick_breaking", "fox", "learned_sinks", "entmax"])
+def test_a_change_of_logits_goes_around_what_attends_by_itself(name, inner):
+    plain = outputs(build(inner))
+    changed = outputs(build(name, inner=inner))
+    assert not torch.allclose(plain, changed)
 
 
 def test_entmax_has_the_weights_that_its_authors_print():
@@ -154,6 +176,12 @@ def test_pose_jumps_once_where_and_as_far_as_its_authors_do():
     assert set(sizes.tolist()) == set(range(9))
     first_chunks = 1 + places[sizes > 0]
     assert set(first_chunks.tolist()) == set(range(1, 17))
+
+
+@pytest.mark.parametrize("name", ["randomized", "pose"])
+def test_positions_need_a_range_that_holds_the_training_length(name):
+    with pytest.raises(UserError, match=r"encoding\.max_length is 0"):
+        build(name, max_length=0)
 
 
 def test_pose_counts_tokens_in_evaluation():

@@ -402,7 +402,7 @@ class TAPA(Encoding):
         q = [q_A ; q_P]
 
     Source: Wang et al. (2025), arXiv:2509.12635, equation 12 and the values of section
-    4.1.
+    4.1. Phases grow fast in training: it did not train at a learning rate of 0.006.
     Beyond training length: defined everywhere; twice the distance adds 7 % to a phase.
     Checked against: that equation in fp64, product by product.
     """
@@ -413,13 +413,14 @@ class TAPA(Encoding):
         self.alpha = alpha
 
     def scores(self, logits: Tensor, q: Tensor, k: Tensor, layer: Layer) -> Tensor:
-        q_size, q_phase = q.chunk(2, dim=-1)
-        k_size, k_phase = k.chunk(2, dim=-1)
-        root = math.sqrt(q_size.shape[-1])
-        size = q_size @ k_size.mT / root
+        q_amplitude, q_phase = q.chunk(2, dim=-1)
+        k_amplitude, k_phase = k.chunk(2, dim=-1)
+        root = math.sqrt(q_phase.shape[-1])
+        amplitude = q_amplitude @ k_amplitude.mT / root
         turns = q_phase @ k_phase.mT / root
         growth = layer.distance.abs().to(turns.dtype) ** self.alpha
-        return size * (2 * math.pi * growth[:, None] * turns).cos()
+        phase = 2 * math.pi * growth[:, None] * turns
+        return amplitude * phase.cos()
 
 
 class StickBreaking(Encoding):
@@ -583,7 +584,8 @@ class GatedDelta(Encoding):
     `negative` doubles b.
 
     Source: Yang et al. (2024), arXiv:2412.06464; Grazzi et al. (2024), arXiv:2411.12537
-    (negative); A and c start as in fla's layer, all else as in torch.
+    (negative); A and c start as in fla's layer, all else as in torch. Values are as
+    wide as keys; fla's are twice as wide.
     Beyond training length: defined everywhere; the state keeps its size, and far tokens
     fade at a rate that the text sets.
     Checked against: transformers OLMo Hybrid's layer, by its recurrence step by step.
@@ -595,25 +597,25 @@ class GatedDelta(Encoding):
         super().__init__(shape)
         self.negative = negative
         n, inputs, heads = shape.n_layers, shape.d_model, shape.n_heads
-        self.fading = linears(n, inputs, heads)  # w
-        self.writing = linears(n, inputs, heads)  # u
-        self.output = linears(n, inputs, heads * shape.head_dim)  # W
+        self.decay = linears(n, inputs, heads)  # w
+        self.beta = linears(n, inputs, heads)  # u
+        self.gate = linears(n, inputs, heads * shape.head_dim)  # W
         self.kernels = kernels_of_heads(shape, "qkv", width)
         self.norm = nn.Parameter(torch.ones(n, shape.head_dim))
 
         rates = torch.empty(n, heads).uniform_(0.01, 16)  # its logarithm is finite
-        self.log_rate = nn.Parameter(rates.log())  # ln A
-        log_steps = torch.empty(n, heads).uniform_(math.log(0.001), math.log(0.1))
+        self.A_log = nn.Parameter(rates.log())  # ln A
+        log_dt = torch.empty(n, heads).uniform_(math.log(0.001), math.log(0.1))
         # the inverse of softplus
-        self.step = nn.Parameter(log_steps.exp().expm1().log())  # c
+        self.dt_bias = nn.Parameter(log_dt.exp().expm1().log())  # c
 
     def prepare(self, q: Tensor, k: Tensor, layer: Layer) -> tuple[Tensor, Tensor]:
         x = self.given(layer.x, "makes its gates from")
-        b = self.writing[layer.index](x).sigmoid()
+        b = self.beta[layer.index](x).sigmoid()
         if self.negative:
             b = 2 * b
-        steps = F.softplus(self.fading[layer.index](x) + self.step[layer.index])
-        log_a = -self.log_rate[layer.index].exp() * steps
+        dt = F.softplus(self.decay[layer.index](x) + self.dt_bias[layer.index])
+        log_a = -self.A_log[layer.index].exp() * dt
         return b.mT, log_a.cumsum(1).mT  # (B, H, T)
 
     def rotate(self, q: Tensor, k: Tensor, layer: Layer) -> tuple[Tensor, Tensor]:
@@ -643,7 +645,7 @@ class GatedDelta(Encoding):
     def map_outputs(self, out: Tensor, layer: Layer) -> Tensor:
         out = F.rms_norm(out, out.shape[-1:], self.norm[layer.index], 1e-5)
         x = self.given(layer.x, "makes its gates from")
-        gates = F.silu(self.output[layer.index](x))[:, layer.rows]
+        gates = F.silu(self.gate[layer.index](x))[:, layer.rows]
         return out * split_heads(gates, self.shape.n_heads)
 
 

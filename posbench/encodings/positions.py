@@ -4,7 +4,7 @@ T-1; a batch shares one draw.
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -52,7 +52,33 @@ class Repositioned(Wrapper):
         raise NotImplementedError
 
 
-class Randomized(Repositioned):
+class Ranged(Repositioned):
+    """Base of wrappers with positions below M = `max_length`, by default 16 training
+    lengths; the inner encoding is made for M positions.
+    """
+
+    def wrap_range(
+        self, inner: str, options: Mapping[str, Any], max_length: int | None
+    ) -> None:
+        """Build the inner encoding for M positions, and adopt it."""
+        train_length = self.shape.train_length
+        self.range = 16 * train_length  # M
+        if max_length is not None:
+            self.range = max_length
+        self.expect(
+            train_length <= self.range,
+            "max_length",
+            max_length,
+            "at least train_length, or null",
+        )
+        longer = dataclasses.replace(self.shape, train_length=self.range)
+        self.wrap(inner, options, longer)
+
+    def reached(self, inner: Encoding, stretch: Stretch) -> Stretch:
+        return dataclasses.replace(stretch, train_length=self.range)
+
+
+class Randomized(Ranged):
     """Randomized positions around another encoding: short inputs show all the positions
     and distances of long ones.
 
@@ -77,27 +103,13 @@ class Randomized(Repositioned):
     ) -> None:
         super().__init__(shape)
         self.fractional = continuous
-        self.range = 16 * shape.train_length  # M
-        if max_length is not None:
-            self.range = max_length
-        self.expect(
-            shape.train_length <= self.range,
-            "max_length",
-            max_length,
-            "at least train_length, or null",
-        )
-        longer = dataclasses.replace(shape, train_length=self.range)
-        self.wrap(inner, inner_options, longer)
+        self.wrap_range(inner, inner_options, max_length)
 
     def adopt(self, inners: Sequence[Encoding]) -> None:
         super().adopt(inners)
         if not self.fractional:
             self.max_length = min(self.range, self.max_length or self.range)
         self.length_dependent = True  # a longer input draws other positions
-
-    def reached(self, inner: Encoding, stretch: Stretch) -> Stretch:
-        # the range of positions
-        return dataclasses.replace(stretch, train_length=inner.shape.train_length)
 
     def chosen(self, places: Tensor, generator: torch.Generator) -> Tensor:
         length, device = places.shape[1], places.device
@@ -152,7 +164,7 @@ class SHAPE(Repositioned):
         return places + self.shift
 
 
-class PoSE(Repositioned):
+class PoSE(Ranged):
     """Positional skip-wise training (PoSE) around another encoding: positions jump
     once, so that short inputs show the distances of long ones.
 
@@ -175,18 +187,7 @@ class PoSE(Repositioned):
         max_length: int | None = None,
     ) -> None:
         super().__init__(shape)
-        self.range = max_length or 16 * shape.train_length  # M
-        self.expect(
-            shape.train_length <= self.range,
-            "max_length",
-            max_length,
-            "at least train_length, or null",
-        )
-        longer = dataclasses.replace(shape, train_length=self.range)
-        self.wrap(inner, inner_options, longer)
-
-    def reached(self, inner: Encoding, stretch: Stretch) -> Stretch:
-        return dataclasses.replace(stretch, train_length=self.range)
+        self.wrap_range(inner, inner_options, max_length)
 
     def chosen(self, places: Tensor, generator: torch.Generator) -> Tensor:
         if not self.training:

@@ -11,11 +11,11 @@ from annotated_types import Gt, Lt
 from torch import Tensor, nn
 
 from posbench.encodings.base import Encoding, Layer, Shape, exact
-from posbench.encodings.contextual import linears
+from posbench.encodings.contextual import TAPA, GatedDelta, linears
 from posbench.encodings.extend import FarPairs
 from posbench.encodings.layered import Heads
 from posbench.encodings.wrapper import NO_OPTIONS, Wrapper, core_of, refuse_attend
-from posbench.errors import Undefined
+from posbench.errors import Undefined, UserError
 from posbench.options import NonNegative, Positive
 
 
@@ -72,9 +72,11 @@ class Temperature(Wrapper):
             self.scale = self._numbers(0.0)
             self.offset = self._numbers(1.0)
         if rule == "asentmax":
-            self.size = linears(shape.n_layers, shape.d_model, shape.n_heads)  # w
-            self.power = linears(shape.n_layers, shape.d_model, shape.n_heads)  # u
+            self.beta = linears(shape.n_layers, shape.d_model, shape.n_heads)  # w
+            self.gamma = linears(shape.n_layers, shape.d_model, shape.n_heads)  # u
         self.wrap(inner, inner_options)
+        # an output's norm cancels a factor of the logits; a phase is no logit
+        _refuse_inside(self, GatedDelta, TAPA)
 
     def _numbers(self, start: float) -> nn.ParameterList:
         """Return a number per layer and head."""
@@ -86,7 +88,7 @@ class Temperature(Wrapper):
 
         def sharpened(q: Tensor) -> Tensor:
             n = torch.arange(1, q.shape[2] + 1, device=q.device)
-            return q * self.factor(n, layer.index, layer.x)[..., None]
+            return q * self.factor(n[None, None], layer)[..., None]
 
         def rotate(q: Tensor, k: Tensor, inside: Layer) -> tuple[Tensor, Tensor]:
             q, k = inner.rotate(q, k, inside)
@@ -103,10 +105,8 @@ class Temperature(Wrapper):
             return self.altered(inner, rotate=rotate, prepare=prepare), inner_layer
         return self.altered(inner, rotate=rotate), inner_layer
 
-    def factor(self, n: Tensor, layer: int, x: Tensor | None = None) -> Tensor:
-        """Return the factor of queries that see n (T,) keys: (B, H, T), (H, T) or
-        (T,).
-        """
+    def factor(self, n: Tensor, layer: Layer) -> Tensor:
+        """Return the factor of queries that see n (1, 1, T) keys, (1|B, 1|H, T)."""
         if self.rule == "logn":
             return (n.log() / self.trained).clamp(min=1)
         if self.rule == "llama4":
@@ -114,14 +114,14 @@ class Temperature(Wrapper):
         if self.rule == "inkling":
             return 1 + self.alpha * (n / self.floor).clamp(min=1).log()
         if self.rule == "asentmax":
-            x = exact(self.given(x, "makes its scale from"))
-            size = F.softplus(self.size[layer](x)).mT  # (B, H, T)
-            power = 2 * self.power[layer](x).tanh().mT
-            return 1 + size * n.log1p() ** power
-        s = self.scale[layer][:, None]
+            x = exact(self.given(layer.x, "makes its scale from"))
+            beta = F.softplus(self.beta[layer.index](x)).mT  # (B, H, T)
+            gamma = 2 * self.gamma[layer.index](x).tanh().mT
+            return 1 + beta * n.log1p() ** gamma
+        s = self.scale[layer.index][:, None]
         if self.rule == "ssmax":
             return s * n.log()
-        b = self.offset[layer][:, None]
+        b = self.offset[layer.index][:, None]
         return s * n.log() + b
 
 
@@ -219,6 +219,7 @@ class ScaleInvariant(Wrapper):
         super().__init__(shape)
         self.tau = tau
         self.wrap(inner, inner_options)
+        _refuse_inside(self, GatedDelta)  # its weights have signs, and no softmax
 
     def at(self, layer: Layer) -> tuple[Encoding, Layer]:
         inner, inner_layer = self.within(layer)
@@ -230,6 +231,16 @@ class ScaleInvariant(Wrapper):
             return logits * (growth + 1).sqrt() - growth
 
         return self.altered(inner, scores=scores), inner_layer
+
+
+def _refuse_inside(wrapper: Wrapper, *kinds: type[Encoding]) -> None:
+    """Raise UserError for an encoding of these classes inside."""
+    for part in wrapper.modules():
+        if isinstance(part, kinds):
+            raise UserError(
+                f"'{wrapper.name}' has no meaning around '{part.name}': expected"
+                " another encoding inside, such as rope"
+            )
 
 
 def _refuse_far_pairs(encoding: Encoding, heads: Heads) -> None:

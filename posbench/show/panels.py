@@ -192,7 +192,8 @@ def pairs_of(
         # with a sink, weights sum to less than 1
         shares = weights / weights.sum(-1, keepdim=True)
         if not torch.allclose(shares, usual, atol=1e-5):
-            logits = weights.abs().clamp(min=1.2e-38).log()  # fp32 has no less
+            least = torch.finfo(torch.float32).tiny
+            logits = weights.abs().clamp(min=least).log()
     return Pairs(block, logits, weights, logits - plain)
 
 

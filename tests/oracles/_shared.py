@@ -184,8 +184,13 @@ _DEFAULTS = {
     "t5": {"num_buckets": 32, "max_distance": 128},
     "fire": {"threshold": "quarter"},
     "fox": {"gate_bias": 0.0},
-    # as inside entmax
-    "temperature": {"rule": "asentmax", "inner": "rope", "inner_options": {}},
+    "temperature": {
+        "rule": "ssmax",
+        "inner": "rope",
+        "inner_options": {},
+        "alpha": 0.1,
+        "floor": None,
+    },
 }
 
 

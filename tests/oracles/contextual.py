@@ -223,12 +223,12 @@ class tapa:
         half = shape.head_dim // 2
         root = math.sqrt(half)
         products = q[:, :, :, None] * k[:, :, None] / root  # (B, H, T, T, Dh)
-        size = products[..., :half].sum(-1)
+        amplitude = products[..., :half].sum(-1)
         turns = products[..., half:].sum(-1)
         far = positions[:, :, None] - positions[:, None]
         growth = far.abs().double() ** options["alpha"]
         phases = 2 * math.pi * growth[:, None] * turns
-        logits = size * torch.cos(phases)
+        logits = amplitude * torch.cos(phases)
         return {"probabilities": masked(logits, causal).softmax(-1)}
 
 
@@ -350,11 +350,11 @@ class gated_delta(Ordered):
             kernel = parameters[f"kernels.{name}"][layer]
             kernels.append(kernel.flatten(0, 1))
         weights["conv1d.weight"] = torch.cat(kernels)[:, None]
-        weights["a_proj.weight"] = after_qkv("fading")
-        weights["b_proj.weight"] = after_qkv("writing")
-        weights["g_proj.weight"] = after_qkv("output")
-        weights["A_log"] = parameters["log_rate"][layer]
-        weights["dt_bias"] = parameters["step"][layer]
+        weights["a_proj.weight"] = after_qkv("decay")
+        weights["b_proj.weight"] = after_qkv("beta")
+        weights["g_proj.weight"] = after_qkv("gate")
+        weights["A_log"] = parameters["A_log"][layer]
+        weights["dt_bias"] = parameters["dt_bias"][layer]
         weights["o_norm.weight"] = parameters["norm"][layer]
 
         by_steps = olmo.torch_recurrent_gated_delta_rule

@@ -512,10 +512,10 @@ def sharpened(q, parameters, shape, options, layer, x):
     rule = options["rule"]
     length = q.shape[2]
     if rule == "asentmax":
-        size = F.softplus(x @ parameters[f"size.{layer}.weight"].T)
-        power = 2 * torch.tanh(x @ parameters[f"power.{layer}.weight"].T)
+        beta = F.softplus(x @ parameters[f"beta.{layer}.weight"].T)
+        gamma = 2 * torch.tanh(x @ parameters[f"gamma.{layer}.weight"].T)
         counts = torch.arange(2, length + 2)[:, None]
-        factor = 1 + size * torch.log(counts) ** power  # (B, T, H)
+        factor = 1 + beta * torch.log(counts) ** gamma  # (B, T, H)
         return q * factor.mT[..., None]
     alpha = options["alpha"]
     floor = options["floor"] or shape.train_length
@@ -558,8 +558,12 @@ class entmax(Counting):
 
     CASES = [{}, {"inner": "rope", "alpha": 1.25}, {"inner": "fox", "alpha": 1.75}]
 
+    def parameter_count(shape, options):
+        return inner_count(shape, with_asentmax(options))
+
     def reference(options, q, k, v, causal, **others):
-        of_layer = inner(options=options, q=q, k=k, v=v, causal=causal, **others)
+        given = {"options": with_asentmax(options), "causal": causal}
+        of_layer = inner(q=q, k=k, v=v, **given, **others)
         logits = logits_of(of_layer, q, k).double()
         logits = masked(logits, causal).clamp(min=-1e4)
         less_1 = options["alpha"] - 1
@@ -572,6 +576,14 @@ class entmax(Counting):
         common = (mean * change).sum(-1, keepdim=True)
         weights = weights + s * (change - common)
         return {"output": weights @ v.double()}
+
+
+def with_asentmax(options):
+    """Return options with the rule that a temperature inside has by default."""
+    if options["inner"] != "temperature":
+        return options
+    of_inner = {"rule": "asentmax"} | options["inner_options"]
+    return options | {"inner_options": of_inner}
 
 
 def bisected(z, power):
