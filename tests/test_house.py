@@ -34,19 +34,19 @@ CEILINGS = {
     "launch": (6_549, 9.2),
     "model": (8_030, 12.0),
     "reports": (15_533, 10.7),
-    "results": (9_259, 11.1),
-    "rope": (7_677, 10.6),
+    "results": (9_388, 11.1),
+    "rope": (7_711, 10.5),
     "run": (6_073, 9.8),
     "scripts": (7_263, 11.0),
-    "show": (7_662, 12.1),
+    "show": (7_712, 12.0),
     "tasks": (4_256, 11.9),
     "terminal": (1_967, 9.2),
-    "tests": (134_740, 11.1),
+    "tests": (135_645, 11.2),
     "tracking": (2_338, 10.0),
     "training": (5_230, 10.3),
 }
 # The same for each scheme: an encoding that is added brings the room that it needs.
-PER_SCHEME = {"encodings": (476, 13.1), "oracles": (287, 11.2)}
+PER_SCHEME = {"encodings": (478, 13.0), "oracles": (288, 11.2)}
 WORDS = {"docs": 24_000, "README": 1_000}
 COMMANDS = """bench evaluate export list prepare properties report reproduce rope runs
     sample show sweep sync train"""
