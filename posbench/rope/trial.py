@@ -278,7 +278,10 @@ def model_class(config: Any) -> Any:
 
 
 def no_rope(config: Any) -> Undefined:
-    return Undefined(f"'{config.model_type}' has no RoPE in a module of transformers")
+    return Undefined(
+        f"'{config.model_type}' has no RoPE in a module of transformers; RoPE within"
+        " attention, as in GPT-J, is not read"
+    )
 
 
 def is_rotary(module: nn.Module) -> bool:
