@@ -596,7 +596,9 @@ class GatedDelta(Encoding):
     def __init__(self, shape: Shape, width: Count = 4, negative: bool = False) -> None:
         super().__init__(shape)
         self.negative = negative
-        n, inputs, heads = shape.n_layers, shape.d_model, shape.n_heads
+        n = shape.n_layers
+        inputs = shape.d_model
+        heads = shape.n_heads
         self.decay = linears(n, inputs, heads)  # w
         self.beta = linears(n, inputs, heads)  # u
         self.gate = linears(n, inputs, heads * shape.head_dim)  # W
