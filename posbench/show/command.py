@@ -92,11 +92,12 @@ def print_flips(names: list[str]) -> None:
     for scheme in split(names):
         if not _is_run(*scheme):
             label, build = builder(*scheme)
-            near, far = flips.shares(build)
+            parts = []
+            for length, share in zip(flips.LENGTHS, flips.shares(build), strict=True):
+                parts.append(f"{_share_text(share)} at {length:,} tokens")
             print(
                 f"{label}: share of key pairs whose order flips with distance:"
-                f" {_share_text(near)} at 128 tokens, {_share_text(far)} at 1,024"
-                " (limit 0.5)"
+                f" {', '.join(parts)} (limit 0.5)"
             )
 
 
