@@ -37,7 +37,7 @@ def lines_of(axes: Axes, scheme: str) -> list[Line2D]:
 
 
 def test_the_band_of_a_curve_is_its_interval():
-    frame = rows_of_study("six")
+    frame = rows_of_study("six_reader")
     points = curves(frame).query("label == 'rope' and variant == 'plain'")
     points = points[points["ratio"] >= 1 / 4]
 
@@ -53,7 +53,7 @@ def test_the_band_of_a_curve_is_its_interval():
 
 
 def test_the_intervals_of_differences_are_the_adjusted_ones():
-    frame = rows_of_study("six")
+    frame = rows_of_study("six_reader")
     fox = compare(frame).set_index("label").loc["fox"]
     low = fox["nll_difference_adjusted_low"]
     high = fox["nll_difference_adjusted_high"]
@@ -67,7 +67,7 @@ def test_the_intervals_of_differences_are_the_adjusted_ones():
 
 
 def test_a_scheme_has_one_colour_in_every_panel_and_report():
-    six = rows_of_study("six")
+    six = rows_of_study("six_reader")
     others = six[six["encoding"].isin(["t5", "alibi", "rope"])]
 
     of_six = [colours_of(axes) for axes in text_figure(six).axes]
@@ -122,7 +122,7 @@ def test_a_simple_reader_never_sets_a_range(tmp_path, ngram, words):
 
 
 def test_a_simple_reader_in_the_range_is_a_grey_line():
-    axes = text_figure(rows_of_study("six")).axes[0]
+    axes = text_figure(rows_of_study("six_reader")).axes[0]
 
     greys = [line for line in axes.lines if line.get_color() == charts.GREY]
 
@@ -131,7 +131,7 @@ def test_a_simple_reader_in_the_range_is_a_grey_line():
 
 
 def test_numbers_in_figures_have_a_true_minus():
-    figure = text_figure(rows_of_study("six"))
+    figure = text_figure(rows_of_study("six_reader"))
 
     figure.draw_without_rendering()
 
@@ -153,7 +153,7 @@ def test_names_that_differ_at_their_ends_stay_apart():
 
 @pytest.mark.slow
 def test_names_at_the_ends_of_curves_do_not_collide():
-    figure = text_figure(rows_of_study("six"))
+    figure = text_figure(rows_of_study("six_reader"))
 
     figure.draw_without_rendering()
 
@@ -167,7 +167,7 @@ def test_names_at_the_ends_of_curves_do_not_collide():
 
 
 def test_the_panels_of_a_page_are_those_of_the_figure():
-    frame = rows_of_study("six")
+    frame = rows_of_study("six_reader")
     panels = charts.text_panels(frame, compare(frame))
 
     figures = [charts.panels_figure([panel]) for panel in panels]
@@ -178,7 +178,7 @@ def test_the_panels_of_a_page_are_those_of_the_figure():
 
 
 def test_runs_of_several_settings_are_not_plotted(tmp_path):
-    six = rows_of_study("six")
+    six = rows_of_study("six_reader")
     other = six.assign(setting="another", settings="{}")
     both = pd.concat([six, other], ignore_index=True)
 

@@ -236,7 +236,7 @@ def frozen_cells(study: str, table: pd.DataFrame) -> list[list[str]]:
 
 
 @pytest.mark.parametrize(
-    "study", ["six", pytest.param("six_demo", marks=pytest.mark.slow)]
+    "study", ["six_reader", pytest.param("six_demo", marks=pytest.mark.slow)]
 )
 def test_the_main_tables_have_their_frozen_numbers(study):
     table = compare(rows_of_study(study))
@@ -246,14 +246,14 @@ def test_the_main_tables_have_their_frozen_numbers(study):
 
 
 def test_the_main_table_of_six_has_its_frozen_order():
-    table = compare(rows_of_study("six"))
+    table = compare(rows_of_study("six_reader"))
     by_loss = ["fox", "rope", "t5", "alibi", "sinusoidal", "none"]
     assert list(table["label"]) == by_loss
 
 
 def test_the_main_tables_of_six_have_their_frozen_words():
-    table = compare(rows_of_study("six")).set_index("label")
-    for name, *_, frozen in FROZEN["tables"]["six"]:
+    table = compare(rows_of_study("six_reader")).set_index("label")
+    for name, *_, frozen in FROZEN["tables"]["six_reader"]:
         if ";" in frozen:
             words = set(table.loc[name, ["nll_word", "rise_word"]])
             without_lengths = re.sub(" at [14]x", "", frozen)
@@ -298,7 +298,9 @@ def test_claims_have_their_frozen_outcomes():
 
 def rows_at_the_end() -> pd.DataFrame:
     """Return the rows of plain curves at each run's last step."""
-    files = [ROWS / f"{study}.parquet" for study in ("six_demo", "six", "ladder")]
+    files = [
+        ROWS / f"{study}.parquet" for study in ("six_demo", "six_reader", "ladder")
+    ]
     rows = pd.concat([pd.read_parquet(file) for file in files])
     steps = rows.groupby(["study", "run"])["checkpoint_step"]
     rows = rows[rows["checkpoint_step"] == steps.transform("max")]

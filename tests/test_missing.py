@@ -171,7 +171,7 @@ def test_a_seed_that_failed_is_replaced_by_a_further_one(tmp_path):
 
 
 def test_a_study_without_the_reference_or_long_contexts_lacks_them():
-    six = rows_of_study("six")
+    six = rows_of_study("six_reader")
     learned = six[six["encoding"].isin(["rope", "alibi", "fox", "t5"])]
     others = learned[learned["encoding"] != "rope"]
     short = others[others["length_ratio"] <= 2]

@@ -62,7 +62,7 @@ def kept(folder: Path, name: str, rows: pd.DataFrame) -> Path:
 @pytest.fixture(scope="module")
 def six(tmp_path_factory) -> Path:
     """Return the last checkpoints of the study `six` in one file."""
-    frame = rows_of_study("six")
+    frame = rows_of_study("six_reader")
     is_last = frame["checkpoint_step"] == frame["checkpoint_step"].max()
     return kept(tmp_path_factory.mktemp("kept"), "six", frame[is_last])
 
@@ -514,7 +514,7 @@ def card_cells(frame: pd.DataFrame) -> dict[str, dict[str, str]]:
 
 
 def test_the_card_has_results_kernels_and_cache():
-    fox = card_cells(rows_of_study("six"))["fox"]
+    fox = card_cells(rows_of_study("six_reader"))["fox"]
 
     assert fox["loss"] == "2.774"
     assert fox["holds_to"] == "≥ 8x"
@@ -523,11 +523,11 @@ def test_the_card_has_results_kernels_and_cache():
 
 
 def test_the_card_has_cost_as_a_multiple_of_none():
-    assert card_cells(rows_of_study("six"))["none"]["time"] == "1.00"
+    assert card_cells(rows_of_study("six_reader"))["none"]["time"] == "1.00"
 
 
 def test_the_card_has_the_mean_of_retrieval_over_seeds():
-    frame = rows_of_study("six")
+    frame = rows_of_study("six_reader")
     at_four = frame[(frame["length_ratio"] == 4) & frame["newest"]]
     is_rope = (at_four["label"] == "rope") & (at_four["curve"] == "fixed_target")
     right = [0.2, 0.4, 0.6, 0.4, 0.4]

@@ -36,7 +36,7 @@ from posbench.run.rows import read_rows
 @pytest.fixture(scope="module")
 def six():
     """Return rows of six schemes, trained with five seeds each."""
-    return rows_of_study("six")
+    return rows_of_study("six_reader")
 
 
 def by_label(frame: pd.DataFrame) -> pd.DataFrame:
