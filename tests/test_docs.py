@@ -279,7 +279,7 @@ def test_the_catalogue_is_that_of_the_rows_of_both_seeds():
 
     assert len(lines) == 75
     assert len(first) == 75
-    for name, _, nll, rise_2x, rise_8x, reach, share in lines:
+    for name, _, nll, rise_2x, rise_8x, reach, _, share in lines:
         label = name.split("`")[1]
         assert ("→" in share) != label.startswith("layered/")
         cells = {"nll": nll, "rise_2x": rise_2x, "rise_8x": rise_8x}
@@ -291,6 +291,22 @@ def test_the_catalogue_is_that_of_the_rows_of_both_seeds():
         printed = re.findall(r"\d+", reach.replace(",", ""))
         holds = first.loc[[label], "holds_to"].dropna()
         assert [float(number) for number in printed] == holds.round().tolist()
+
+
+@pytest.mark.slow
+def test_retrieval_and_its_correlation_are_those_of_the_rows(monkeypatch):
+    monkeypatch.syspath_prepend(str(support.SCRIPTS))
+    retrieval = support.script("retrieval")
+    schemes = retrieval.both()
+    correlation = "{:.2f} [{:.2f}, {:.2f}]".format(*retrieval.correlation(schemes))
+
+    printed = {}
+    for name, *_, finds, _ in rows_of(text_of("docs/catalogue.md"))[2:]:
+        label = name.split("`")[1]
+        if not label.startswith("layered/"):
+            printed[label] = finds
+    assert printed == schemes.apply(retrieval.cell, axis=1).to_dict()
+    assert correlation in text_of("docs/longer.md").replace("\\", "")
 
 
 FLIPS = re.findall(

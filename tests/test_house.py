@@ -37,17 +37,17 @@ CEILINGS = {
     "results": (9_388, 11.1),
     "rope": (7_712, 10.5),
     "run": (6_073, 9.8),
-    "scripts": (7_288, 11.0),
+    "scripts": (8_176, 11.0),
     "show": (7_734, 12.0),
     "tasks": (4_256, 11.9),
     "terminal": (1_967, 9.2),
-    "tests": (135_676, 11.2),
+    "tests": (135_815, 11.2),
     "tracking": (2_338, 10.0),
     "training": (5_230, 10.3),
 }
 # The same for each scheme: an encoding that is added brings the room that it needs.
 PER_SCHEME = {"encodings": (478, 13.0), "oracles": (288, 11.2)}
-WORDS = {"docs": 24_500, "README": 1_000}
+WORDS = {"docs": 24_750, "README": 1_000}
 COMMANDS = """bench evaluate export list prepare properties report reproduce rope runs
     sample show sweep sync train"""
 PUBLIC = """Encoding LoadedRun attention attention_logits attention_output

@@ -1,0 +1,147 @@
+"""Compare retrieval with loss, from kept rows: how far each scheme of the catalogue
+finds a passkey, and how far its loss holds.
+
+    python scripts/retrieval.py docs/retrieval.png
+"""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import numpy as np
+import pandas as pd
+from matplotlib.figure import Figure
+from measured import table_of_study
+from scipy import stats
+
+from posbench.reports.charts import GREY, STYLE, image_bytes, scheme_colour
+from posbench.results.frame import read
+
+ROWS = Path(__file__).parents[1] / "docs" / "rows"
+SEEDS = ("catalogue", "catalogue_again")  # of the text's models
+FAR = 4  # times the training length, where both are compared
+HOLDS = 0.05  # the largest rise in a word "holds"
+TICKS = (-0.1, 0, 0.1, 1, 3)  # of rises
+NAMED = ("rope", "alibi", "t5", "fox", "none", "sinusoidal", "xpos", "partial_rope")
+
+
+def retrieval(rows: pd.DataFrame) -> pd.DataFrame:
+    """Return by scheme the share of right tokens at FAR times the trained length,
+    `right`, with its bounds, and `finds_to`: the largest length, as a multiple, up to
+    which the scheme retrieves at each tested length. 0: at none.
+    """
+    schemes = {}
+    tested = rows[(rows["task"] == "passkey") & (rows["offset"].fillna(0) == 0)]
+    # the model has two layers: a pattern of four or six would lack its last ones
+    tested = tested[tested["encoding"] != "layered"]
+    for label, of_label in tested.sort_values("length_ratio").groupby("label"):
+        finds_to = 0.0
+        for row in of_label.to_dict("records"):
+            if not _retrieves(row):
+                break
+            finds_to = row["length_ratio"]
+        far = of_label[of_label["length_ratio"] == FAR].iloc[0].to_dict()
+        low, high = _bounds(far)
+        schemes[label] = {
+            "finds_to": finds_to,
+            "right": far["accuracy"],
+            "right_low": low,
+            "right_high": high,
+        }
+    return pd.DataFrame(schemes).T
+
+
+def _retrieves(row: dict[str, Any]) -> bool:
+    """Return whether more answers are shown to be right than a reader has that does not
+    retrieve.
+    """
+    low, _ = _bounds(row)
+    return low > row["trivial"]
+
+
+def _bounds(row: dict[str, Any]) -> tuple[float, float]:
+    """Return the 95 % interval of a share over problems (Wilson, 1927)."""
+    if np.isnan(row["accuracy"]):
+        return np.nan, np.nan
+    n_problems = int(row["n_blocks"])
+    n_right = round(row["accuracy"] * n_problems)
+    bounds = stats.binomtest(n_right, n_problems).proportion_ci(method="wilson")
+    return bounds.low, bounds.high
+
+
+def both() -> pd.DataFrame:
+    """Return retrieval and loss by scheme: `rise` at FAR times the training length, mean
+    of two seeds, beside the columns of `retrieval`.
+    """
+    rises = [table_of_study(study)[f"rise_{FAR}x"] for study in SEEDS]
+    table = retrieval(read([ROWS / "passkey.parquet"]))
+    table["rise"] = sum(rises) / len(rises)
+    return table
+
+
+def correlation(table: pd.DataFrame) -> tuple[float, float, float]:
+    """Return Spearman's rank correlation of right answers with the rise, and its 95 %
+    interval: a bootstrap over schemes.
+    """
+    complete = table.dropna()
+    pairs = (complete["right"], -complete["rise"])
+    found = stats.spearmanr(*pairs).statistic
+    drawn = stats.bootstrap(
+        pairs,
+        lambda right, fall: stats.spearmanr(right, fall).statistic,
+        paired=True,
+        vectorized=False,
+        n_resamples=2000,
+        rng=np.random.default_rng(0),
+    ).confidence_interval
+    return found, drawn.low, drawn.high
+
+
+def cell(scheme: pd.Series) -> str:
+    """Return what the catalogue says of a scheme: how far it finds, and % right."""
+    reach = f"{scheme['finds_to']:g}x"
+    if np.isnan(scheme["right"]):
+        return reach
+    low = 100 * scheme["right_low"]
+    high = 100 * scheme["right_high"]
+    return f"{reach}, {low:.0f}-{high:.0f}"
+
+
+def figure(table: pd.DataFrame) -> Figure:
+    """Return the shares of right answers over the rises, a point per scheme."""
+    with matplotlib.rc_context(STYLE):
+        picture = Figure(figsize=(6.4, 4.2), layout="constrained")
+        axes = picture.subplots()
+        axes.axvline(HOLDS, color=GREY, linestyle="dotted")
+        axes.set_xscale("symlog", linthresh=0.1)
+        axes.set_xticks(TICKS, map(str, TICKS))
+        for label, row in table.dropna().iterrows():
+            colour = scheme_colour(label) if label in NAMED else GREY
+            span = [
+                [row["right"] - row["right_low"]],
+                [row["right_high"] - row["right"]],
+            ]
+            axes.errorbar(row["rise"], row["right"], span, fmt="o", ms=4, color=colour)
+            if label in NAMED:
+                axes.annotate(
+                    label,
+                    (row["rise"], row["right"]),
+                    xytext=(5, 3),
+                    textcoords="offset points",
+                    color=colour,
+                )
+        axes.set_xlabel(f"rise of the loss at {FAR}x (dotted: holds)")
+        axes.set_ylabel(f"passkey digits right at {FAR}x")
+    return picture
+
+
+if __name__ == "__main__":
+    schemes = both()
+    print(schemes.sort_values("right", ascending=False).round(3).to_string())
+    print(
+        "Spearman's correlation of right with -rise: {:.2f} [{:.2f}, {:.2f}]".format(
+            *correlation(schemes)
+        )
+    )
+    Path(sys.argv[1]).write_bytes(image_bytes(figure(schemes), "png"))
