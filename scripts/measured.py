@@ -21,11 +21,15 @@ HEAD = """
 |---|---:|---:|---:|---:|
 """
 LEGEND = """
-Loss is in nats per token; the change is on the same target tokens; 1x is the training length. The models have 1.0M
-parameters and were trained at 128 tokens on 4.0M tokens of Python's own library (`experiment=reader`). *Larger*: 3.7M
-parameters, 256 tokens, 8.0M tokens (`experiment=reader_wide`), not measured at 8x. Seeds of one encoding differ by up
-to 0.25 nats (larger: 0.08), so smaller differences between encodings mean nothing here. [All encodings](../catalogue.md)
-in one table; [the protocol](../protocol.md) defines the numbers.
+Loss is in nats per token. 1x is the training length. The change is on the same target tokens.
+
+The models have 1.0M parameters (`experiment=reader`). They were trained at 128 tokens, on 4.0M tokens of Python's own
+library. *Larger* models have 3.7M parameters (`experiment=reader_wide`). They were trained at 256 tokens, on 8.0M tokens
+of the same text, and were not evaluated at 8x.
+
+Seeds of one encoding differ by up to 0.25 nats, those of larger models by up to 0.08. Smaller differences between
+encodings mean nothing here. [All encodings](../catalogue.md) are in one table. [The protocol](../protocol.md) defines
+the numbers.
 """
 
 

@@ -15,13 +15,14 @@ from matplotlib.figure import Figure
 from measured import table_of_study
 from scipy import stats
 
+from posbench.claims.judge import share_bounds
 from posbench.reports.charts import GREY, STYLE, image_bytes, scheme_colour
+from posbench.results.compare import RISE_LIMIT
 from posbench.results.frame import read
 
 ROWS = Path(__file__).parents[1] / "docs" / "rows"
 SEEDS = ("catalogue", "catalogue_again")  # of the text's models
 FAR = 4  # times the training length, where both are compared
-HOLDS = 0.05  # the largest rise in a word "holds"
 TICKS = (-0.1, 0, 0.1, 1, 3)  # of rises
 NAMED = ("rope", "alibi", "t5", "fox", "none", "sinusoidal", "xpos", "partial_rope")
 
@@ -61,13 +62,10 @@ def _retrieves(row: dict[str, Any]) -> bool:
 
 
 def _bounds(row: dict[str, Any]) -> tuple[float, float]:
-    """Return the 95 % interval of a share over problems (Wilson, 1927)."""
+    """Return the 95 % interval of a row's share of right answers."""
     if np.isnan(row["accuracy"]):
         return np.nan, np.nan
-    n_problems = int(row["n_blocks"])
-    n_right = round(row["accuracy"] * n_problems)
-    bounds = stats.binomtest(n_right, n_problems).proportion_ci(method="wilson")
-    return bounds.low, bounds.high
+    return share_bounds(row["accuracy"], int(row["n_blocks"]))
 
 
 def both() -> pd.DataFrame:
@@ -85,17 +83,21 @@ def correlation(table: pd.DataFrame) -> tuple[float, float, float]:
     interval: a bootstrap over schemes.
     """
     complete = table.dropna()
-    pairs = (complete["right"], -complete["rise"])
-    found = stats.spearmanr(*pairs).statistic
-    drawn = stats.bootstrap(
-        pairs,
-        lambda right, fall: stats.spearmanr(right, fall).statistic,
+    right = complete["right"]
+    fall = -complete["rise"]
+    interval = stats.bootstrap(
+        (right, fall),
+        _spearman,
         paired=True,
         vectorized=False,
         n_resamples=2000,
         rng=np.random.default_rng(0),
     ).confidence_interval
-    return found, drawn.low, drawn.high
+    return _spearman(right, fall), interval.low, interval.high
+
+
+def _spearman(right: Any, fall: Any) -> float:
+    return float(stats.spearmanr(right, fall).statistic)
 
 
 def cell(scheme: pd.Series) -> str:
@@ -113,7 +115,7 @@ def figure(table: pd.DataFrame) -> Figure:
     with matplotlib.rc_context(STYLE):
         picture = Figure(figsize=(6.4, 4.2), layout="constrained")
         axes = picture.subplots()
-        axes.axvline(HOLDS, color=GREY, linestyle="dotted")
+        axes.axvline(RISE_LIMIT, color=GREY, linestyle="dotted")
         axes.set_xscale("symlog", linthresh=0.1)
         axes.set_xticks(TICKS, map(str, TICKS))
         for label, row in table.dropna().iterrows():

@@ -159,7 +159,7 @@ def _reproduction(published: Inequality, runs: Runs) -> Finding:
     over = plural(len(values), "seed")
     if len(values) == 1 and term.protocol in SHARES:
         (n_problems,) = _rows_of(term, runs[term.run])["n_blocks"]
-        low, high = _share_bounds(mean, n_problems)
+        low, high = share_bounds(mean, n_problems)
         over += f", {n_problems} problems"
     else:
         by_seed = values.to_numpy()[:, None]  # (seeds, 1)
@@ -180,7 +180,7 @@ def _reproduction(published: Inequality, runs: Runs) -> Finding:
     }
 
 
-def _share_bounds(share: float, n_problems: int) -> tuple[float, float]:
+def share_bounds(share: float, n_problems: int) -> tuple[float, float]:
     """Return the 95 % interval of a share of right answers over problems (Wilson,
     1927). The answers to one problem count as one.
     """
