@@ -117,6 +117,14 @@ def test_rope_is_misread_as_partial_rope_of_another_layout():
     assert after.layout == "half"
 
 
+def test_the_factor_of_an_extension_stays_where_its_rope_is_misread():
+    stretched = extended(RoPE(SHAPE), "yarn", 4 * L)
+
+    after = extended(stretched, "misread", 4 * L, attention_factor=1.5)
+
+    assert after.attention_factor == 1.5 * stretched.attention_factor
+
+
 def test_no_share_of_frequencies_of_their_own_is_misread():
     resonance = RoPE(SHAPE, frequencies="resonance")
     listed = RoPE(SHAPE, frequencies=[1, 0.5, 0.2, 0.1])

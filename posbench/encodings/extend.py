@@ -246,7 +246,7 @@ def misread(
     """
     copied = rope.sharing()
     copied.layout = layout or rope.layout
-    copied.attention_factor = attention_factor
+    copied.attention_factor = rope.attention_factor * attention_factor
     if share is not None:
         copied.width = _turning(rope, share)
     facts = {
