@@ -48,9 +48,9 @@ def stands(folder: Path) -> tuple[Any, ...]:
     return record["status"], record["reason"], record["message"]
 
 
-def has_weights(folder: Path) -> None:
+def has_weights(folder: Path, step: int) -> Path:
     weights = {"w": torch.zeros(1)}
-    checkpoint.save(folder, 1, weights, {}, {})
+    return checkpoint.save(folder, step, weights, {}, {}) / checkpoint.WEIGHTS
 
 
 def test_run_json_says_from_the_start_how_a_run_stands_and_why_it_ended(
@@ -82,9 +82,21 @@ def test_a_finished_run_without_weights_is_not_finished(folder, tiny_config):
         assert stands(folder) == ("running", None, None)
 
 
+def test_a_finished_run_whose_last_weights_are_damaged_is_not_finished(
+    folder, tiny_config
+):
+    steps = tiny_config.training.steps
+    with Run.open(folder, tiny_config, COMMAND) as run:
+        has_weights(folder, steps - 1)
+        has_weights(folder, steps).write_bytes(b"half")
+        run.finish("done")
+        run.begin_attempt(device="cpu")
+        assert stands(folder) == ("running", None, None)
+
+
 def test_what_cannot_begin_is_no_attempt(folder, tiny_config):
     with Run.open(folder, tiny_config, COMMAND) as run:
-        has_weights(folder)
+        has_weights(folder, tiny_config.training.steps)
         run.finish("done")
     with pytest.raises(UserError), Run.open(folder, tiny_config, COMMAND):
         raise UserError("another text")
@@ -93,7 +105,7 @@ def test_what_cannot_begin_is_no_attempt(folder, tiny_config):
 
 def test_a_finished_run_to_which_rows_are_added_stays_done(folder, tiny_config):
     with Run.open(folder, tiny_config, COMMAND) as run:
-        has_weights(folder)
+        has_weights(folder, tiny_config.training.steps)
         run.finish("done")
     with (
         pytest.raises(KeyboardInterrupt),

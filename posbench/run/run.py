@@ -175,10 +175,11 @@ class Run:
         """Record that this process starts, and its resources. A run that is done stays
         done while rows are added.
         """
-        if self.config.is_trained_here and not checkpoint.every(self.folder):
-            # without weights it trains anew
-            self.record["status"] = "running"
-            self.record["installed_encodings"] = _installed_files(self.config)
+        if self.config.is_trained_here:
+            if checkpoint.at(self.folder, self.config.training.steps) is None:
+                self.record["status"] = "running"  # it trains, perhaps again
+            if not checkpoint.every(self.folder):
+                self.record["installed_encodings"] = _installed_files(self.config)
         command = self._command or self.record["command"]
         if self.record["status"] == "done":  # only rows are added
             self.update(reason=ADDING, message=None, command=command)
