@@ -25,6 +25,7 @@ from fake_study import (
 
 from posbench.errors import UserError
 from posbench.reports import answer
+from posbench.reports.tables import main_table
 from posbench.results import compare, tasks
 from posbench.results.compare import NOT_RESOLVED, Losses, main_rows
 from posbench.results.estimate import in_two_groups
@@ -113,6 +114,23 @@ def broken(tmp_path):
     return read([tmp_path])
 
 
+def test_options_of_one_name_set_two_schemes_apart(tmp_path):
+    truth = Truth(3.6, 0.1)
+    inner = {"inner": "temperature", "inner_options": {}}
+    cold = {"inner": "temperature", "inner_options": {"alpha": 2.0}}
+    of_schemes = (
+        {"alpha": 1.5, **inner},
+        {"alpha": 2.0, **inner},
+        {"alpha": 1.5, **cold},
+    )
+    for options in of_schemes:
+        write_run(tmp_path, configured("entmax", 0, **options), truth)
+
+    labels = set(read([tmp_path])["label"])
+
+    assert labels == {"entmax", "entmax alpha=2", "entmax inner_options.alpha=2"}
+
+
 def test_a_broken_run_stops_no_other(broken):
     runs = broken.sort_values("folder").drop_duplicates("folder")
     statuses = runs["run_status"].tolist()
@@ -140,6 +158,27 @@ def test_what_was_scored_on_other_tokens_is_left_out(six):
     assert fox["seeds"] == 4
     assert fox["left_out"] == 1
     assert fox["nll_why"] == "4 of 5 seeds"
+
+
+def test_a_seed_without_a_row_at_the_training_length_is_left_out(six):
+    is_one = (six["label"] == "fox") & (six["seed"] == 0)
+    without = six[~(is_one & (six["length_ratio"] == 1))]
+
+    fox = by_label(without).loc["fox"]
+
+    assert fox["seeds"] == 4
+    assert fox["left_out"] == 1
+
+
+def test_a_loss_that_failed_at_the_training_length_is_said(six):
+    altered = six.copy()
+    is_one = (six["label"] == "fox") & (six["seed"] == 0)
+    altered.loc[is_one & (six["length_ratio"] == 1), "status"] = "failed"
+
+    table = compare.compare(altered)
+
+    shown = main_table(table).cells
+    assert ("fox", "failed") in [row[:2] for row in shown]
 
 
 def test_of_several_references_that_with_most_seeds_is_taken(six):

@@ -159,7 +159,8 @@ def main_table(table: pd.DataFrame) -> Table:
         columns.append(RUNS)
     note = f"loss: nats per token at {length} tokens"
     has_losses = table.attrs["schemes"] > 0
-    columns.append(Column("loss", "loss", ".3f", of="nll", best=has_losses, note=note))
+    loss = cell_or_status(number_text)
+    columns.append(Column("loss", "loss", loss, of="nll", best=has_losses, note=note))
     if not set(table.get("learned", [])) <= {"yes", None}:
         columns.append(LEARNED)
     columns += _above_columns(table)

@@ -272,13 +272,13 @@ def compare(
 
     Returns:
         A row per scheme, in nats per token: the lowest loss first, schemes without a
-        finished run last. `left_out` counts seeds on other targets. `rise_2x`, ... is
-        what so many training lengths add; `above_windowed` is what the longest adds to
-        the loss with narrowed attention. `nll_difference` (1x) and `rise_difference`
-        (4x) are from the reference. They have `_adjusted_low` and `_high`, and a
-        `_word` or `_why` there is none. Means have `_low` and `_high` (95 %), `_min`
-        and `_max` of seeds, `_groups` (seeds form two). `holds_further`: none longer is
-        known.
+        finished run last. `left_out` counts seeds on other targets, or without a row at
+        1x. `rise_2x`, ... is what so many training lengths add; `above_windowed` is
+        what the longest adds to the loss with narrowed attention. `nll_difference` (1x)
+        and `rise_difference` (4x) are from the reference. They have `_adjusted_low` and
+        `_high`, and a `_word` or `_why` there is none. Means have `_low` and `_high`
+        (95 %), `_min` and `_max` of seeds, `_groups` (seeds form two). `holds_further`:
+        none longer is known.
     """
     if frame["setting"].nunique() > 1:
         raise ValueError("schemes are compared in one setting")
@@ -293,8 +293,10 @@ def compare(
     runs = frame[~frame["repeated"]].drop_duplicates("folder")
     for label, of_label in runs.groupby("label"):
         row = _facts(of_label)
-        row["left_out"] = row["seeds"] - losses.seeds.get(label, 0)
+        n_comparable = len(losses.level(label, length)) or losses.seeds.get(label, 0)
+        row["left_out"] = row["seeds"] - n_comparable
         row["seeds"] = 0
+        row["nll_status"] = losses.statuses.get((label, PLAIN, length), "missing")
         if label in labels:
             row |= numbers(losses, label, len(labels))
             if base and label != base:

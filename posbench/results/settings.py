@@ -143,8 +143,13 @@ def _words(schemes: Sequence[str]) -> dict[str, dict[str, str]]:
     """
     options = {scheme: json.loads(scheme) for scheme in schemes}
     keys = _keys_apart([*options.values()])
+    n_called = Counter(_short(key) for key in keys)
     usual = {}
+    names = {}
     for key in keys:
+        names[key] = _short(key)
+        if n_called[names[key]] > 1:  # as `alpha` of an encoding and of its inner one
+            names[key] = key.removeprefix("encoding.")
         usual[key] = _usual(key, [values.get(key) for values in options.values()])
 
     words: dict[str, dict[str, str]] = {scheme: {} for scheme in schemes}
@@ -152,7 +157,7 @@ def _words(schemes: Sequence[str]) -> dict[str, dict[str, str]]:
         for key in keys:
             value = values.get(key)
             if as_json(value) != usual[key]:
-                words[scheme][key] = f"{_short(key)}={setting_text(value)}"
+                words[scheme][key] = f"{names[key]}={setting_text(value)}"
     return words
 
 
