@@ -243,6 +243,7 @@ TYPED = [
         "1234567",
     ),
     (["training.schedule=wsd"], "training.schedule", "constant"),
+    (["training.optimizer=adamw"], "training.optimizer", None),
     (["device=cuda:1"], "runtime.device", "cuda:1"),
 ]
 # Words, a key, and its value in each configuration that a sweep makes of them.
@@ -331,6 +332,12 @@ def test_words_are_applied_to_a_configuration():
     assert asked.evaluation.extensions == ("ntk",)
     assert asked.runtime.device == "cuda:1"
     assert asked.runtime.threads == 3
+
+
+def test_a_short_word_stands_alone_or_in_its_own_section():
+    for typed in ("ratio=2", "evaluation.ratio=2", "evaluation.ratios=2"):
+        assert overrides.split(typed) == ("evaluation.ratios", "2")
+    assert overrides.split("runtime.ratio=2") == ("runtime.ratio", "2")
 
 
 def test_no_short_word_is_a_key_or_a_group():

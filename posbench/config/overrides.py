@@ -105,8 +105,9 @@ def split(word: str, short: Mapping[str, str] = WORDS) -> tuple[str, str]:
                 break
         raise UserError(f"cannot read '{word}': {expected}")
     section, _, name = key.rpartition(".")
-    if section in ("", "evaluation", "runtime"):
-        key = short.get(name, key)
+    full = short.get(name, key)
+    if section in ("", full.partition(".")[0]):
+        key = full
     return key, text
 
 

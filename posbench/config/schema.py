@@ -207,6 +207,8 @@ class TrainingConfig(Section):
     def __post_init__(self) -> None:
         if self.schedule == "wsd":
             object.__setattr__(self, "schedule", "constant")
+        if self.optimizer == "adamw":
+            object.__setattr__(self, "optimizer", None)
         optimizers = registry.names(registry.OPTIMIZERS)
         if self.optimizer is not None and self.optimizer not in optimizers:
             raise unknown("optimizer", self.optimizer, optimizers)
