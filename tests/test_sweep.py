@@ -668,6 +668,17 @@ def test_each_scheme_has_its_best_rate_and_one_at_the_edge_is_warned_about(
     assert "a wider tune_grid" in warning
 
 
+def test_two_rates_that_were_typed_become_one_run_at_the_best(overrides, monkeypatch):
+    rates = "training.learning_rate=0.001,0.002"
+    todo = plans.resolve([["encoding=rope", rates, *overrides]])
+    monkeypatch.setattr(slots, "execute", lambda trials, _: None)
+    monkeypatch.setattr(pool, "loss_at_train_length", loss_of_trial)
+
+    tuned = tuning.at_best_rates(todo, [0.5, 1.0, 2.0], None)
+
+    assert [plan.config.training.learning_rate for plan in tuned] == [0.002]
+
+
 def test_a_scheme_whose_trials_failed_keeps_its_rate(tuned):
     rates, _ = tuned
     assert rates(lambda plan: None) == [0.002, 0.002]

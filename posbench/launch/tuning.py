@@ -86,15 +86,16 @@ def at_best_rates(
     that the choice needs.
     """
     slots.execute(trials(todo, grid), n_jobs)
-    tuned = []
+    tuned: dict[str, Plan] = {}  # by id: rates that were typed become one
     best_rates: dict[str, float] = {}  # by the id of an encoding's first trial
     for plan in todo:
         of_plan = trials([plan], grid)
         key = of_plan[0].id
         if key not in best_rates:
             best_rates[key] = _best_rate(plan, of_plan)
-        tuned.append(_plan_at_rate(plan, best_rates[key]))
-    return tuned
+        at_best = _plan_at_rate(plan, best_rates[key])
+        tuned[at_best.id] = at_best
+    return list(tuned.values())
 
 
 def _at_rate(config: Config, rate: float) -> Config:
