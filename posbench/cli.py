@@ -83,7 +83,8 @@ Settings that people change, with their defaults:
   training.batch_size=32        sequences per forward pass
   training.learning_rate=0.006  the peak
   ratio=0.0625,...,16           lengths, in training lengths; length= in tokens
-  extension=                    also evaluate RoPE stretched: yarn, ntk, pi ...
+  extension=                    also evaluate RoPE stretched: yarn, ntk, pi ...;
+                                beside start= it is trained so
   tracking=wandb                Weights & Biases, tensorboard or none
   device=auto                   cpu, cuda, cuda:1 or mps
   outputs=outputs               folder of the studies
@@ -196,7 +197,7 @@ Jobs = Annotated[
 Cfg = Annotated[
     bool,
     typer.Option(
-        "--cfg", help="Print every key with its value and meaning; run nothing."
+        "--cfg", help="Print every key with its value and meaning; train nothing."
     ),
 ]
 Restart = Annotated[
@@ -353,7 +354,7 @@ def reproduce(
 ) -> None:
     """Test what the literature claims, on fresh seeds.
 
-    Config what claims need in one study, with seeds that no prediction was made from,
+    Runs what claims need in one study, with seeds that no prediction was made from,
     and says of each claim: supported, contradicted, open, not learned, or not run; of
     published numbers: reproduced or not. See configs/claim.
     """

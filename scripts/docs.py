@@ -22,9 +22,6 @@ MADE_FROM = {
     r"configs(/.*)?": "reference/configuration.md",
     r"configs/encoding/(?!index)(\w+)\.yaml": r"encodings/\1.md",
     r"posbench/encodings": "encodings/index.md",
-    r"posbench/encodings/([a-z]\w*)\.py": r"encodings/\1.md",
-    # encodings/index.md is the list of all
-    r"posbench/encodings/index\.py": "encodings/index-encoding.md",
     r"posbench/cli.py": "reference/commands.md",
     r"posbench/__init__\.py": "reference/python.md",
 }

@@ -45,6 +45,7 @@ _VALIDATORS: dict[type, Any] = {}
 _EXPECTED = {
     "int": "a whole number, such as 1e6",
     "tuple": "a list",
+    "too": "one value or more",
     "missing": "two numbers, such as [0.9,0.95]",
     "predicate": (
         "letters, digits, '.', '_' and '-', at most 128, a letter or digit first"

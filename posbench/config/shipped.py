@@ -22,11 +22,11 @@ GROUPS = (
 # and for both.
 PLAIN, NESTED, EVERY = "[!_]*.yaml", "*/[!_]*.yaml", "**/[!_]*.yaml"
 _SYNONYMS = {
-    "rotary": "rope",
-    "nope": "none",
-    "absolute": "learned",
-    "online": "tracking.mode=online",
-    "offline": "tracking.mode=offline",
+    ("encoding", "rotary"): "rope",
+    ("encoding", "nope"): "none",
+    ("encoding", "absolute"): "learned",
+    ("tracking", "online"): "tracking.mode=online",
+    ("tracking", "offline"): "tracking.mode=offline",
 }
 
 
@@ -74,7 +74,7 @@ def choice_file(
 
 def _unknown_choice(group: str, name: str, names: list[str]) -> UserError:
     message = f"unknown {group} '{name}'"
-    close = _SYNONYMS.get(name.lower()) or nearest(name, names, 0.6)
+    close = _SYNONYMS.get((group, name.lower())) or nearest(name, names, 0.6)
     if close:
         message += f": did you mean '{close}'?"
     if group == "encoding":

@@ -123,7 +123,7 @@ def status_line(plan: Plan, state: Status, todo: list[Plan]) -> str:
         loss = loss_at_train_length(plan)
         if loss is None:
             return f"{plan.id} done"
-        return f"{plan.id} done: {loss:.4f} nats/token at the training length"
+        return f"{plan.id} done: {loss:.4f} nats/token at 1x"
     shared = set(plan.command)
     for other in todo:
         shared &= set(other.command)

@@ -23,7 +23,7 @@ from posbench.results.compare import (
 
 ENOUGH_SEEDS_OF_TASKS = 10  # as a suggestion: words need `ENOUGH_SEEDS`
 LONGER = 4  # factor on the training tokens, as a suggestion
-_UNFINISHED = ("done", "running", "stopped", "died")
+_NOT_FAILED = ("done", "running", "stopped", "died")
 
 Words = dict[str, str]  # what was typed, `ratio=1,2`, by full key
 
@@ -102,7 +102,7 @@ def _seed_list(frame: pd.DataFrame, needed: int) -> str:
     A seed of which a run failed is not counted: the same seed would fail again.
     """
     seeds = sorted(frame["seed"].unique())
-    failed = frame.loc[~frame["run_status"].isin(_UNFINISHED), "seed"].unique()
+    failed = frame.loc[~frame["run_status"].isin(_NOT_FAILED), "seed"].unique()
     more = 0
     while len(seeds) - len(failed) < needed:
         if more not in seeds:

@@ -101,7 +101,7 @@ def print_results(folder: Path, split: str | None = None) -> None:
 
 
 def _title(run: pd.Series, trained: str) -> str:
-    """Return what was trained: `gpt, rope, seed 0: trained at 128 tokens`."""
+    """Return what was trained: `rope, seed 0: trained at 128 tokens`."""
     settings = json.loads(run["settings"])
     names = [settings.get("model.name"), settings.get("encoding.name")]
     if "seed" in settings:  # else the model was only evaluated here

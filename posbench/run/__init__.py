@@ -1,6 +1,4 @@
-"""The run folder: its files, its owner, its rows and checkpoints, and where it is
-mirrored.
-"""
+"""The run folder: its files, its owner, its rows and checkpoints."""
 
 from posbench.config.schema import SAVED
 
