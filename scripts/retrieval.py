@@ -83,21 +83,20 @@ def correlation(table: pd.DataFrame) -> tuple[float, float, float]:
     interval: a bootstrap over schemes.
     """
     complete = table.dropna()
-    right = complete["right"]
-    fall = -complete["rise"]
+    right, rise = complete["right"], complete["rise"]
     interval = stats.bootstrap(
-        (right, fall),
+        (right, rise),
         _spearman,
         paired=True,
         vectorized=False,
         n_resamples=2000,
         rng=np.random.default_rng(0),
     ).confidence_interval
-    return _spearman(right, fall), interval.low, interval.high
+    return _spearman(right, rise), interval.low, interval.high
 
 
-def _spearman(right: Any, fall: Any) -> float:
-    return float(stats.spearmanr(right, fall).statistic)
+def _spearman(right: Any, rise: Any) -> float:
+    return float(stats.spearmanr(right, rise).statistic)
 
 
 def cell(scheme: pd.Series) -> str:
@@ -142,7 +141,7 @@ if __name__ == "__main__":
     schemes = both()
     print(schemes.sort_values("right", ascending=False).round(3).to_string())
     print(
-        "Spearman's correlation of right with -rise: {:.2f} [{:.2f}, {:.2f}]".format(
+        "Spearman's correlation of right with rise: {:.2f} [{:.2f}, {:.2f}]".format(
             *correlation(schemes)
         )
     )
