@@ -1,6 +1,8 @@
-"""Check options that come from outside against what a function or a class declares."""
+"""Read options that come from outside, and check them against what a function or a class
+declares.
+"""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
 from annotated_types import Ge, Gt, Le, Lt
@@ -60,3 +62,19 @@ def plain(value: object) -> str:
     if isinstance(value, float):
         return f"{value:g}"
     return str(value)
+
+
+def by_name(words: Sequence[str]) -> list[tuple[str, list[str]]]:
+    """Return the names among words, each with the key=value words after it."""
+    schemes: list[tuple[str, list[str]]] = []
+    for word in words:
+        if "=" not in word:
+            schemes.append((word, []))
+        elif schemes:
+            schemes[-1][1].append(word.removeprefix("encoding."))
+        else:
+            raise UserError(
+                f"'{word}': expected the name of an encoding, then its options, as in"
+                " rope base=100"
+            )
+    return schemes

@@ -18,6 +18,7 @@ from matplotlib.ticker import MaxNLocator
 from posbench import encodings, files
 from posbench.config import compose, shipped
 from posbench.errors import UserError
+from posbench.options import by_name
 from posbench.reports import charts
 from posbench.run.find import of_id, run_folder
 from posbench.show import flips, panels
@@ -39,7 +40,7 @@ def main(
     # more threads gain nothing at these sizes, and are twenty times as slow beside a
     # sweep
     torch.set_num_threads(1)
-    schemes = split(names)
+    schemes = by_name(names)
     if phrase and words:
         # each is used before the next is made
         builders = (builder(*scheme) for scheme in schemes)
@@ -53,22 +54,6 @@ def main(
         pictures = [_picture(*scheme) for scheme in schemes]
     files.write(png, charts.image_bytes(draw(pictures), "png"))
     print(png)
-
-
-def split(words: list[str]) -> list[tuple[str, list[str]]]:
-    """Split words into names, each with the key=value words after it."""
-    schemes: list[tuple[str, list[str]]] = []
-    for word in words:
-        if "=" not in word:
-            schemes.append((word, []))
-        elif schemes:
-            schemes[-1][1].append(word.removeprefix("encoding."))
-        else:
-            raise UserError(
-                f"'{word}': expected the name of an encoding, then its options, as in"
-                " rope base=100"
-            )
-    return schemes
 
 
 def builder(name: str, words: list[str]) -> tuple[str, Build]:
@@ -89,7 +74,7 @@ def builder(name: str, words: list[str]) -> tuple[str, Build]:
 
 def print_flips(names: list[str]) -> None:
     """Print how often distance flips the order of two keys, for each encoding."""
-    for scheme in split(names):
+    for scheme in by_name(names):
         if not _is_run(*scheme):
             label, build = builder(*scheme)
             parts = []

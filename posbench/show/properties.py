@@ -16,6 +16,7 @@ from posbench import encodings
 from posbench.encodings.base import Encoding, Shape
 from posbench.errors import UserError
 from posbench.model.standalone import attention_output
+from posbench.options import by_name
 from posbench.reports.render import Column, Row, Table
 from posbench.show import command, flips, panels
 from posbench.terminal import console
@@ -81,7 +82,7 @@ def measure(words: list[str] | None = None) -> pd.DataFrame:
     options. None: all encodings.
     """
     rows = []
-    for scheme in command.split(words or encodings.names()):
+    for scheme in by_name(words or encodings.names()):
         label, build = command.builder(*scheme)
         encoding = build(SHAPE)
         # at scale 1, at the start of training
