@@ -711,6 +711,17 @@ def test_an_encoding_is_described_with_its_options(capsys):
     assert "slowed 8 times" in shown
 
 
+def test_pairs_that_turn_are_counted_at_the_trained_length():
+    rope = one(scaled({"rope_type": "dynamic", "factor": 2.0}))
+
+    lines = describe("a", [rope], [100_000])
+
+    f, _ = rope.at(512)
+    n_whole_turns = sum(frequency * 512 >= 2 * torch.pi for frequency in f)
+    (line,) = [line for line in lines if "turn once" in line]
+    assert line.split()[0] == str(int(n_whole_turns))
+
+
 WRONG_WORDS = [
     ("one.json lenght=8", "did you mean 'length='"),
     ("one.json length=16k", "expected lengths in tokens"),

@@ -173,8 +173,8 @@ def describe(name: str, layers: Sequence[Rope], lengths: Sequence[int]) -> list[
 
 
 def _describe_rope(rope: Rope, lengths: Sequence[int]) -> list[str]:
-    f, _ = rope.at(rope.train_length)
-    n_turning = 2 * int((f > 0).sum())
+    trained_f, _ = rope.at(rope.train_length)
+    n_turning = 2 * int((trained_f > 0).sum())
     lines = [
         f"  {rope.type}, base {rope.base:,.10g}, {n_turning} channels of a head turn"
     ]
@@ -196,10 +196,10 @@ def _describe_rope(rope: Rope, lengths: Sequence[int]) -> list[str]:
     for text, shown in alike.items():
         lines.append(f"  at {' and '.join(shown)} tokens: {text}")
 
-    turns = (f * rope.train_length >= 2 * math.pi).sum()
+    n_whole_turns = (trained_f * rope.train_length >= 2 * math.pi).sum()
     lines.append(
-        f"  {turns} of {len(f)} pairs turn once or more within the trained"
-        f" {rope.train_length:,} tokens"
+        f"  {n_whole_turns} of {len(trained_f)} pairs turn once or more within the"
+        f" trained {rope.train_length:,} tokens"
     )
     longest = rope.window[0] if rope.window else rope.longest
     bound = bound_by_base(rope.at(longest)[0], longest)
