@@ -1,6 +1,4 @@
-"""Read options that come from outside, and check them against what a function or a class
-declares.
-"""
+"""Read options from outside, check them against what a function or class declares."""
 
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any

@@ -284,7 +284,7 @@ MISTAKES = [
         "train experiment=tasks data=task/copy at_tokens=5376",
         "evaluation.at_tokens is [5376]: expected [] for data=task",
     ),
-    ("rope yarn factor=4 yarn factor=8", "or two to compare; a key= once"),
+    ("rope yarn factor=4 pi yarn", "or two to compare; length= once"),
     (
         "sweep",
         "nothing to compare: give a list, such as encoding=rope,alibi, or sweep=NAME",

@@ -577,7 +577,7 @@ def test_a_configuration_does_not_differ_from_itself():
 
 def test_an_encoding_of_posbench_and_a_file_that_say_the_same_turn_alike():
     """The library's frequencies are fp32; ours are fp64."""
-    words = {"factor": "4", "head_dim": "16", "train_length": "128"}
+    words = ["factor=4", "head_dim=16", "train_length=128"]
     (ours,), _ = ropes_of("yarn", words)
     theirs = one(scaled(YARN))
     assert first_difference(ours, theirs, 1_000_000) is None
@@ -605,8 +605,8 @@ def test_each_kind_of_layer_is_compared_with_the_only_one_of_the_other():
 
 
 def test_half_of_a_head_differs_from_all_of_it_in_the_second_pair():
-    (whole,), _ = ropes_of("rope", {"head_dim": "16"})
-    (half,), _ = ropes_of("rope", {"head_dim": "8"})
+    (whole,), _ = ropes_of("rope", ["head_dim=16"])
+    (half,), _ = ropes_of("rope", ["head_dim=8"])
     assert first_difference(half, whole, 512) == (1, 1)
 
 
@@ -711,6 +711,14 @@ def test_an_encoding_is_described_with_its_options(capsys):
     assert "slowed 8 times" in shown
 
 
+def test_each_encoding_has_the_options_after_it(capsys):
+    assert posbench("rope", "rope", "base=500", "rope") == 0
+
+    shown = capsys.readouterr().out
+    assert shown.count("default, base 500,") == 1
+    assert shown.count("default, base 10,000,") == 1
+
+
 def test_pairs_that_turn_are_counted_at_the_trained_length():
     rope = one(scaled({"rope_type": "dynamic", "factor": 2.0}))
 
@@ -723,9 +731,12 @@ def test_pairs_that_turn_are_counted_at_the_trained_length():
 
 
 WRONG_WORDS = [
-    ("one.json lenght=8", "did you mean 'length='"),
+    ("one.json lenght=8", "'lenght=8' is not for one.json"),
+    ("one.json train_length=8", "'train_length=8' is not for one.json"),
+    ("yarn train_length=8,16", "train_length is 8,16: expected one whole number"),
+    ("layered/gemma3", "no configuration of RoPE"),
     ("one.json length=16k", "expected lengths in tokens"),
-    ("one.json length=8 length=9", "a key= once"),
+    ("one.json length=8 length=9", "length= once"),
     ("one.json other.json yarn", "or two to compare"),
     ("alibi", "no configuration of RoPE"),
     ("xpos", "no configuration of RoPE"),

@@ -10,13 +10,13 @@ from typing import Any
 from torch import Tensor
 
 from posbench import encodings
-from posbench.config import compose
+from posbench.config import compose, shipped
 from posbench.config.overrides import LENGTH, value
 from posbench.config.schema import Config
 from posbench.data import hub
 from posbench.encodings.rope import Rotary, frequencies
 from posbench.errors import UserError, unknown
-from posbench.options import plain
+from posbench.options import by_name, plain
 from posbench.rope.parameters import parameters_of
 from posbench.rope.reading import (
     ALL,
@@ -36,8 +36,8 @@ from posbench.run import RECORD, find
 from posbench.run.model import model_of, tokenizer_of
 from posbench.run.run import load_config
 
-# the last is for an encoding's name
-_WORDS = ("length", "train_length", "head_dim")
+# of an encoding that is described by its name: a head's channels, and tokens
+_SIZE = {"head_dim": "128", "train_length": "4096"}
 
 
 def main(words: Sequence[str]) -> tuple[dict[str, list[Rope]], list[int]]:
@@ -46,75 +46,75 @@ def main(words: Sequence[str]) -> tuple[dict[str, list[Rope]], list[int]]:
 
     Args:
         words: config.json files, folders or names of models, runs, or names of
-            encodings with options; then `length=16384`, `train_length=4096`, and for
-            an encoding's name `head_dim=`.
+            encodings, each with its options, `head_dim=` and `train_length=4096` after
+            it; `length=16384` is for all.
     """
-    names, values = _split(words)
-    lengths = _lengths("length", values)
-    _lengths("train_length", values)
-    read = [ropes_of(name, values) for name in names]
-    for name, (layers, others) in zip(names, read, strict=True):
-        print("\n".join(describe(name, layers, lengths)))
+    of_all = [word for word in words if word.startswith("length=")]
+    schemes = by_name([word for word in words if word not in of_all])
+    if not 1 <= len(schemes) <= 2 or len(of_all) > 1:
+        raise UserError(
+            "expected a config.json, a model, a run or a rotary encoding, or two to"
+            " compare; length= once"
+        )
+    lengths = _lengths(of_all)
+    labels = [" ".join([name, *options]) for name, options in schemes]
+    read = [ropes_of(name, options) for name, options in schemes]
+    for label, (layers, others) in zip(labels, read, strict=True):
+        print("\n".join(describe(label, layers, lengths)))
         for line in others:
             print(line)
     every_rope = [layers for layers, _ in read]
-    if len(names) == 2:
-        print("\n".join(compare_ropes(names, every_rope, lengths)))
-    return dict(zip(names, every_rope, strict=True)), lengths
+    if len(labels) == 2:
+        print("\n".join(compare_ropes(labels, every_rope, lengths)))
+    return dict(zip(labels, every_rope, strict=True)), lengths
 
 
-def _split(words: Sequence[str]) -> tuple[list[str], dict[str, str]]:
-    """Split words into names and values by key; UserError for what nothing reads."""
-    names = [word for word in words if "=" not in word]
-    values = dict(word.split("=", 1) for word in words if "=" in word)
-    if not 1 <= len(names) <= 2 or len(names) + len(values) < len(words):
-        raise UserError(
-            "expected a config.json, a model, a run or a rotary encoding, or two to"
-            " compare; a key= once"
-        )
-    if not {*names} & {*encodings.names()}:
-        for word in values:
-            if word not in _WORDS[:2]:
-                raise unknown("word", f"{word}=", [f"{word}=" for word in _WORDS[:2]])
-    return names, values
-
-
-def _lengths(word: str, values: Mapping[str, str]) -> list[int]:
-    """Return the lengths in tokens that a word has; none without it."""
-    lengths: list[int] = value(LENGTH, values.get(word, ""))
+def _lengths(words: Sequence[str]) -> list[int]:
+    """Return the lengths in tokens of `length=16384`; none without it."""
+    text = "".join(words).removeprefix("length=")
+    lengths: list[int] = value(LENGTH, text)
     if not all(type(length) is int and length >= 1 for length in lengths):
         raise UserError(
-            f"{word} is {values[word]}: expected lengths in tokens, such as 4096,16384"
+            f"length is {text}: expected lengths in tokens, such as 4096,16384"
         )
     return lengths
 
 
-def ropes_of(name: str, values: Mapping[str, str]) -> tuple[list[Rope], list[str]]:
+def ropes_of(name: str, options: Sequence[str]) -> tuple[list[Rope], list[str]]:
     """Return what a name stands for, by kind of layer, and lines on the layers without
     RoPE and on what is not read.
     """
+    choices = [*encodings.names(), *shipped.choices("encoding", (), shipped.EVERY)]
+    if name in choices:
+        config = _configured(name, options)
+        return [_of_encoding(config.build_encoding(), config)], []
+
     path = find.of_id(Path(name))
-    if (path / RECORD).is_file():
+    file = path if path.suffix == ".json" else path / "config.json"
+    is_run = (path / RECORD).is_file()
+    is_file = path.suffix == ".json" or file.is_file()
+    if not (is_run or is_file or find.is_model(name)):
+        raise unknown(
+            "configuration",
+            name,
+            choices,
+            "expected a config.json, a model, a run or an encoding",
+        )
+    if options:
+        raise UserError(
+            f"'{options[0]}' is not for {name}, which is no encoding's name: expected"
+            " length=16384 or nothing"
+        )
+    if is_run:
         config = load_config(path)
         encoding = config.build_encoding()
         if [*encoding.parameters()]:  # perhaps learned frequencies
             encoding = model_of(path, config, tokenizer_of(path)).encoding
         return [_of_encoding(encoding, config)], []
-    file = path if path.suffix == ".json" else path / "config.json"
-    if path.suffix == ".json" or file.is_file():
-        return _of_settings(_read(name, file))
-    if name in encodings.names():
-        config = _configured(name, values)
-        return [_of_encoding(config.build_encoding(), config)], []
-    if find.is_model(name):
+    if not is_file:
         folder, _ = hub.model_folder(name, ["config.json"])
-        return _of_settings(_read(name, folder / "config.json"))
-    raise unknown(
-        "configuration",
-        name,
-        encodings.names(),
-        "expected a config.json, a model, a run or an encoding",
-    )
+        file = folder / "config.json"
+    return _of_settings(_read(name, file))
 
 
 def _read(name: str, path: Path) -> dict[str, Any]:
@@ -127,19 +127,27 @@ def _read(name: str, path: Path) -> dict[str, Any]:
     return settings
 
 
-def _configured(name: str, values: Mapping[str, str]) -> Config:
-    """Return a run's configuration whose heads and training length are as asked for."""
+def _configured(name: str, words: Sequence[str]) -> Config:
+    """Return a run's configuration with an encoding's options, whose heads and training
+    length are as asked for.
+    """
     options = []
-    for key, text in values.items():
-        if key not in _WORDS:
-            options.append(f"encoding.{key}={text}")
-    size = [
-        f"model.d_model={values.get('head_dim', 128)}",
+    size = dict(_SIZE)
+    for word in words:
+        key, _, text = word.partition("=")
+        if key not in size:
+            options.append(f"encoding.{word}")
+            continue
+        if not text.isdecimal():
+            raise UserError(f"{key} is {text}: expected one whole number")
+        size[key] = text
+    model = [
+        f"model.d_model={size['head_dim']}",
         "model.n_heads=1",
         "evaluation.targets=1",
-        f"training.train_length={values.get('train_length', 4096)}",
+        f"training.train_length={size['train_length']}",
     ]
-    return compose.single([f"encoding={name}", *options, *size])
+    return compose.single([f"encoding={name}", *options, *model])
 
 
 def _of_encoding(encoding: Any, config: Config) -> Rope:
