@@ -214,7 +214,8 @@ def described(window: Window, is_scaled: bool) -> str:
     text = ""
     if window is not None:
         tokens, is_chunk = window
-        text += f", {'chunks' if is_chunk else 'window'} of {tokens:,} tokens"
+        noun = "chunks" if is_chunk else "window"
+        text += f", {noun} of {tokens:,} tokens"
     if is_scaled:
         text += ", queries scaled by their position, too"
     return text
@@ -270,6 +271,9 @@ def of_encoding(
         return encoding.inv_freq(length).detach(), encoding.attention_factor
 
     encoding = encoding_at(train_length)
+    window = None
+    if encoding.window:
+        window = encoding.window, False
     return Rope(
         layers=None,
         share=ALL,
@@ -278,7 +282,7 @@ def of_encoding(
         base=encoding.base,
         train_length=train_length,
         longest=longest,
-        window=(encoding.window, False) if encoding.window else None,
+        window=window,
         is_scaled=False,
         at=at,
     )

@@ -225,11 +225,12 @@ def kinds_of(config: Any, base: Trial) -> dict[Layers, list[int]]:
     for layer in range(len(base.layers)):
         rotations = tuple(each for each in turned if layer in turned[each])
         windows = [each for each in shown if layer in shown[each]]
+        window = windows[0] if windows else None
         attends = bool(rotations or windows)
         kind = Layers(
             rotations=rotations,
             attends=attends,
-            window=windows[0] if windows else None,
+            window=window,
             is_scaled=layer in scaled or (counts and attends and not rotations),
         )
         kinds.setdefault(kind, []).append(layer)
