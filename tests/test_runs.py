@@ -159,6 +159,15 @@ def test_a_restart_needs_no_record_that_can_be_read(folder, tiny_config):
         assert stands(folder)[0] == "running"
 
 
+@pytest.mark.parametrize("text", ["{", "[]"])
+def test_a_record_that_cannot_be_read_is_one_line(folder, tiny_config, text):
+    with Run.open(folder, tiny_config, COMMAND):
+        pass
+    (folder / "run.json").write_text(text)
+    with pytest.raises(UserError, match=r"cannot read .*run\.json: "):
+        load_record(folder)
+
+
 def test_a_second_process_is_refused_and_changes_nothing(folder, tmp_path, tiny_config):
     in_use_line = "in use by another process: wait for it or stop it"
 

@@ -128,7 +128,10 @@ def newest(folder: Path, parts: tuple[str, ...] = PARTS) -> Checkpoint | None:
             return checkpoint
         logger.warning("%s is incomplete: it is not used", checkpoint.path.name)
     if checkpoints:
-        raise UserError(f"no checkpoint in {folder} is complete: --restart starts over")
+        raise UserError(
+            f"no checkpoint in {folder} is complete: 'posbench train ... --restart'"
+            " starts over"
+        )
     return None
 
 

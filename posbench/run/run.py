@@ -351,8 +351,16 @@ def load_record(folder: Path) -> dict[str, Any]:
     try:
         record: dict[str, Any] = json.loads(path.read_bytes())
     except (OSError, ValueError) as error:
-        raise UserError(f"cannot read {path}: {error}; --restart starts over") from None
+        raise _unreadable(path, str(error)) from None
+    if not isinstance(record, dict):
+        raise _unreadable(path, "expected keys in braces")
     return record
+
+
+def _unreadable(path: Path, reason: str) -> UserError:
+    return UserError(
+        f"cannot read {path}: {reason}; 'posbench train ... --restart' starts over"
+    )
 
 
 def other_code(config: AnyConfig, record: Mapping[str, Any]) -> list[str]:
