@@ -21,7 +21,7 @@ from posbench.config.schema import load_saved
 from posbench.encodings.base import Shape
 from posbench.evaluation import probes
 from posbench.run.rows import evaluation_rows
-from posbench.run.run import load_record, owned
+from posbench.run.run import Run, load_record, owned
 from posbench.terminal import exits
 
 # Two updates of a very small model, from an empty folder.
@@ -555,6 +555,16 @@ def test_a_run_is_found_by_its_id_if_only_one_study_has_it(capsys):
 
     message = f"several studies have a run {folder.name}: name its folder, {folder} or"
     assert message in error_line(capsys)
+
+
+def test_a_run_on_a_task_has_no_sample(capsys):
+    config = compose.single(["experiment=tasks", "data=task/copy"])
+    with Run.open(Path("a_run"), config, None):
+        pass
+
+    assert posbench("sample", "a_run", "word") == 2
+
+    assert "was trained on copy: expected a run on text" in error_line(capsys)
 
 
 def test_a_run_of_another_study_is_not_taken_for_the_one_that_is_named(capsys):

@@ -60,7 +60,12 @@ def sample(folder: Path, prompt: str, tokens: int = 200, seed: int = 0) -> str:
     """Return a prompt and its continuation, sampled token by token. The model sees the
     last `train_length` tokens.
     """
-    config, tokenizer = load_config(folder), tokenizer_of(folder)
+    config = load_config(folder)
+    if config.data.task:
+        raise UserError(
+            f"{folder} was trained on {config.data.name}: expected a run on text"
+        )
+    tokenizer = tokenizer_of(folder)
     model, rng = model_of(folder, config, tokenizer), generator(seed, "sample", 0)
     ids = tokenizer.encode([prompt])[0].tolist()
     for _ in range(tokens):
