@@ -77,6 +77,15 @@ def test_slurm_starts_no_processes_here():
         sweep.sweep(ARGUMENTS, n_jobs=2, slurm_options="")
 
 
+def test_options_with_an_open_quotation_mark_are_refused_before_anything_is_done(
+    cluster,
+):
+    before = snapshot(cluster)
+    with pytest.raises(UserError, match="--slurm: cannot read --time='60: No closing"):
+        sweep.sweep(ARGUMENTS, slurm_options="--time='60")
+    assert snapshot(cluster) == before
+
+
 def test_what_sbatch_refuses_is_one_line(tmp_path):
     refusing = "#!/bin/sh\necho 'sbatch: error: invalid partition' >&2\nexit 1\n"
     (tmp_path / "bin/sbatch").write_text(refusing)

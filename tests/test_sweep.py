@@ -206,6 +206,7 @@ WRONG_FILES = [
     ),
     ("shared: [seed=1]", "mine.yaml: missing key 'sets'"),
     ("sets: []", "mine.yaml: sets is empty"),
+    ('sets: ["encoding=\'rope"]', "mine.yaml: cannot read encoding='rope: No closing"),
 ]
 
 

@@ -7,7 +7,6 @@ a prediction.
 
 import dataclasses
 import itertools
-import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -137,7 +136,7 @@ def _plans_of_run(
     text: str, overrides: list[str], config_dir: Path | None
 ) -> list[Plan]:
     """Return the plans of a claim's run with all seeds; `text`: its own overrides."""
-    words = shlex.split(text)
+    words = plans.shell_words(text, "a claim's run")
     taken = {"seed", *(split(word)[0] for word in words)}
     for word in (*overrides, f"experiment={EXPERIMENT}", f"study={STUDY}"):
         key, _ = split(word)

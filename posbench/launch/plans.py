@@ -101,18 +101,29 @@ def read_sets(
     if name is None:
         return [overrides]
     folders = [config_dir] if config_dir else []
-    file = _read_file(choice_file("sweep", name, folders))
-    shared = shlex.split(" ".join(file.shared))
+    path = choice_file("sweep", name, folders)
+    file = _read_file(path)
+    shared = shell_words(" ".join(file.shared), str(path))
     typed = {split(word)[0] for word in overrides}
     if not typed.isdisjoint(_TEXTS):  # the file's study is for another text
         shared = [word for word in shared if split(word)[0] != "study"]
     found = []
     for line in file.sets:
         by_key = {}
-        for word in [*shared, *shlex.split(line), *overrides]:
+        for word in [*shared, *shell_words(line, str(path)), *overrides]:
             by_key[split(word)[0]] = word
         found.append(list(by_key.values()))
     return found
+
+
+def shell_words(text: str, place: str) -> list[str]:
+    """Return the words of a text as a shell splits them; UserError for a quotation mark
+    without its second. `place` is where the text stands.
+    """
+    try:
+        return shlex.split(text)
+    except ValueError as error:
+        raise UserError(f"{place}: cannot read {text}: {error}") from None
 
 
 def _read_file(path: Path) -> SweepFile:

@@ -47,6 +47,7 @@ def sweep(
         raise UserError(
             "--slurm submits what is missing and ends: leave out --n-jobs and tune=true"
         )
+    for_slurm = plans.shell_words(slurm_options or "", "--slurm")
 
     sets = plans.read_sets(of_sweep.get("sweep"), overrides, config_dir)
     todo = plans.resolve(sets, config_dir)
@@ -62,7 +63,7 @@ def sweep(
         todo = tuning.at_best_rates(todo, grid, n_jobs)
     reports.sweeps.record([plan.folder for plan in todo], arguments, config_dir)
     if slurm_options is not None and missing:
-        slurm.submit(missing, shlex.split(slurm_options))
+        slurm.submit(missing, for_slurm)
         return todo
     status = slots.execute(todo, n_jobs)
     _report(todo, status)
