@@ -1,5 +1,5 @@
 """Write files so that a kill, a crash or a full disk never leaves half of one behind;
-compute their digests.
+read them, and compute their digests.
 
 A file or folder is made under a temporary name beside its place, forced to the disk,
 and renamed into place.
@@ -8,13 +8,15 @@ and renamed into place.
 import contextlib
 import errno
 import hashlib
+import json
 import os
 import secrets
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
-from posbench.errors import RunFailed
+from posbench.errors import RunFailed, UserError
 
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
@@ -60,6 +62,19 @@ def sha256(path: Path) -> bytes:
     """Return the digest of a file's bytes, read piece by piece."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").digest()
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Return the keys and values of a JSON file. Raises UserError if it cannot be read
+    or holds something else.
+    """
+    try:
+        content = json.loads(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise UserError(f"cannot read {path}: {error}") from None
+    if not isinstance(content, dict):
+        raise UserError(f"cannot read {path}: expected keys in braces")
+    return content
 
 
 def write(path: Path, data: bytes) -> None:

@@ -741,7 +741,7 @@ WRONG_WORDS = [
     ("alibi", "no configuration of RoPE"),
     ("xpos", "no configuration of RoPE"),
     ("rop", "did you mean 'rope'"),
-    ("none.json", "cannot be read"),
+    ("none.json", "cannot read none.json: "),
 ]
 
 

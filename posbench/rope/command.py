@@ -1,7 +1,6 @@
 """`posbench rope`: what a RoPE configuration means, and where two differ."""
 
 import itertools
-import json
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -9,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from posbench import encodings
+from posbench import encodings, files
 from posbench.config import compose, shipped
 from posbench.config.overrides import LENGTH, value
 from posbench.config.schema import Config
@@ -114,17 +113,7 @@ def ropes_of(name: str, options: Sequence[str]) -> tuple[list[Rope], list[str]]:
     if not is_file:
         folder, _ = hub.model_folder(name, ["config.json"])
         file = folder / "config.json"
-    return _of_settings(_read(name, file))
-
-
-def _read(name: str, path: Path) -> dict[str, Any]:
-    try:
-        settings = json.loads(path.read_bytes())
-    except (OSError, ValueError) as error:
-        raise UserError(f"{name} cannot be read as a configuration: {error}") from None
-    if not isinstance(settings, dict):
-        raise UserError(f"{name} is no configuration: expected keys in braces")
-    return settings
+    return _of_settings(files.read_json(file))
 
 
 def _configured(name: str, words: Sequence[str]) -> Config:

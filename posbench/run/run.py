@@ -347,20 +347,11 @@ def versions() -> dict[str, str]:
 
 def load_record(folder: Path) -> dict[str, Any]:
     """Return the `run.json` of a run folder. Raises UserError if it cannot be read."""
-    path = folder / RECORD
     try:
-        record: dict[str, Any] = json.loads(path.read_bytes())
-    except (OSError, ValueError) as error:
-        raise _unreadable(path, str(error)) from None
-    if not isinstance(record, dict):
-        raise _unreadable(path, "expected keys in braces")
-    return record
-
-
-def _unreadable(path: Path, reason: str) -> UserError:
-    return UserError(
-        f"cannot read {path}: {reason}; 'posbench train ... --restart' starts over"
-    )
+        return files.read_json(folder / RECORD)
+    except UserError as error:
+        hint = "'posbench train ... --restart' starts over"
+        raise UserError(f"{error}; {hint}") from None
 
 
 def other_code(config: AnyConfig, record: Mapping[str, Any]) -> list[str]:
