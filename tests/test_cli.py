@@ -609,6 +609,7 @@ def test_a_start_is_found_below_outputs():
     assert train("study=five", "seed=0") == 0
     (folder,) = Path("outputs/five").glob("rope-*")
     assert start.run_folders(f"five/{folder.name}") == [str(folder)]
+    assert start.run_folders(folder.name) == [str(folder)]
 
 
 @pytest.mark.parametrize(("answer", "code", "kept"), [("y", 0, 1), ("n", 130, 2)])

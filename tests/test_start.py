@@ -231,6 +231,16 @@ def test_what_cannot_be_begun_is_one_line(here, capsys, words, says):
     assert not list(here.glob("*/*/config.yaml"))
 
 
+def test_a_start_with_a_damaged_record_is_one_line(here, capsys):
+    damaged = shutil.copytree(source("rope"), here / "damaged")
+    (damaged / "run.json").write_text("{")
+
+    code = posbench("train", *on(here), f"start={damaged}")
+
+    assert code == 2
+    assert "damaged/run.json: " in capsys.readouterr().err
+
+
 def test_a_start_has_the_weights_that_it_had(here):
     config = begun(here, f"start={source('rope')}")
     assert config.start is not None

@@ -23,6 +23,7 @@ from posbench.launch import plans, pool, slots, sweep
 from posbench.launch.plans import Plan
 from posbench.reports.render import Column, Table
 from posbench.results import frame as frames
+from posbench.run import RECORD
 from posbench.terminal import console
 from posbench.terminal.exits import plural
 
@@ -86,7 +87,7 @@ def reproduce(
         return
 
     status = slots.execute(todo, n_jobs) if todo else {}
-    begun = [plan.folder for plan in todo if (plan.folder / "run.json").is_file()]
+    begun = [plan.folder for plan in todo if (plan.folder / RECORD).is_file()]
     rows = frames.read([*studies, *begun])
     findings = judge_claims(entries, plans_of, rows, config_dir)
     table(findings).print(console.stdout())

@@ -4,7 +4,6 @@ model, data and training settings, and what is typed is set after that.
 
 import dataclasses
 import glob
-import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from omegaconf import DictConfig
 
-from posbench import encodings
-from posbench.config.identity import MOVED_ASIDE
+from posbench import encodings, files
+from posbench.config.identity import MOVED_ASIDE, RECORD, TOKENIZER
 from posbench.config.overrides import value
 from posbench.config.schema import (
     SAVED,
@@ -36,13 +35,14 @@ RATE = 1 / 6
 
 
 def run_folders(pattern: str) -> list[str]:
-    """Return the run folders that a glob matches, here or in `outputs`, except those
-    that --restart moved aside; if none, the glob itself.
+    """Return the run folders that a glob matches, here or in `outputs`, or of which it
+    matches the ids, except those that --restart moved aside; if none, the glob itself.
     """
     folders = []
     names = glob.glob(os.path.expanduser(pattern))
-    if not names:
-        names = glob.glob(os.path.join("outputs", pattern))
+    for place in ("outputs", "outputs/*"):
+        if not names:
+            names = glob.glob(os.path.join(place, pattern))
     for name in sorted(names):
         folder = Path(name)
         if (folder / SAVED).is_file() and not MOVED_ASIDE.fullmatch(folder.name):
@@ -64,7 +64,7 @@ def inherit(cfg: DictConfig, run: str, point: Mapping[str, str]) -> None:
     cfg.study = STUDY
     cfg.start = dataclasses.asdict(facts)
     if "data" in point:
-        cfg.data.tokenizer = str(Path(run) / "tokenizer.json")
+        cfg.data.tokenizer = str(Path(run) / TOKENIZER)
 
     train_length = source.training.train_length
     typed = _typed_counts(point)
@@ -160,12 +160,12 @@ def finished_run(run: str) -> tuple[Config, StartConfig]:
     folder = Path(run)
     config = _trained_from_scratch(folder)
     training = config.training
-    record = json.loads((folder / "run.json").read_bytes())
+    record = files.read_json(folder / RECORD)
     newest: dict[str, Any] = {"step": 0}
     # names sort by step
     manifests = sorted((folder / "checkpoint").glob("step-*/manifest.json"))
     if manifests:
-        newest = json.loads(manifests[-1].read_bytes())
+        newest = files.read_json(manifests[-1])
     if newest["step"] < training.steps or record["status"] != "done":
         raise UserError(
             f"start={folder}: that run is not finished; 'posbench train' with its"

@@ -16,7 +16,7 @@ from posbench.errors import UserError
 from posbench.launch import plans, pool, slots, slurm, tuning
 from posbench.launch.plans import Plan
 from posbench.launch.pool import Status
-from posbench.run import checkpoint
+from posbench.run import RECORD, checkpoint
 from posbench.run.run import other_code
 from posbench.terminal import console, exits
 
@@ -95,7 +95,7 @@ def _report(todo: list[Plan], status: dict[str, Status]) -> None:
     """Write the report. Raises PosbenchError if some runs are not done."""
     begun = []
     for plan in todo:
-        if (plan.folder / "run.json").is_file():
+        if (plan.folder / RECORD).is_file():
             begun.append(plan.folder)
     if any(pool.is_trained(plan) for plan in todo):
         reports.main(begun)

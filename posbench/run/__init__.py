@@ -1,5 +1,7 @@
 """The run folder: its files, its owner, its rows and checkpoints."""
 
+from posbench.config import identity
 from posbench.config.schema import SAVED
 
-CONFIG, RECORD, ROWS, TOKENIZER = SAVED, "run.json", "rows.jsonl", "tokenizer.json"
+CONFIG, RECORD, TOKENIZER = SAVED, identity.RECORD, identity.TOKENIZER
+ROWS = "rows.jsonl"
