@@ -101,7 +101,7 @@ MISTAKES = [
     ("list task", "unknown section 'task': did you mean 'tasks'?"),
     ("evaluate length=32", "which runs? name their folders or ids, or their studies"),
     ("evaluate nix", "nix does not exist: expected run folders or study folders"),
-    ("report text.tx", "text.tx does not exist: did you mean 'text.txt'?"),
+    ("report text.tx", "text.tx does not exist: expected run folders"),
     (
         "sample outputs/x/rope-s0 word",
         "outputs/x/rope-s0 does not exist: expected run folders",
@@ -632,6 +632,25 @@ def test_a_study_is_deleted_without_a_question(two_runs, capsys):
     assert capsys.readouterr().out.endswith("Deleted 2 runs.\n")
     assert runs() == []
     assert notes.exists()
+
+
+def test_a_run_that_was_moved_aside_is_deleted_if_it_is_named_itself(two_runs):
+    first, second = two_runs
+    aside = first.rename(f"{first}.old-1")
+
+    assert posbench("runs", "text", "--delete", "--yes") == 0
+    assert aside.is_dir()
+    assert not second.exists()
+
+    assert posbench("runs", aside.name, "--delete", "--yes") == 0
+    assert not aside.exists()
+
+
+def test_the_nearest_folder_is_suggested_and_no_file(capsys):
+    Path("nothing.png").touch()
+    Path("noth").mkdir()
+    assert posbench("runs", "nothing") == 2
+    assert "did you mean 'noth'?" in error_line(capsys)
 
 
 def test_a_run_in_use_is_not_deleted_nor_any_beside_it(two_runs, capsys):

@@ -15,12 +15,13 @@ _MODEL_FILES = ("config.json", "model.safetensors", "pytorch_model.bin")
 
 
 def run_folders(paths: Collection[Path], or_else: str = "") -> list[Path]:
-    """Return the run folders that folders, globs and ids name, except those moved aside
-    (`.old-1`).
+    """Return the run folders that folders, globs and ids name. Those moved aside
+    (`.old-1`) count only where they are named themselves, and nothing else is.
     """
     if not paths:
         raise UserError("which runs? name their folders or ids, or their studies")
     folders: dict[Path, Path] = {}  # by their real paths: each once
+    aside: dict[Path, Path] = {}
     for path in map(of_id, paths):
         matches = [path]
         if not path.exists():
@@ -30,10 +31,13 @@ def run_folders(paths: Collection[Path], or_else: str = "") -> list[Path]:
         for top in matches:
             for folder in _runs_in(top):
                 folders[folder.resolve()] = folder
+            if (top / RECORD).is_file() and MOVED_ASIDE.fullmatch(top.name):
+                aside[top.resolve()] = top
+    folders = folders or aside
     if not folders:
         raise UserError(
             f"no run folder in {', '.join(map(str, paths))}: expected folders with a"
-            f" {RECORD} in them"
+            f" {RECORD} in them (what --restart moved aside is named itself)"
         )
     return sorted(folders.values())
 
@@ -56,7 +60,7 @@ def _is_aside(record: Path, top: Path) -> bool:
 
 
 def _missing(path: Path, or_else: str) -> UserError:
-    beside = [*path.parent.glob("[!.]*"), *Path("outputs").glob("[!.]*/*")]
+    beside = [*path.parent.glob("[!.]*/"), *Path("outputs").glob("[!.]*/*/")]
     hint = did_you_mean(str(path), map(str, beside))
     if not hint:
         hint = (
