@@ -101,6 +101,7 @@ MISTAKES = [
     ("list task", "unknown section 'task': did you mean 'tasks'?"),
     ("evaluate length=32", "which runs? name their folders or ids, or their studies"),
     ("evaluate nix", "nix does not exist: expected run folders or study folders"),
+    ("report none.parquet", "none.parquet does not exist: expected a study in one"),
     ("report text.tx", "text.tx does not exist: expected run folders"),
     (
         "sample outputs/x/rope-s0 word",

@@ -137,6 +137,8 @@ def _frame(
 
 
 def _load(path: Path) -> pd.DataFrame:
+    if not path.exists():
+        raise UserError(f"{path} does not exist: expected a study in one file")
     try:
         frame = pd.read_parquet(path)
         frame["folder"] = [str(path.with_suffix("") / run) for run in frame["run"]]
