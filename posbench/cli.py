@@ -557,6 +557,9 @@ def show(
         return
     from posbench import listing
 
+    for word in names:
+        if "=" in word:
+            raise UserError(f"'{word}': --text describes all options: leave it out")
     print("\n\n\n".join(map(listing.page_text, names)))
 
 

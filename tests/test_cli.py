@@ -99,6 +99,7 @@ MISTAKES = [
     ("evaluate", "Missing argument"),
     ("train --seed 3", "Settings are key=value, without dashes: seed=..."),
     ("list task", "unknown section 'task': did you mean 'tasks'?"),
+    ("show rope base=100 --text", "'base=100': --text describes all options"),
     ("evaluate length=32", "which runs? name their folders or ids, or their studies"),
     ("evaluate nix", "nix does not exist: expected run folders or study folders"),
     ("report none.parquet", "none.parquet does not exist: expected a study in one"),
