@@ -106,6 +106,7 @@ def test_a_test_is_a_sum_of_losses_and_its_margin(tmp_path):
         ({"test": "2*alibi 4x = 1 ± 1"}, "test is .*: expected one run and"),
         ({"test": ["alibi 4x = 1 ± 1"] * 2}, "test is .*: expected one run and"),
         ({"seeds": 2}, "seeds is 2: leave it out: only published"),
+        ({"test": [], "runs": []}, "expected test or more_seeds$"),
     ],
 )
 def test_a_claim_that_cannot_be_tested_is_one_line(tmp_path, changed, message):

@@ -196,7 +196,7 @@ def _check(entry: Entry) -> None:
     """Raise UserError for a claim that cannot be tested."""
     claim = entry.claim
     tests = entry.tests
-    if (claim.test is None) == (claim.more_seeds is None):
+    if (not tests) == (claim.more_seeds is None):
         raise UserError("expected test or more_seeds")
 
     if claim.seeds and not entry.is_published:
