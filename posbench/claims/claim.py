@@ -224,6 +224,9 @@ def _inequality(text: str) -> Inequality:
     test = _TEST.fullmatch(text.strip())
     if test is None or (test["side"] == "=") != bool(test["within"]):
         raise UserError(f"test: cannot read '{text}': {_EXPECTED}")
+    within = float(test["within"] or 0)
+    if test["within"] and within == 0:
+        raise UserError(f"test: '{text}' accepts no difference: expected above ± 0")
 
     figure = test["figure"]
     terms: list[Term] = []
@@ -236,7 +239,6 @@ def _inequality(text: str) -> Inequality:
         start = match.end()
 
     direction = 1 if test["side"] == ">" else -1
-    within = float(test["within"] or 0)
     return Inequality(tuple(terms), direction, float(test["margin"]), within)
 
 
