@@ -108,6 +108,7 @@ def test_a_test_is_a_sum_of_losses_and_its_margin(tmp_path):
         ({"test": ["alibi 4x = 1 ± 1"] * 2}, "test is .*: expected one run and"),
         ({"seeds": 2}, "seeds is 2: leave it out: only published"),
         ({"test": [], "runs": []}, "expected test or more_seeds$"),
+        ({"runs": [{"alibi": "study='a"}]}, "run .alibi.: cannot read .*: No clos"),
     ],
 )
 def test_a_claim_that_cannot_be_tested_is_one_line(tmp_path, changed, message):

@@ -7,6 +7,7 @@ name. A new claim needs no code.
 
 import dataclasses
 import re
+import shlex
 from pathlib import Path
 from typing import Any, Literal
 
@@ -210,6 +211,14 @@ def _check(entry: Entry) -> None:
             raise UserError(
                 f"test is {claim.test}: expected one run and its published number"
             )
+
+    for run, overrides in entry.runs.items():
+        try:
+            shlex.split(overrides)
+        except ValueError as error:  # an open quotation
+            raise UserError(
+                f"run '{run}': cannot read '{overrides}': {error}"
+            ) from None
 
     used = set[str]()
     for test in tests:
