@@ -117,6 +117,12 @@ def test_a_claim_that_cannot_be_tested_is_one_line(tmp_path, changed, message):
         claim.read(["mine"], tmp_path)
 
 
+def test_a_claim_whose_name_is_a_number_is_one_line(tmp_path):
+    write(tmp_path, name=1)
+    with pytest.raises(UserError, match="several.yaml: the name 1 is no text"):
+        claim.read(["mine"], tmp_path)
+
+
 TRUTHS = {
     "alibi": Truth(3.66, 0.001, ngram=4.0),
     "rope": Truth(3.66, 0.2, ngram=4.0),

@@ -155,6 +155,11 @@ def _files(
     for folder in folders:
         for path in sorted((folder / "claim").glob("*.yaml")):
             content = shipped.load(path)
+            for name in content:
+                if not isinstance(name, str):
+                    raise UserError(
+                        f"{path}: the name {name} is no text: expected quotation marks"
+                    )
             if path.stem == "_runs":
                 shared |= content
                 continue
