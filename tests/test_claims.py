@@ -107,6 +107,7 @@ def test_a_test_is_a_sum_of_losses_and_its_margin(tmp_path):
         ({"test": "2*alibi 4x = 1 ± 1"}, "test is .*: expected one run and"),
         ({"test": ["alibi 4x = 1 ± 1"] * 2}, "test is .*: expected one run and"),
         ({"seeds": 2}, "seeds is 2: leave it out: only published"),
+        ({"seeds": 11, "test": "alibi 1x = 1 ± 1"}, "seeds is 11: expected 1 to 10$"),
         ({"test": [], "runs": []}, "expected test or more_seeds$"),
         ({"runs": [{"alibi": "study='a"}]}, "run .alibi.: cannot read .*: No clos"),
     ],

@@ -16,7 +16,9 @@ from posbench.config.schema import Section, validate
 from posbench.config.shipped import configs_dir
 from posbench.errors import UserError, unknown
 
-SEEDS, SEEDS_OF_TASK = 5, 10
+FRESH_SEEDS = range(5, 15)  # never used to make a prediction
+SEEDS = 5
+SEEDS_OF_TASK = 10
 
 _TEST = re.compile(
     r"(?P<figure>[^<>]+?)\s*(?P<side>[<>]|(?<=\s)=)\s*(?P<margin>[+-]?\d*\.?\d+)(\s*±\s*(?P<within>\d*\.?\d+))?"
@@ -205,6 +207,8 @@ def _check(entry: Entry) -> None:
     if (not tests) == (claim.more_seeds is None):
         raise UserError("expected test or more_seeds")
 
+    if claim.seeds is not None and not 1 <= claim.seeds <= len(FRESH_SEEDS):
+        raise UserError(f"seeds is {claim.seeds}: expected 1 to {len(FRESH_SEEDS)}")
     if claim.seeds and not entry.is_published:
         raise UserError(
             f"seeds is {claim.seeds}: leave it out: only published numbers (= 1.88"
