@@ -15,10 +15,10 @@ from posbench.config import shipped
 from posbench.config.schema import Section, validate
 from posbench.config.shipped import configs_dir
 from posbench.errors import UserError, unknown
+from posbench.results.tasks import SEEDS_OF_TASK
 
 FRESH_SEEDS = range(5, 15)  # never used to make a prediction
 SEEDS = 5
-SEEDS_OF_TASK = 10
 
 _TEST = re.compile(
     r"(?P<figure>[^<>]+?)\s*(?P<side>[<>]|(?<=\s)=)\s*(?P<margin>[+-]?\d*\.?\d+)(\s*±\s*(?P<within>\d*\.?\d+))?"

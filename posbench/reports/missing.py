@@ -20,8 +20,8 @@ from posbench.results.compare import (
     REFERENCE,
     main_rows,
 )
+from posbench.results.tasks import SEEDS_OF_TASK
 
-ENOUGH_SEEDS_OF_TASKS = 10  # as a suggestion: words need `ENOUGH_SEEDS`
 LONGER = 4  # factor on the training tokens, as a suggestion
 _NOT_FAILED = ("done", "running", "stopped", "died")
 
@@ -64,9 +64,9 @@ def missing_on_task(frame: pd.DataFrame, table: pd.DataFrame) -> Missing:
     n_seeds = int(table["seeds"].min())
     if n_seeds < ENOUGH_SEEDS:
         missing.parts.append(
-            f"seeds ({n_seeds} of {ENOUGH_SEEDS}, better {ENOUGH_SEEDS_OF_TASKS})"
+            f"seeds ({n_seeds} of {ENOUGH_SEEDS}, better {SEEDS_OF_TASK})"
         )
-        missing.changes["seed"] = _seed_list(frame, ENOUGH_SEEDS_OF_TASKS)
+        missing.changes["seed"] = _seed_list(frame, SEEDS_OF_TASK)
     if not table["ranked"].any():
         _add_tokens(missing, frame)
     return missing

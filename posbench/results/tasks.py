@@ -23,6 +23,7 @@ from posbench.results.frame import GATE
 from posbench.run.rows import PLAIN
 
 RATIOS = (2.0, 4.0)  # times the longest trained problems, where accuracies are tested
+SEEDS_OF_TASK = 10  # that tell schemes apart on a task; words need `ENOUGH_SEEDS`
 LEAST = 0.01  # a smaller difference of shares has no word
 MOST_ORDERS = 200_000  # orders of seeds to enumerate; ten against ten have 184,756
 _PLACE = ["of_task", "variant", "offset", "length_ratio"]
