@@ -207,20 +207,7 @@ def _check(entry: Entry) -> None:
     if (not tests) == (claim.more_seeds is None):
         raise UserError("expected test or more_seeds")
 
-    if claim.seeds is not None and not 1 <= claim.seeds <= len(FRESH_SEEDS):
-        raise UserError(f"seeds is {claim.seeds}: expected 1 to {len(FRESH_SEEDS)}")
-    if claim.seeds and not entry.is_published:
-        raise UserError(
-            f"seeds is {claim.seeds}: leave it out: only published numbers (= 1.88"
-            " ± 0.05) have it"
-        )
-    if entry.is_published:
-        weights = [term.weight for term in tests[0].terms]
-        if len(tests) > 1 or weights != [1]:
-            raise UserError(
-                f"test is {claim.test}: expected one run and its published number"
-            )
-
+    _check_published(entry)
     for run, overrides in entry.runs.items():
         try:
             shlex.split(overrides)
@@ -236,6 +223,25 @@ def _check(entry: Entry) -> None:
         used |= {claim.more_seeds.of, claim.more_seeds.than}
     for run in sorted(used - entry.runs.keys()):
         raise UserError(f"run '{run}' is not among runs ({', '.join(entry.runs)})")
+
+
+def _check_published(entry: Entry) -> None:
+    """Raise UserError for a published number, or its seeds, that cannot be compared."""
+    claim = entry.claim
+    tests = entry.tests
+    if claim.seeds is not None and not 1 <= claim.seeds <= len(FRESH_SEEDS):
+        raise UserError(f"seeds is {claim.seeds}: expected 1 to {len(FRESH_SEEDS)}")
+    if claim.seeds and not entry.is_published:
+        raise UserError(
+            f"seeds is {claim.seeds}: leave it out: only published numbers (= 1.88"
+            " ± 0.05) have it"
+        )
+    if entry.is_published:
+        weights = [term.weight for term in tests[0].terms]
+        if len(tests) > 1 or weights != [1]:
+            raise UserError(
+                f"test is {claim.test}: expected one run and its published number"
+            )
 
 
 def _inequality(text: str) -> Inequality:
