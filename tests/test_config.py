@@ -298,6 +298,7 @@ def test_a_list_is_a_configuration_for_each_value(words, key, expected):
         "encoding={name: rope, base: 5, layout: half}",
         "seed=range(0,5)",
         "encoding=glob(t*)",
+        "data.vocab_size=256",
     ],
 )
 def test_a_value_that_a_key_does_not_have_is_refused_in_one_line(word):
