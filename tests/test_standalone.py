@@ -145,6 +145,7 @@ MISTAKES: list[tuple[str, dict[str, Any], str]] = [
         {"k": zeros(1, 4, 5, 8)},
         r"k is \(1, 4, 5, 8\): expected \(1, 4, 19, 8\), as q, or fewer heads",
     ),
+    ("rope", {"k": zeros(1, 2, T, 8)}, "v has 4 heads: expected 2, as k"),
     (
         "rope",
         {"positions": zeros(3)},

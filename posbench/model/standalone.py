@@ -232,6 +232,8 @@ def _refuse_shapes(
                 f"{argument} is {tuple(tensor.shape)}: expected {tuple(q.shape)}, as q,"
                 " or fewer heads"
             )
+    if k.shape[1] != v.shape[1]:
+        raise UserError(f"v has {v.shape[1]} heads: expected {k.shape[1]}, as k")
     if x is not None and x.shape != (batch, length, shape.d_model):
         raise UserError(
             f"x is {tuple(x.shape)}: expected (B, T, D), here"
