@@ -120,7 +120,7 @@ def test_a_claim_that_cannot_be_tested_is_one_line(tmp_path, changed, message):
 
 def test_a_claim_whose_name_is_a_number_is_one_line(tmp_path):
     write(tmp_path, name=1)
-    with pytest.raises(UserError, match="several.yaml: the name 1 is no text"):
+    with pytest.raises(UserError, match=r"several\.yaml: the name 1 is no text"):
         claim.read(["mine"], tmp_path)
 
 

@@ -208,6 +208,18 @@ def test_compiled_turns_are_the_uncompiled_ones_to_the_last_bit(layout, monkeypa
     assert gradient_of_compiled.equal(gradient)
 
 
+@pytest.mark.parametrize("start", [0, 1])
+def test_pairs_turn_wherever_they_lie_in_memory(start):
+    angles = schemes.random(1, 20, 8, seed=0).double()
+    tables = rope.cos_sin(angles, torch.device("cpu"))
+    wide = schemes.random(2, 20, 3, 19, seed=1)  # rows of an odd width
+    x = wide[..., start : start + 16].transpose(1, 2)
+
+    turned = rope.rotate_pairs(x, tables, "interleaved")
+
+    assert turned.equal(rope.rotate_pairs(x.contiguous(), tables, "interleaved"))
+
+
 @CASES
 @torch.no_grad()
 def test_fractional_positions_are_used_refused_or_never_read(case):
