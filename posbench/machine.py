@@ -20,7 +20,7 @@ from posbench.errors import RunFailed, UserError
 
 logger = logging.getLogger(__name__)
 OUT_OF_MEMORY = "out of memory"  # how the reason of such a failure begins
-_DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
+DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 
 
 def resolve(name: str) -> torch.device:
@@ -86,7 +86,7 @@ def resolve_precision(name: str, device: torch.device) -> torch.dtype:
     device does it well, else fp32.
     """
     if name != "auto":
-        return _DTYPES[name]
+        return DTYPES[name]
     if bf16_is_fast(device):
         return torch.bfloat16
     if device.type == "cuda":
@@ -183,7 +183,7 @@ def to_host(tensors: Sequence[Tensor]) -> list[Tensor]:
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    return next(name for name, value in _DTYPES.items() if value == dtype)
+    return next(name for name, value in DTYPES.items() if value == dtype)
 
 
 def cores() -> int:

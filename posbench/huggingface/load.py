@@ -8,9 +8,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from posbench import files
+from posbench import files, machine
 from posbench.data import hub
 from posbench.errors import UserError, did_you_mean
 from posbench.rope.imports import library_errors, transformers
@@ -19,7 +17,6 @@ from posbench.run import TOKENIZER
 
 _WEIGHTS = "model*.safetensors"
 _INDEX = "model.safetensors.index.json"
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 _ROPE = (
     "llama gpt_neox mistral olmo olmo2 starcoder2 qwen2 qwen3 smollm3 gemma2"
     " gemma3_text"
@@ -167,7 +164,7 @@ def load(folder: Path, config: Any, precision: str) -> Any:
         model, report = auto.from_pretrained(
             folder,
             config=config,
-            dtype=DTYPES[precision],
+            dtype=machine.DTYPES[precision],
             attn_implementation=attention,  # never one that the folder names
             local_files_only=True,
             trust_remote_code=False,
