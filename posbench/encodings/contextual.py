@@ -88,6 +88,13 @@ def convolved_heads(a: Tensor, kernel: Tensor) -> Tensor:
     return split_heads(mixed, a.shape[1])
 
 
+def sums_after_keys(cumulative: Tensor, layer: Layer) -> Tensor:
+    """Return sums of a number per token, given cumulative ones (B, H, T), over the
+    tokens after a key, the query's included: (B, H, Tq, Tk).
+    """
+    return cumulative[:, :, layer.rows, None] - cumulative[:, :, None, layer.keys]
+
+
 class FoX(Encoding):
     """Forgetting attention (FoX): forget gates of all tokens after a key, the query's
     included, lower its logit.
@@ -125,8 +132,7 @@ class FoX(Encoding):
         return log_f.cumsum(-1)  # c
 
     def bias(self, q: Tensor, k: Tensor, layer: Layer) -> Tensor:
-        c = layer.state  # (B, H, T)
-        return c[:, :, layer.rows, None] - c[:, :, None, layer.keys]
+        return sums_after_keys(layer.state, layer)  # c_i - c_j
 
     def key_bias(self, layer: Layer) -> Tensor:
         return -layer.state  # c_i is the same for all keys of a query
@@ -563,8 +569,7 @@ class PaTHFoX(PaTH):
 
     def bias(self, q: Tensor, k: Tensor, layer: Layer) -> Tensor:
         _, _, c = layer.state  # cumulative ln f, as in FoX
-        sums = c[:, :, layer.rows, None] - c[:, :, None, layer.keys]
-        return self.logit_scale * sums
+        return self.logit_scale * sums_after_keys(c, layer)
 
 
 class GatedDelta(Encoding):
@@ -638,8 +643,8 @@ class GatedDelta(Encoding):
         return logits + self.logit_scale * change
 
     def attend(self, logits: Tensor, v: Tensor, layer: Layer) -> Tensor:
-        b, total = layer.state  # cumulative ln a, as in FoX
-        sums = total[:, :, layer.rows, None] - total[:, :, None, layer.keys]
+        b, total = layer.state  # cumulative ln a
+        sums = sums_after_keys(total, layer)
         factors = sums.clamp(max=0).exp() * b[:, :, None, layer.keys]
         weights = logits.masked_fill(~layer.visible, 0) * factors
         return weights @ v.to(weights.dtype)
