@@ -220,7 +220,8 @@ class MinMax(Index):
         x'_i = x_i + s·p_i·u   or   [x_i ; s·p_i]
 
     It tells every token how long the text is; `norm: length` puts the training length
-    in place of T.
+    in place of T. T counts a row's padding, too: in training a short problem or
+    document gets the first of the row's codes.
 
     Source: the common second attempt of tutorials on positional encoding; no paper.
     Beyond training length: defined everywhere; with `norm: batch`, neighbours have

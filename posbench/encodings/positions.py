@@ -85,6 +85,9 @@ class Randomized(Ranged):
         positions = sort(sample of T from {0 .. M-1}),   in evaluation, too;
         `continuous`: real numbers from 0 to M
 
+    T counts a row's padding, too: in training a short problem or document gets the
+    first of the row's positions.
+
     Source: Ruoss et al. (2023), arXiv:2305.16843, section 3; Shimizu et al. (2026),
     arXiv:2602.14050 (continuous).
     Beyond training length: defined up to M tokens, `max_length`, all of whose positions
