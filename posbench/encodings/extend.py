@@ -3,7 +3,7 @@ without further training.
 
 The annotation of a method's first parameter lists the encodings that it supports. A
 wrapper applies a method to such inner encodings. A factor s is length / train_length by
-default (dynamic: nothing changes up to the training length).
+default (dynamic: nothing changes up to the training length, except by LaMPE).
 """
 
 import functools
@@ -212,7 +212,7 @@ def clipped_rope(rope: Spectrum, pairs: Natural | None = None) -> Scaling:
     are slowed, the last to a halt.
 
     The factor falls as half a cosine wave over the last `pairs` pairs, by default those
-    that turn less than once.
+    that turn less than once. A single pair keeps its speed.
 
     Source: Li et al., "CoPE: Clipped RoPE as A Scalable Free Lunch for Long Context
     LLMs" (2026), arXiv:2602.05258.
