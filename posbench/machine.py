@@ -164,8 +164,8 @@ def autocast(
 
 
 def to_device(tensor: Tensor, device: torch.device) -> Tensor:
-    """Return the tensor on a device. The copy to CUDA is asynchronous, and the host may
-    change the tensor meanwhile.
+    """Return the tensor on a device. The copy to CUDA is asynchronous: the host may
+    change the tensor meanwhile, unless its memory is pinned.
     """
     return tensor.to(device, non_blocking=device.type == "cuda")
 
