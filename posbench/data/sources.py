@@ -207,33 +207,33 @@ def local_files(config: DataConfig) -> dict[str, dict[str, Path]]:
     return _by_split({file.relative_to(root).as_posix(): file for file in found})
 
 
-def _of_first_kind(files: list[Path], kinds: tuple[tuple[str, ...], ...]) -> list[Path]:
+def _of_first_kind(paths: list[Path], kinds: tuple[tuple[str, ...], ...]) -> list[Path]:
     """Return the files of the first kind, a choice of endings, that any file has."""
     for endings in kinds:
-        of_kind = [file for file in files if text_ending(file) in endings]
+        of_kind = [path for path in paths if text_ending(path) in endings]
         if of_kind:
             return of_kind
     return []
 
 
-def _each_once(files: Iterable[Path]) -> list[Path]:
+def _each_once(paths: Iterable[Path]) -> list[Path]:
     """Return files in order. Of several paths that links lead to one file by, the
     shortest is its name.
     """
     by_place = dict[Path, Path]()
-    for file in sorted(files, key=lambda file: (len(file.parts), file)):
-        by_place.setdefault(file.resolve(), file)
+    for path in sorted(paths, key=lambda path: (len(path.parts), path)):
+        by_place.setdefault(path.resolve(), path)
     return sorted(by_place.values())
 
 
-def _refuse_packed_twice(files: Iterable[Path]) -> None:
+def _refuse_packed_twice(paths: Iterable[Path]) -> None:
     """Raise UserError for a text that lies there packed and not, or packed twice."""
     by_content = dict[Path, Path]()
-    for file in files:
-        other = by_content.setdefault(_unpacked(file), file)
-        if other != file:
+    for path in paths:
+        other = by_content.setdefault(_unpacked(path), path)
+        if other != path:
             raise UserError(
-                f"data.path: '{other}' and '{file}' are one text by their names: move"
+                f"data.path: '{other}' and '{path}' are one text by their names: move"
                 " one away, or use a glob"
             )
 
@@ -247,26 +247,26 @@ def text_ending(path: Path) -> str:
     return _unpacked(path).suffix.lower()
 
 
-def _by_split(files: dict[str, Path]) -> dict[str, dict[str, Path]]:
+def _by_split(paths: dict[str, Path]) -> dict[str, dict[str, Path]]:
     """Return files by split, if every path has a word that names one. The first such
     word of a path counts.
     """
     splits: dict[str, dict[str, Path]] = {}
-    for name, file in files.items():
+    for name, path in paths.items():
         words = re.split(r"[-._ 0-9/]+", name.lower())
         named = [SPLIT_WORDS[word] for word in words if word in SPLIT_WORDS]
         split = named[0] if named else ""
-        splits.setdefault(split, {})[name] = file
+        splits.setdefault(split, {})[name] = path
 
     if "train" not in splits:
-        return {"": files}
+        return {"": paths}
     strays = splits.get("", {})
-    if strays and len(splits) > 2 and 2 * len(strays) < len(files):
+    if strays and len(splits) > 2 and 2 * len(strays) < len(paths):
         raise UserError(
             f"data.path: '{next(iter(strays))}' names no split, but others do: move it,"
             " or use a glob"
         )
-    return {"": files} if strays else splits
+    return {"": paths} if strays else splits
 
 
 def read_all(paths: Iterable[Path], column: str) -> Iterator[str]:

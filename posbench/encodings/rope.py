@@ -109,11 +109,13 @@ def rotate_both(
     return rotate_pairs(q, tables, layout), rotate_pairs(k, tables, layout)
 
 
-def check_pairs(encoding: str, shape: Shape, multiple: int = 2) -> None:
-    """Raise UserError if the head width is no multiple of this."""
+def check_pairs(name: str, shape: Shape, multiple: int = 2) -> None:
+    """Raise UserError, with an encoding's name, if the head width is no multiple of
+    this.
+    """
     if shape.head_dim % multiple:
         raise UserError(
-            f"head_dim (d_model / n_heads) is {shape.head_dim}: {encoding} needs a"
+            f"head_dim (d_model / n_heads) is {shape.head_dim}: {name} needs a"
             f" multiple of {multiple}"
         )
 
