@@ -71,11 +71,9 @@ _modules = [
     for module in pkgutil.iter_modules(__path__)
     if not module.name.startswith("_")
 ]
-_MODULE_OF = {
-    name: module
-    for module in _modules
-    for name in _FAMILIES.get(module, module).split()
-}
+_MODULE_OF: dict[str, str] = {}
+for _module in _modules:
+    _MODULE_OF |= dict.fromkeys(_FAMILIES.get(_module, _module).split(), _module)
 _STOCK = (
     "none rope partial_rope p_rope pi ntk ntk_by_parts yarn llama3 longrope dynamic_ntk"
     " lerope"
@@ -234,9 +232,11 @@ def architectures(encoding: "Encoding") -> list[str]:
     """Return the stock architectures of transformers that can hold an encoding; without
     one, export with code=true.
     """
-    stock = encoding.name in _STOCK.split() and type(encoding) is load(encoding.name)
-    # altered copies have a `rotate`
-    return ["Llama"] if stock and "rotate" not in vars(encoding) else []
+    name = encoding.name
+    is_ours = name in _STOCK.split() and type(encoding) is load(name)
+    if is_ours and "rotate" not in vars(encoding):  # altered copies have one
+        return ["Llama"]
+    return []
 
 
 def installed_files(name: str, options: Mapping[str, Any]) -> dict[str, str]:
@@ -257,8 +257,10 @@ def _source_digest(cls: type) -> str:
     """
     try:
         file = Path(inspect.getsourcefile(cls) or "")
-        return hashlib.sha256(
-            file.read_bytes() if file.is_file() else inspect.getsource(cls).encode()
-        ).hexdigest()
+        if file.is_file():
+            source = file.read_bytes()
+        else:
+            source = inspect.getsource(cls).encode()
+        return hashlib.sha256(source).hexdigest()
     except (OSError, TypeError):  # it was typed where no text is kept
         return ""

@@ -285,7 +285,8 @@ class Binary(Additive):
             digits,
             f"1 to {room}, at d_model {shape.d_model}",
         )
-        self.digits, self.max_length = digits, 2**digits
+        self.digits = digits
+        self.max_length = 2**digits
 
     def code(self, positions: Tensor) -> Tensor:
         check_whole(self, positions)

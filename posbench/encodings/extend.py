@@ -79,7 +79,8 @@ def _method(name: str, function: Callable[..., Any]) -> Method:
     accepts = next(iter(hints.values()))
     apply = function
     if accepts is Spectrum:
-        accepts, apply = Rotary, functools.partial(_scaled, function)
+        accepts = Rotary
+        apply = functools.partial(_scaled, function)
         # it follows the length by itself
         if "factor" in options and name != "dynamic_ntk":
             options["factor"] = None
@@ -97,9 +98,9 @@ def methods_of(encoding: Encoding) -> list[str]:
     encodings.
     """
     if isinstance(encoding, Wrapper):
-        names = {
-            name for inner in encoding.inner_encodings for name in methods_of(inner)
-        }
+        names = set[str]()
+        for inner in encoding.inner_encodings:
+            names.update(methods_of(inner))
         return [name for name in methods() if name in names]
     return [
         method.name

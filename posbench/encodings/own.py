@@ -40,7 +40,8 @@ def from_file(place: str, sha256: str | None = None) -> tuple[type[Encoding], st
     have been named on this machine.
     """
     stem, _, name = place.rpartition(".py")
-    path, name = Path(f"{stem}.py").expanduser(), name.removeprefix(":")
+    path = Path(f"{stem}.py").expanduser()
+    name = name.removeprefix(":")
     if not path.is_file():
         raise UserError(f"encoding={place}: there is no file {path}")
     content = path.read_bytes()
@@ -59,7 +60,8 @@ def from_file(place: str, sha256: str | None = None) -> tuple[type[Encoding], st
         )
     marker.parent.mkdir(parents=True, exist_ok=True)
     marker.touch()
-    if (module := sys.modules.get(f"posbench_own_{digest}")) is None:
+    module = sys.modules.get(f"posbench_own_{digest}")
+    if module is None:
         module = types.ModuleType(f"posbench_own_{digest}")
         module.__file__ = str(path)
         sys.modules[module.__name__] = module  # dataclasses and pickle look there
@@ -111,9 +113,8 @@ def construct(cls: type[Encoding], *args: Any, **options: Any) -> Encoding:
     for module in encoding.modules():
         for name, value in vars(module).items():
             items = value if isinstance(value, list | tuple) else [value]
-            if not name.startswith("_") and any(
-                isinstance(item, Tensor | nn.Module) for item in items
-            ):
+            has_tensors = any(isinstance(item, Tensor | nn.Module) for item in items)
+            if has_tensors and not name.startswith("_"):
                 mistake = f"{name} is neither trained nor moved with the model"
                 raise UserError(
                     f"{_place(cls, '__init__')}: {mistake}: expected nn.Parameter, a"

@@ -388,7 +388,8 @@ class PositionCoupling(Textual):
             f"at least {begin}, or null for 2 training lengths",
         )
         super().__init__(shape, last + 1, inner, inner_options)
-        self.begin, self.reversed = begin, answer == "reversed"
+        self.begin = begin
+        self.reversed = answer == "reversed"
 
     # draws the share of the largest possible shift
     def set_progress(self, done: float) -> None:

@@ -267,7 +267,8 @@ class PartialRoPE(PureRotary):
         fraction: Fraction = 0.25,
     ) -> None:
         super().__init__(shape, base, layout)
-        self.fraction, self.width = fraction, int(fraction * shape.head_dim)
+        self.fraction = fraction
+        self.width = int(fraction * shape.head_dim)
         self.expect(
             self.width % 2 == 0,
             "fraction",
@@ -357,7 +358,8 @@ class DroPE(Encoding):
         layout: Layout = "interleaved",
     ) -> None:
         super().__init__(shape)
-        self.drop_at, self.dropped = drop_at, True
+        self.drop_at = drop_at
+        self.dropped = True
         self.rope = RoPE(shape, base, layout)
 
     def set_progress(self, done: float) -> None:
