@@ -67,6 +67,9 @@ def _judged(entry: Entry, runs: Runs) -> dict[str, Any]:
         if claim.narrowed_from:
             margin += f", narrowed after the run from {claim.narrowed_from:g}"
         published += f" ({margin})"
+    predicted = ""
+    if claim.prediction:
+        predicted = claim.prediction.outcome
     return {
         "claim": entry.id,
         "sentence": claim.sentence,
@@ -76,7 +79,7 @@ def _judged(entry: Entry, runs: Runs) -> dict[str, Any]:
         "published": published,
         "paper": source.paper,
         "where": source.where,
-        "predicted": claim.prediction.outcome if claim.prediction else "",
+        "predicted": predicted,
     }
 
 

@@ -332,7 +332,8 @@ def _check(config: Config) -> None:
     """Refuse options that are wrong, weights or problems that do not fit, and positions
     that cannot be shifted.
     """
-    encoding, data = config.build_encoding(), config.data
+    encoding = config.build_encoding()
+    data = config.data
     length = config.training.train_length
     if config.start:
         start.refuse_other_parameters(encoding, config.start.run)

@@ -372,21 +372,22 @@ class Config(Section):
 
         from posbench.encodings.base import Shape
 
-        model, encoding = self.model, self.encoding
+        model = self.model
+        encoding = self.encoding
         if encoding.file:
             from posbench.encodings.own import from_file
 
             encodings.register(from_file(encoding.file, encoding.file_sha256)[0])
         sizes = (model.d_model, model.n_heads, model.n_layers, self.original_length)
-        shape = Shape(
-            *sizes, vocabulary, model.token_rms, n_kv_heads=model.n_kv_heads or 0
-        )
+        n_kv_heads = model.n_kv_heads or 0
+        shape = Shape(*sizes, vocabulary, model.token_rms, n_kv_heads=n_kv_heads)
         # the caller's random numbers stay the same
         with torch.random.fork_rng(devices=[]):
             return encodings.build(encoding.name, shape, encoding.options)
 
     def __post_init__(self) -> None:
-        data, attention = self.data, self.model.attention
+        data = self.data
+        attention = self.model.attention
         training = self.training
         processes = self.runtime.processes or 1
         refuse_uneven(
@@ -417,7 +418,8 @@ class Config(Section):
         """Refuse settings of evaluation that only a task has, and targets that do not
         fit into a training sequence.
         """
-        evaluation, length = self.evaluation, self.training.train_length
+        evaluation = self.evaluation
+        length = self.training.train_length
         if "problems" in evaluation.protocols:
             expected = "fixed_target or nonoverlap, since the data is text"
             raise refused("evaluation.protocols", evaluation.protocols, expected)
@@ -500,7 +502,8 @@ def keys(cls: type = Config, prefix: str = "") -> dict[str, Any]:
     """Return every key of a section with its type, `section.key` with a prefix."""
     hints: dict[str, Any] = {}
     for field in dataclasses.fields(cls):
-        key, hint = f"{prefix}{field.name}", field.type
+        key = f"{prefix}{field.name}"
+        hint = field.type
         if isinstance(hint, type) and dataclasses.is_dataclass(hint):
             hints |= keys(hint, f"{key}.")
         else:

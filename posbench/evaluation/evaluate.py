@@ -302,6 +302,12 @@ def _measured(
         "tokens": tokens_of_unit.tolist(),
         "nll": _sums(nll, unit),
     }
+    perplexity = None
+    if mean < 700:  # math.exp overflows above 709
+        perplexity = math.exp(mean)
+    ci_over = "segments"
+    if n_documents >= FEW_DOCUMENTS:
+        ci_over = "documents"
     row = dataclasses.replace(
         row,
         mean_context=float(measurement.variant.visible(targets.context).mean()),
@@ -309,10 +315,10 @@ def _measured(
         n_blocks=int(targets.blocks.max()) + 1,
         n_documents=n_documents,
         nll=mean,
-        perplexity=math.exp(mean) if mean < 700 else None,
+        perplexity=perplexity,
         ci_low=interval.low(),
         ci_high=interval.high(),
-        ci_over="documents" if n_documents >= FEW_DOCUMENTS else "segments",
+        ci_over=ci_over,
         units=units,
         **metrics,
     )

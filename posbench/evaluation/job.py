@@ -100,7 +100,9 @@ def evaluate_into(
     settings = config.evaluation
     precision = settings.precision
     if precision == "auto":  # that of the training, perhaps on another machine
-        precision = world.from_first(run.record["attempt"]["dtype"] if run else None)
+        if run:
+            precision = run.record["attempt"]["dtype"]
+        precision = world.from_first(precision)
     dtype = machine.resolve_precision(precision, device)
     subject = subject_of(model, config, device, dtype)
     common: dict[str, Any] = {
@@ -124,7 +126,10 @@ def evaluate_into(
             readers=_readers(tokens, config, step, split.ids),
             **common,
         )
-    existing = world.from_first(every_row(run.folder) if run else None)
+    existing = None
+    if run:
+        existing = every_row(run.folder)
+    existing = world.from_first(existing)
     return rows_into(run, evaluation, existing)
 
 

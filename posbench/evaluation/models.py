@@ -290,11 +290,12 @@ class TrainedGPT:
         inputs = machine.to_device(torch.from_numpy(ids[:, :-1]), self.device)
         length = inputs.shape[1]
         tail = tail_length(scored)
+        last = tail if tail < length else None
         with machine.autocast(self.device, self.dtype):
             hidden = self.model.hidden(
                 inputs,
                 self._positions(inputs, first),
-                last=tail if tail < length else None,
+                last=last,
                 reading=self.reading,
             )  # (B, tail, D)
         hidden = hidden.flatten(0, 1)

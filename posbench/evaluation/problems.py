@@ -118,13 +118,16 @@ def _requested(
     them. `problems_of` is `_test_problems`, cached, of this evaluation.
     """
     task = evaluation.task
+    name = task.name
+    if point.of_task:
+        name += f":{point.of_task}"
     row = evaluation.row(
         protocol="problems",
         length=task.size(point.length),
         length_ratio=point.length / task.longest,
         window=point.variant.window,
         extension=point.variant.name,
-        task=f"{task.name}:{point.of_task}" if point.of_task else task.name,
+        task=name,
         problem_length=point.length,
         offset=point.offset,
     )
@@ -227,11 +230,14 @@ def ranked(
     others = nll.copy()
     others[number, right] = np.inf
 
+    trivial_share = None
+    if trivial:
+        trivial_share = float(np.mean(trivial))
     row = dataclasses.replace(
         row,
         mean_context=float(row.length),
         chance=1 / nll.shape[1],
-        trivial=float(np.mean(trivial)) if trivial else None,
+        trivial=trivial_share,
         exact_match=float((likeliest == ids[:, -1]).mean()),
     )
     correct = nll_of_right < others.min(axis=1)

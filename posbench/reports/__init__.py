@@ -275,6 +275,9 @@ def _task_section(heading: str, group: pd.DataFrame, reference: str | None) -> S
 
     table = tasks.compare_tasks(group, reference)
     figure = charts.task_figure(group)
+    figures = []
+    if figure:
+        figures.append(figure)
     main = None
     if len(table):
         main = tables.task_table(table)
@@ -283,7 +286,7 @@ def _task_section(heading: str, group: pd.DataFrame, reference: str | None) -> S
         answer.facts_line(group),
         answer.task_answer(group, table),
         figure,
-        [figure] if figure else [],
+        figures,
         main,
         None,
         tables.length_tables(group),

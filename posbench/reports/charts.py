@@ -335,18 +335,20 @@ def _draw_curves(
         if variant != PLAIN:
             name += f", {variant}"
             line = (0, (4, 2))
+        width = 1.7 if is_named else 0.8
         has_dots = len(curve) == 1 or x != "length"
+        marker = "o" if has_dots else ""
 
         group = f"curve-{label}"
         axes.plot(
             curve[x],
             curve[y],
             color=colour,
-            lw=1.7 if is_named else 0.8,
+            lw=width,
             ls=line,
             gid=group,
             zorder=2 + is_named,
-            marker="o" if has_dots else "",
+            marker=marker,
             ms=3,
         )
         if is_named:

@@ -254,7 +254,9 @@ def _layers_text(layers: Sequence[Mapping[str, Any]]) -> str:
     groups = []
     for text, alike in itertools.groupby(texts):
         count = len(list(alike))
-        groups.append(f"{count} {text}" if count > 1 else text)
+        if count > 1:
+            text = f"{count} {text}"
+        groups.append(text)
     return " + ".join(groups)
 
 

@@ -66,7 +66,8 @@ def sample(folder: Path, prompt: str, tokens: int = 200, seed: int = 0) -> str:
             f"{folder} was trained on {config.data.name}: expected a run on text"
         )
     tokenizer = tokenizer_of(folder)
-    model, rng = model_of(folder, config, tokenizer), generator(seed, "sample", 0)
+    model = model_of(folder, config, tokenizer)
+    rng = generator(seed, "sample", 0)
     ids = tokenizer.encode([prompt])[0].tolist()
     for _ in range(tokens):
         seen = torch.tensor([ids[-config.training.train_length :]])

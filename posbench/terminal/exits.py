@@ -54,17 +54,21 @@ def report(error: BaseException) -> int:
     """
     if os.environ.get(DEBUG) == "1":
         traceback.print_exception(error)
-    text, code = f"{type(error).__name__}: {error} (posbench --debug shows where)", 1
+    text = f"{type(error).__name__}: {error} (posbench --debug shows where)"
+    code = 1
     if isinstance(error, KeyboardInterrupt):
-        text, code = "interrupted", 130
+        text = "interrupted"
+        code = 130
     elif isinstance(error, PosbenchError):
-        text, code = str(error), error.exit_code
+        text = str(error)
+        code = error.exit_code
     elif isinstance(error, OSError) and error.errno in _FILES and error.filename:
         advice = (
             "change its rights, or choose another folder (runtime.outputs,"
             " runtime.cache)"
         )
-        path, code = os.fsdecode(error.filename), 2
+        path = os.fsdecode(error.filename)
+        code = 2
         text = f"{path}: {error.strerror}: posbench needs to read or write it; {advice}"
     elif isinstance(error, OSError) and error.errno == ENOSPC:
         text = f"cannot write all of the output: {error.strerror}"

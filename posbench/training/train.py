@@ -162,14 +162,18 @@ def fit(
     evaluate: Callable[[int, EvaluationConfig], object],
 ) -> int:
     """Train to the token budget from where the run stands; return the updates made."""
-    training, world = config.training, trainer.world
+    training = config.training
+    world = trainer.world
     n_steps = training.steps
     first_step, state = resume(trainer, config, run)
     if first_step == n_steps:
         return 0
     clock = Clock(trainer, first_step * training.tokens_per_step, state)
     # when is logged, saved and evaluated is as the first attempt had it
-    begun = world.from_first(run.as_begun(config) if run else None)
+    begun = config
+    if run:
+        begun = run.as_begun(config)
+    begun = world.from_first(begun)
     validation = validation_of(tokens, begun)
     schedule = schedule_of(begun, can_validate=bool(validation))
     ahead = _AHEAD.get(trainer.device.type, 0)
@@ -188,7 +192,8 @@ def fit(
     if first_step == 0 and 0 in schedule.evaluations:
         duties.evaluate_on_the_way(0)
 
-    step, stopped = first_step, None
+    step = first_step
+    stopped = None
     with (
         stop_signals(second_interrupts=True) as received,
         _progress(run, n_steps, first_step, clock) as updates,
@@ -206,7 +211,8 @@ def fit(
             # Where something is due, this update is read: its loss may be logged. Else
             # the last `ahead` updates stay unread, and nobody looks at the loss.
             due = schedule.due(step)
-            loss, norm = unread.read(0 if due else ahead)
+            n_unread = 0 if due else ahead
+            loss, norm = unread.read(n_unread)
             # the same signal in all processes: they have read the same updates
             stopped = world.stopped_by()
             if stopped:
