@@ -6,6 +6,7 @@ Claims share runs, and all runs lie in one study.
 
 import dataclasses
 import itertools
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -135,7 +136,7 @@ def _plans_of_run(
     text: str, overrides: list[str], config_dir: Path | None
 ) -> list[Plan]:
     """Return the plans of a claim's run with all seeds; `text`: its own overrides."""
-    words = plans.shell_words(text, "a claim's run")
+    words = shlex.split(text)
     taken = {"seed", *(split(word)[0] for word in words)}
     for word in (*overrides, f"experiment={EXPERIMENT}", f"study={STUDY}"):
         key, _ = split(word)
