@@ -190,7 +190,7 @@ def test_an_encoding_has_a_stock_architecture_if_the_list_says_so(name, tiny_con
     if encodings.architectures(model.encoding):
         export.stock(model, config)
     else:
-        message = f"no stock architecture with '{name}': expected 'rope'.*code=true"
+        message = f"no stock architecture that has '{name}': expected 'rope'.*code=true"
         with pytest.raises(UserError, match=message):
             export.stock(model, config)
 
