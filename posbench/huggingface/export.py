@@ -147,8 +147,8 @@ def refuse_not_stock(model: GPT, config: Config) -> None:
 
     def refused(reason: str) -> UserError:
         return UserError(
-            f"posbench exports no stock architecture that has {reason}; code=true exports"
-            " it with posbench's class"
+            f"posbench exports no stock architecture that has {reason}; code=true"
+            " exports it with posbench's class"
         )
 
     settings = config.model
