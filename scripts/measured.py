@@ -27,9 +27,13 @@ The models have 1.0M parameters (`experiment=reader`). They were trained at 128 
 library. *Larger* models have 3.7M parameters (`experiment=reader_wide`). They were trained at 256 tokens, on 8.0M tokens
 of the same text, and were not evaluated at 8x.
 
-At 1x the seeds of one encoding differ by up to 0.25 nats, those of larger models by up to 0.08. Changes differ by more.
-A smaller difference between two rows means nothing: for verdicts see [Results](../results.md#six-encodings). [All
-encodings](../catalogue.md) are in one table. [The protocol](../protocol.md) defines the numbers.
+At 1x the seeds of one encoding differ by up to 0.25 nats.
+Those of larger models differ by up to 0.08.
+Seeds differ by more in the changes.
+A smaller difference between single seeds means nothing.
+[Results](../results.md#six-encodings) has verdicts over five seeds.
+[All encodings](../catalogue.md) are in one table.
+[The protocol](../protocol.md) defines the numbers.
 """
 
 

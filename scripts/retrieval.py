@@ -83,7 +83,8 @@ def correlation(table: pd.DataFrame) -> tuple[float, float, float]:
     interval: a bootstrap over schemes.
     """
     complete = table.dropna()
-    right, rise = complete["right"], complete["rise"]
+    right = complete["right"]
+    rise = complete["rise"]
     interval = stats.bootstrap(
         (right, rise),
         _spearman,

@@ -7,11 +7,11 @@ name. A new claim needs no code.
 
 import dataclasses
 import re
-import shlex
 from pathlib import Path
 from typing import Any, Literal
 
 from posbench.config import shipped
+from posbench.config.overrides import shell_words
 from posbench.config.schema import Section, validate
 from posbench.config.shipped import configs_dir
 from posbench.errors import UserError, unknown
@@ -209,12 +209,7 @@ def _check(entry: Entry) -> None:
 
     _check_published(entry)
     for run, overrides in entry.runs.items():
-        try:
-            shlex.split(overrides)
-        except ValueError as error:  # an open quotation
-            raise UserError(
-                f"run '{run}': cannot read '{overrides}': {error}"
-            ) from None
+        shell_words(overrides, f"run '{run}'")  # refuses an open quotation
 
     used = set[str]()
     for test in tests:

@@ -10,7 +10,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-RECORD, TOKENIZER = "run.json", "tokenizer.json"  # files of a run folder
+# files of a run folder
+RECORD = "run.json"
+TOKENIZER = "tokenizer.json"
 # the name of a folder that `--restart` put beside the new run's
 MOVED_ASIDE = re.compile(r".+\.old-\d+")
 # sections that do not change a run's id

@@ -9,6 +9,7 @@ Settings of evaluation and runtime may leave out their section: `protocol=nonove
 
 import contextlib
 import re
+import shlex
 from collections.abc import Collection, Mapping
 from typing import Any
 
@@ -87,6 +88,16 @@ ALIASES = {
     ),
     "a list: posbench sweep seed=0,1,2,3,4": ("seeds n_seeds num_seeds"),
 }
+
+
+def shell_words(text: str, place: str) -> list[str]:
+    """Return the words of a text as a shell splits them; UserError for a quotation mark
+    without its second. `place` is where the text stands.
+    """
+    try:
+        return shlex.split(text)
+    except ValueError as error:
+        raise UserError(f"{place}: cannot read {text}: {error}") from None
 
 
 def split(word: str, short: Mapping[str, str] = WORDS) -> tuple[str, str]:

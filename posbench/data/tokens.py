@@ -204,7 +204,7 @@ def prepare(
 
 def _read(config: DataConfig, folder: Path, separator: int | None) -> Tokens:
     """Return the tokens of a folder of the cache, as a configuration names them."""
-    record = json.loads((folder / "meta.json").read_text(encoding="utf-8"))
+    record = files.read_json(folder / "meta.json")
     record["name"] = config.name
     made = tokenizer.from_file(folder / "tokenizer.json", separator)
 

@@ -3,11 +3,10 @@ trains may still refuse it.
 """
 
 import dataclasses
-import shlex
 from collections.abc import Iterable
 from pathlib import Path
 
-from posbench.config.overrides import split
+from posbench.config.overrides import shell_words, split
 from posbench.config.schema import Config, Section, validate
 from posbench.config.shipped import choice_file, load
 from posbench.errors import UserError
@@ -114,16 +113,6 @@ def read_sets(
             by_key[split(word)[0]] = word
         found.append(list(by_key.values()))
     return found
-
-
-def shell_words(text: str, place: str) -> list[str]:
-    """Return the words of a text as a shell splits them; UserError for a quotation mark
-    without its second. `place` is where the text stands.
-    """
-    try:
-        return shlex.split(text)
-    except ValueError as error:
-        raise UserError(f"{place}: cannot read {text}: {error}") from None
 
 
 def _read_file(path: Path) -> SweepFile:

@@ -10,7 +10,7 @@ import shlex
 from pathlib import Path
 
 from posbench import reports
-from posbench.config.overrides import OF_A_SWEEP, split
+from posbench.config.overrides import OF_A_SWEEP, shell_words, split
 from posbench.data.tokens import prepare_all
 from posbench.errors import UserError
 from posbench.launch import plans, pool, slots, slurm, tuning
@@ -47,7 +47,7 @@ def sweep(
         raise UserError(
             "--slurm submits what is missing and ends: leave out --n-jobs and tune=true"
         )
-    for_slurm = plans.shell_words(slurm_options or "", "--slurm")
+    for_slurm = shell_words(slurm_options or "", "--slurm")
 
     sets = plans.read_sets(of_sweep.get("sweep"), overrides, config_dir)
     todo = plans.resolve(sets, config_dir)

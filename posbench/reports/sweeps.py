@@ -25,4 +25,4 @@ def words_by_run(study: Path) -> dict[str, list[str]]:
     path = study / SWEEP
     if not path.is_file():
         return {}
-    return dict(json.loads(path.read_bytes()))
+    return files.read_json(path)

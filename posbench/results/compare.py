@@ -293,7 +293,9 @@ def compare(
     runs = frame[~frame["repeated"]].drop_duplicates("folder")
     for label, of_label in runs.groupby("label"):
         row = _facts(of_label)
-        n_comparable = len(losses.level(label, length)) or losses.seeds.get(label, 0)
+        n_comparable = losses.seeds.get(label, 0)
+        if label in labels:  # else the status says why there is no loss
+            n_comparable = len(losses.level(label, length))
         row["left_out"] = row["seeds"] - n_comparable
         row["seeds"] = 0
         row["nll_status"] = losses.statuses.get((label, PLAIN, length), "missing")

@@ -1,7 +1,8 @@
 """The run folder: its files, its owner, its rows and checkpoints."""
 
-from posbench.config import identity
-from posbench.config.schema import SAVED
+from posbench.config import identity, schema
 
-CONFIG, RECORD, TOKENIZER = SAVED, identity.RECORD, identity.TOKENIZER
+CONFIG = schema.SAVED
+RECORD = identity.RECORD
+TOKENIZER = identity.TOKENIZER
 ROWS = "rows.jsonl"

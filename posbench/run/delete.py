@@ -2,7 +2,6 @@
 reports, other files.
 """
 
-import json
 from collections.abc import Collection
 from pathlib import Path
 
@@ -35,7 +34,7 @@ def unused_tokens(paths: Collection[Path]) -> list[Path]:
         texts.add(data.get("sha256"))
     unused = []
     for path in sorted(files.user_cache().glob("tokens/*/meta.json")):
-        if json.loads(path.read_bytes())["sha256"] not in texts:
+        if files.read_json(path)["sha256"] not in texts:
             unused.append(path.parent)
     return unused
 
