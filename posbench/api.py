@@ -42,6 +42,7 @@ from posbench.run.rows import (
 )
 from posbench.run.run import load_config, load_record
 from posbench.terminal import console
+from posbench.typed import Typed
 
 logger = logging.getLogger(__name__)
 Words = Sequence[str]  # key=value, as typed after a command
@@ -421,7 +422,7 @@ def _words(
             "overrides are a list, a string each:"
             f" [{', '.join(map(repr, overrides.split()))}]"
         )
-    words = list(overrides)
+    words: list[str] = [Typed(word) for word in overrides]
     for key, value in settings.items():
         if isinstance(value, Mapping) and value:
             parts = {f"{key}.{name}": part for name, part in value.items()}
@@ -429,9 +430,9 @@ def _words(
                 parts = {"encoding": parts.pop("encoding.name"), **parts}
             words += _words((), parts, several)
         elif several and isinstance(value, Sequence) and not isinstance(value, str):
-            words.append(f"{key}={','.join(map(_typed_value, value))}")
+            words.append(Typed(f"{key}={','.join(map(_typed_value, value))}"))
         else:
-            words.append(f"{key}={_typed_value(value)}")
+            words.append(Typed(f"{key}={_typed_value(value)}"))
     return words
 
 

@@ -27,6 +27,7 @@ from posbench.model.gpt import build, train_flops_per_token
 from posbench.reports.render import Column, Table
 from posbench.terminal.exits import plural
 from posbench.training.step import Outcome, Trainer, begin_update
+from posbench.typed import rewritten
 
 logger = logging.getLogger(__name__)
 
@@ -147,7 +148,8 @@ def configurations(
     for name in [BASE, *(names or encodings.names())]:
         try:
             # of a key that is given twice, the later value holds
-            configs[name] = compose.single([f"encoding={name}", *words, *overrides])
+            encoding = rewritten(name, f"encoding={name}")
+            configs[name] = compose.single([encoding, *words, *overrides])
         except UserError as error:
             if names or name == BASE:
                 raise

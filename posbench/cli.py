@@ -16,6 +16,7 @@ from posbench.config.shipped import GROUPS
 from posbench.encodings import EXTENSIONS
 from posbench.errors import UserError
 from posbench.terminal import exits
+from posbench.typed import Typed
 
 _HELP = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 app = typer.Typer(
@@ -113,7 +114,7 @@ _SECTIONS = (
 )
 Words = Annotated[
     list[str] | None,
-    typer.Argument(metavar="KEY=VALUE", help=_WORDS, show_default=False),
+    typer.Argument(parser=Typed, metavar="KEY=VALUE", help=_WORDS, show_default=False),
 ]
 Runs = Annotated[list[Path], typer.Argument(help=f"{_RUNS}.")]
 AnyRuns = Annotated[
@@ -145,7 +146,7 @@ OwnClass = Annotated[
 ]
 Claims = Annotated[
     list[str] | None,
-    typer.Argument(metavar="CLAIM|all|key=value", help=f"Then {_WORDS}"),
+    typer.Argument(parser=Typed, metavar="CLAIM|all|key=value", help=f"Then {_WORDS}"),
 ]
 Evaluated = Annotated[
     list[str],
@@ -162,11 +163,19 @@ Drawing = Annotated[
 ]
 AnySchemes = Annotated[
     list[str] | None,
-    typer.Argument(help="Encodings, each with its options; default: all."),
+    typer.Argument(
+        parser=Typed,
+        metavar="names",
+        help="Encodings, each with its options; default: all.",
+    ),
 ]
 Benched = Annotated[
     list[str] | None,
-    typer.Argument(help="Encodings (all); also training.precision=fp32, threads=1."),
+    typer.Argument(
+        parser=Typed,
+        metavar="words",
+        help="Encodings (all); also training.precision=fp32, threads=1.",
+    ),
 ]
 Shape = Annotated[
     str, typer.Option(help="Size of model and batch: demo, 3m, 12m or 124m.")
@@ -177,7 +186,9 @@ Rounds = Annotated[
 Schemes = Annotated[
     list[str],
     typer.Argument(
-        help="Encodings, each with its options (rope base=100); run folders."
+        parser=Typed,
+        metavar="names",
+        help="Encodings, each with its options (rope base=100); run folders.",
     ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]

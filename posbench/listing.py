@@ -18,6 +18,7 @@ from posbench.config.shipped import EVERY, NESTED, choices, configs_dir
 from posbench.errors import unknown
 from posbench.options import plain
 from posbench.reports.card import DEMO, decision_card
+from posbench.typed import Typed
 
 _COLUMNS = ("name", "acts", "paper", "title")  # what is printed; JSON has all
 # The labels of paragraphs at the end of a docstring.
@@ -152,11 +153,11 @@ def page_text(name: str) -> str:
     """Return the documentation of an encoding, or of a class in a file (FILE.py:CLASS),
     and its options; UserError if there is none.
     """
-    from posbench.encodings.own import from_file
+    from posbench.encodings.own import class_of
 
     scheme = name
-    if encodings.PLACE.fullmatch(name):
-        scheme = encodings.register(from_file(name)[0]).name
+    if isinstance(name, Typed) and encodings.PLACE.fullmatch(name):
+        scheme = encodings.register(class_of(name)[0]).name
     text = inspect.cleandoc(encodings.documentation(encodings.load(scheme)))
     meanings: dict[str, str] = {}
     path = choices("encoding").get(name)

@@ -6,6 +6,7 @@ from typing import Annotated, Any
 from annotated_types import Ge, Gt, Le, Lt
 
 from posbench.errors import OptionError, UserError, did_you_mean
+from posbench.typed import rewritten
 
 # Bounds that a constructor declares in its annotations, `base: Above1 = 10000.0`; none
 # of these takes inf or NaN.
@@ -69,7 +70,8 @@ def by_name(words: Sequence[str]) -> list[tuple[str, list[str]]]:
         if "=" not in word:
             schemes.append((word, []))
         elif schemes:
-            schemes[-1][1].append(word.removeprefix("encoding."))
+            option = word.removeprefix("encoding.")
+            schemes[-1][1].append(rewritten(word, option))
         else:
             raise UserError(
                 f"'{word}': expected the name of an encoding, then its options, as in"

@@ -25,7 +25,7 @@ from test_frozen import cells as cells_of
 from posbench.cli import app
 from posbench.config import compose
 from posbench.encodings.base import Shape
-from posbench.encodings.own import from_file
+from posbench.encodings.own import class_of
 from posbench.results.compare import compare
 from posbench.results.estimate import estimate
 from posbench.results.frame import read
@@ -34,6 +34,7 @@ from posbench.rope.reading import configuration, ropes
 from posbench.run import checkpoint
 from posbench.run.rows import read_rows
 from posbench.show import flips, panels
+from posbench.typed import Typed
 
 ROOT = pathlib.Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
@@ -338,7 +339,7 @@ def test_the_class_of_the_contributors_guide_equals_its_plain_loops(
     source, settings, loops = blocks
     file = tmp_path / "log_bias.py"
     file.write_text(source, encoding="utf-8")
-    cls, _ = from_file(f"{file}:LogBias")
+    cls, _ = class_of(Typed(f"{file}:LogBias"))
     oracle = {}
     exec(loops, oracle)
     reference = oracle["reference"]

@@ -41,6 +41,7 @@ from posbench.config.overrides import (
 from posbench.config.schema import Config, validate
 from posbench.config.shipped import EVERY, GROUPS, choice_file, choices, configs_dir
 from posbench.errors import UserError
+from posbench.typed import Typed, rewritten
 
 # keys of data, each with the source that it chooses
 _SOURCES = {"path": "text", "dataset": "hub"}
@@ -94,7 +95,7 @@ def _given_values(key: str, text: str, folders: tuple[Path, ...]) -> list[str]:
         return start.run_folders(text)
     if key == "encoding" and text == "all":
         return list(choices(key, folders))
-    return values(key, text)
+    return [rewritten(text, item) for item in values(key, text)]
 
 
 # room for all encodings; Hydra takes a tenth of a second for each
@@ -137,7 +138,7 @@ def _config(point: dict[str, str], folders: tuple[Path, ...]) -> Config:
         start.inherit(cfg, run, point)
     dataset_of_file = cfg.data.get("dataset")
     _set_typed(cfg, point)
-    cfg.encoding = _with_class_inside(cfg.encoding)
+    cfg.encoding = _with_class_inside(cfg.encoding, point)
 
     _refuse_functions(cfg)
     plain: dict[str, Any] = OmegaConf.to_container(  # type: ignore[assignment]
@@ -261,16 +262,18 @@ def _base_config(groups: dict[str, str], folders: tuple[Path, ...]) -> DictConfi
 
 
 def _signature(name: str) -> DictConfig:
-    """Return the options of a class that has no YAML, by its name or
-    path/to/file.py:Class.
+    """Return the options of a class that has no YAML, by its name or by
+    path/to/file.py:Class, which must be typed.
     """
     source = {}
     place = encodings.PLACE.fullmatch(name)
     if place:
-        from posbench.encodings.own import from_file  # it imports torch
+        if not isinstance(name, Typed):
+            raise _not_typed(name)
+        from posbench.encodings.own import class_of  # it imports torch
 
         path = relative_path(place[1])
-        cls, digest = from_file(path + name.removeprefix(place[1]))
+        cls, digest = class_of(Typed(path + name.removeprefix(place[1])))
         name = encodings.register(cls).name
         source = {"file": f"{path}:{cls.__name__}", "file_sha256": digest}
     options = {}
@@ -278,7 +281,7 @@ def _signature(name: str) -> DictConfig:
         options[key] = default
         if default is inspect.Parameter.empty:
             options[key] = "???"  # it has to be given
-    return OmegaConf.create({"name": name, **options, **source})
+    return OmegaConf.create({"name": str(name), **options, **source})
 
 
 def _refuse_incomplete(data: dict[str, Any]) -> None:
@@ -306,22 +309,43 @@ def _refuse_guessed_numbers(path: Path) -> None:
             )
 
 
-def _with_class_inside(encoding: DictConfig) -> DictConfig:
-    """Return an encoding's settings in which a class in a file, inside of `layered`,
-    `heads` or `randomized`, stands under its name.
-    """
-    written = json.dumps(OmegaConf.to_container(encoding), ensure_ascii=False)
+def _not_typed(place: str) -> UserError:
+    """Return the error about code that a file names."""
+    return UserError(
+        f"a file names {place} as code: nothing in a file is executed; type it"
+        f" yourself, as in encoding={place}"
+    )
+
+
+def _places(settings: Any) -> set[str]:
+    """Return the classes in files, path/to/file.py:Class, that plain settings name."""
+    written = json.dumps(settings, ensure_ascii=False)
     texts = re.findall(r'"([^"]*)"', written)
-    places = {text for text in texts if encodings.PLACE.fullmatch(text)}
+    return {text for text in texts if encodings.PLACE.fullmatch(text)}
+
+
+def _with_class_inside(encoding: DictConfig, point: dict[str, str]) -> DictConfig:
+    """Return an encoding's settings in which a class in a file, inside of `layered`,
+    `heads` or `randomized`, stands under its name. It must be typed in `point`.
+    """
+    plain = OmegaConf.to_container(encoding)
+    places = _places(plain)
     places.discard(encoding.get("file"))
     if not places:
         return encoding
+    typed = set[str]()
+    for key, text in point.items():
+        if isinstance(text, Typed) and key.startswith("encoding."):
+            typed |= _places(value(key, text))
+    for place in sorted(places - typed):
+        raise _not_typed(place)
     if len(places) > 1 or encoding.get("file"):
         raise UserError(
             f"encoding has {' and '.join(sorted(places))}: expected one class of a file"
         )
     (place,) = places
-    inner = _signature(place)
+    inner = _signature(Typed(place))
+    written = json.dumps(plain, ensure_ascii=False)
     inside = json.loads(written.replace(f'"{place}"', f'"{inner.name}"'))
     return OmegaConf.create(
         {**inside, "file": inner.file, "file_sha256": inner.file_sha256}

@@ -17,6 +17,7 @@ from posbench.config import schema
 from posbench.config.schema import Config, ValueType
 from posbench.config.shipped import EVERY, GROUPS, choices
 from posbench.errors import UserError, nearest
+from posbench.typed import rewritten
 
 # the first is no key: it sets the second
 LENGTH, RATIOS = "evaluation.length", "evaluation.ratios"
@@ -119,7 +120,7 @@ def split(word: str, short: Mapping[str, str] = WORDS) -> tuple[str, str]:
     full = short.get(name, key)
     if section in ("", full.partition(".")[0]):
         key = full
-    return key, text
+    return key, rewritten(word, text)
 
 
 def by_key(words: Collection[str], short: Mapping[str, str] = WORDS) -> dict[str, str]:
@@ -129,7 +130,9 @@ def by_key(words: Collection[str], short: Mapping[str, str] = WORDS) -> dict[str
     starts = [word for word in words if word.startswith("start=")]
     if starts and starts[-1] not in ("start=", "start=null"):
         # the run that begins has the extension as its encoding
-        words = [re.sub("^extension=", "encoding=", word) for word in words]
+        words = [
+            rewritten(word, re.sub("^extension=", "encoding=", word)) for word in words
+        ]
     texts: dict[str, str] = {}
     for word in words:
         key, text = split(word, short)
@@ -186,6 +189,7 @@ def values(key: str, text: str) -> list[str]:
 
 def value(key: str, text: str) -> Any:
     """Return the value of a full key from its typed text."""
+    text = str(text)  # a value is plain data
     if key == LENGTH:
         return _value(ValueType("number", is_list=True), text)
     return _value(schema.value_type(KEYS.get(key)), text)

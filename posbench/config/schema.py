@@ -375,9 +375,10 @@ class Config(Section):
         model = self.model
         encoding = self.encoding
         if encoding.file:
-            from posbench.encodings.own import from_file
+            from posbench.encodings.own import Recorded, class_of
 
-            encodings.register(from_file(encoding.file, encoding.file_sha256)[0])
+            code = Recorded(encoding.file, encoding.file_sha256)
+            encodings.register(class_of(code)[0])
         sizes = (model.d_model, model.n_heads, model.n_layers, self.original_length)
         n_kv_heads = model.n_kv_heads or 0
         shape = Shape(*sizes, vocabulary, model.token_rms, n_kv_heads=n_kv_heads)

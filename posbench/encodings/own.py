@@ -2,6 +2,7 @@
 encoding, the hook, file and line.
 """
 
+import dataclasses
 import functools
 import hashlib
 import inspect
@@ -16,8 +17,10 @@ import torch
 from torch import Tensor, nn
 
 from posbench import files, machine
+from posbench.encodings import PLACE
 from posbench.encodings.base import Encoding
 from posbench.errors import PosbenchError, UserError
+from posbench.typed import Typed
 
 # The shape that a hook must return, from its arguments.
 _EXPECTED: dict[str, Callable[..., tuple[int, ...]]] = {
@@ -32,34 +35,53 @@ _EXPECTED: dict[str, Callable[..., tuple[int, ...]]] = {
 }
 
 
-def from_file(place: str, sha256: str | None = None) -> tuple[type[Encoding], str]:
-    """Run a user's file and return the class in it that `path/to/file.py:Class` names,
-    and the file's sha256.
-
-    With the `sha256` of a run, perhaps a stranger's, the file must match it, and must
-    have been named on this machine.
+@dataclasses.dataclass(frozen=True)
+class Recorded:
+    """Code that a file asks for: that of a run, or a YAML file. It may be a
+    stranger's.
     """
-    stem, _, name = place.rpartition(".py")
-    path = Path(f"{stem}.py").expanduser()
-    name = name.removeprefix(":")
+
+    place: str  # path/to/file.py:Class
+    sha256: str | None  # of the file, when the run was made
+
+
+def class_of(code: Typed | Recorded) -> tuple[type[Encoding], str]:
+    """Run a file of code and return the class in it that `path/to/file.py:Class` names,
+    and the file's sha256. This is the only way to a class outside of posbench.
+
+    Typing a file's name approves its content on this machine. A file can only ask for
+    content that it names by sha256 and that has been approved here.
+    """
+    place = str(code.place if isinstance(code, Recorded) else code)
+    parts = PLACE.fullmatch(place)
+    if not parts:
+        raise UserError(f"encoding={place}: expected FILE.py:CLASS")
+    path = Path(parts[1]).expanduser()
+    name = parts[2] or ""
     if not path.is_file():
         raise UserError(f"encoding={place}: there is no file {path}")
     content = path.read_bytes()
     digest = hashlib.sha256(content).hexdigest()
-    # exists if somebody has named this code
+    # exists if this content has been approved
     marker = files.user_cache() / "own_encodings" / digest
-    if sha256 not in (None, digest):
+    if isinstance(code, Typed):
+        marker.parent.mkdir(parents=True, exist_ok=True)
+        marker.touch()
+    elif code.sha256 is None:
+        raise UserError(
+            f"a file names {place} as code without its sha256: expected file_sha256"
+            " beside it, as in a run's config.yaml"
+        )
+    elif code.sha256 != digest:
         raise UserError(
             f"{path} has changed since the run was made: restore it, or train anew: a"
             " new run"
         )
-    if sha256 and not marker.exists():
+    elif not marker.exists():
         raise UserError(
             f"{path} is code not approved here: 'posbench train --cfg encoding={place}'"
             " approves it"
         )
-    marker.parent.mkdir(parents=True, exist_ok=True)
-    marker.touch()
     module = sys.modules.get(f"posbench_own_{digest}")
     if module is None:
         module = types.ModuleType(f"posbench_own_{digest}")

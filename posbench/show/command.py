@@ -23,6 +23,7 @@ from posbench.reports import charts
 from posbench.run.find import of_id, run_folder
 from posbench.show import flips, panels
 from posbench.show.panels import Build, Panel, Picture
+from posbench.typed import rewritten
 
 COLUMNS, WIDTH, HEIGHT = 4, 3.0, 2.2  # panels in a row, and the inches of each
 FAINTEST = 1e-5  # the smallest attention weight that is drawn
@@ -64,8 +65,9 @@ def builder(name: str, words: list[str]) -> tuple[str, Build]:
     if not words and name in encodings.names():
         return label, functools.partial(panels.build, name, {})
 
-    typed = [f"encoding.{word}" for word in words]
-    scheme = compose.single([f"encoding={name}", *typed]).encoding
+    typed = [rewritten(name, f"encoding={name}")]
+    typed += [rewritten(word, f"encoding.{word}") for word in words]
+    scheme = compose.single(typed).encoding
     options = dict(scheme.options)
     if not any(word.startswith("scale=") for word in words):
         options.pop("scale", None)  # codes are drawn at scale 1
