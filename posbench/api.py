@@ -37,7 +37,6 @@ from posbench.run.rows import (
     EvaluationRow,
     evaluation_rows,
     number,
-    on_shared_targets,
     training_rows,
 )
 from posbench.run.run import load_config, load_record
@@ -117,8 +116,7 @@ class LoadedRun:
         self.folder = folder
         self.config: AnyConfig = load_saved(folder / CONFIG)
         self.record: dict[str, Any] = load_record(folder)
-        rows = evaluation_rows(folder)
-        self._rows = on_shared_targets(rows)
+        self._rows = evaluation_rows(folder)
         self._frame = results.read([folder])
         if self.status == "unreadable":
             raise UserError(f"{folder}: {self._frame['run_reason'].iloc[0]}")

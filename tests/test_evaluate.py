@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from fake_study import headline_of
@@ -36,7 +37,6 @@ from posbench.run.rows import (
     EvaluationRow,
     evaluation_rows,
     every_row,
-    on_shared_targets,
 )
 from posbench.run.run import Run, load_record
 from posbench.training.train import train
@@ -548,7 +548,7 @@ def lengths_of(rows: Rows) -> set[int]:
 
 def curve_of(folder: Path) -> list[EvaluationRow]:
     """The rows that a reader of the run gets."""
-    return on_shared_targets(evaluation_rows(folder))
+    return evaluation_rows(folder)
 
 
 def test_a_longer_length_gives_a_curve_on_one_set_of_targets(trained):
@@ -585,19 +585,15 @@ def test_a_grown_curve_is_that_of_a_run_that_asked_for_all_lengths_at_once(train
     assert grown == expected
 
 
-def test_a_line_says_what_a_longer_length_did_to_the_curve(trained, caplog):
+def test_a_line_says_that_a_longer_length_gives_a_new_curve(trained, caplog):
     config, folder = trained
-    was = headline_of(folder)["nll_1x"]
     caplog.set_level("INFO")
 
     evaluate_run(folder, apply(config, ["length=128"]))
 
-    now = headline_of(folder)["nll_1x"]
-    losses = f"loss at 1x was {was:.3f}, is {now:.3f}"
-    line = f"new targets for 8x: 3 lengths scored again; {losses}"
-    rise = headline_of(folder)["rise_8x"]
-    assert line in caplog.messages
-    assert rise is not None
+    line = "a new curve, on other targets than the one so far"
+    assert caplog.messages.count(line) == 1
+    assert headline_of(folder)["rise_8x"] is not None
 
 
 @pytest.mark.parametrize("words", [["length=48"], ["length=65536"], ["length=16"]])
@@ -613,7 +609,7 @@ def test_a_length_that_needs_no_other_targets_leaves_the_curve_as_it_was(
 
     assert curve_of(folder)[: len(first)] == first
     assert headline_of(folder)["rise_4x"] == before["rise_4x"]
-    assert "new targets" not in caplog.text
+    assert "a new curve" not in caplog.text
 
 
 def test_shorter_lengths_asked_for_later_score_the_targets_of_the_longest(trained):
@@ -682,14 +678,18 @@ def two(trained: Trained) -> list[Path]:
     return [folder, other]
 
 
+def main_rows_of(folders: list[Path]) -> pd.DataFrame:
+    """The rows that are compared, as if copies of a run were other seeds."""
+    return compare.main_rows(read(folders).assign(repeated=False))
+
+
 def test_a_study_grows_with_its_runs(two, capsys):
     evaluate_runs(two, ["ratio=8"])
 
-    frame = read(two)
-    losses = frame[frame["protocol"] == "fixed_target"]
-    assert losses["main"].all()
-    assert set(losses["length"]) == {16, 32, 64, 128}
-    assert losses["targets_sha256"].nunique() == 1
+    rows = main_rows_of(two)
+    assert set(rows["run"]) == {"run", "other"}
+    assert set(rows["length"]) == {16, 32, 64, 128}
+    assert rows["targets_sha256"].nunique() == 1
     assert "not shown" not in capsys.readouterr().out
 
 
@@ -700,12 +700,20 @@ def test_a_run_that_is_not_done_does_not_hold_its_study_back(two):
     record = load_record(other) | {"status": "failed"}
     (other / "run.json").write_text(json.dumps(record), encoding="utf-8")
 
-    frame = read(two)
+    rows = main_rows_of(two)
+    assert set(rows["run"]) == {"run"}
+    assert set(rows["targets_sha256"]) == digests
 
-    of_grown = frame[frame["run"] == "run"]
-    of_grown = of_grown[of_grown["protocol"] == "fixed_target"]
-    assert of_grown["main"].all()
-    assert set(of_grown["targets_sha256"]) == digests
+
+def test_a_further_run_takes_no_length_from_a_study_that_has_grown(two):
+    further = two[0].with_name("further")
+    shutil.copytree(two[0], further)
+    evaluate_runs(two, ["ratio=8"])
+
+    rows = main_rows_of([*two, further])
+
+    assert set(rows["run"]) == {"run", "other"}
+    assert set(rows["length"]) == {16, 32, 64, 128}
 
 
 def stop_after(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -722,24 +730,38 @@ def stop_after(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Run, "log", logged)
 
 
-@pytest.mark.parametrize("rows_before_the_end", [1, 5, 8, 9, 10])
-def test_a_curve_is_whole_wherever_its_growth_is_stopped_and_is_finished_later(
-    trained, monkeypatch, rows_before_the_end
-):
+def test_a_stop_after_any_row_leaves_a_whole_curve(trained):
     config, folder = trained
-    before = points_of(curve_of(folder))
+    evaluate_run(folder, apply(config, ["extension=pi", "task=repeat"]))
+    path = folder / "rows.jsonl"
+    before = path.read_text(encoding="utf-8").splitlines(keepends=True)
+    former = points_of(curve_of(folder))
+    evaluate_run(folder, apply(config, ["ratio=8"]))
+    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+
+    for end in range(len(before), len(lines) + 1):
+        path.write_text("".join(lines[:end]), encoding="utf-8")
+        curve = curve_of(folder)
+        assert former <= points_of(curve), end
+        for protocol in ("fixed_target", "nonoverlap"):
+            assert len(digests_of(curve, protocol)) == 1, end
+    assert lengths_of(of_kind(curve, PLAIN)) == {16, 32, 64, 128}
+    assert lengths_of(of_kind(curve, "pi")) == {16, 32, 64}
+
+
+def test_an_evaluation_that_was_stopped_is_finished_later(trained, monkeypatch):
+    config, folder = trained
     asked = apply(config, ["ratio=8"])
     with monkeypatch.context() as patch:
-        stop_after(rows_before_the_end, patch)
+        stop_after(5, patch)
         with pytest.raises(Stopped):
             evaluate_run(folder, asked)
-    stopped = curve_of(folder)
+    stopped = every_row(folder)
 
     evaluate_run(folder, asked)
 
     finished = curve_of(folder)
-    assert before <= points_of(stopped)
-    assert len(digests_of(stopped, "fixed_target")) == 1
+    assert every_row(folder)[: len(stopped)] == stopped
     assert lengths_of(finished) == {16, 32, 64, 128}
     assert len(digests_of(finished, "fixed_target")) == 1
     assert len(digests_of(finished, "nonoverlap")) == 1

@@ -15,8 +15,8 @@ from posbench.errors import InUse, RunFailed, UserError
 from posbench.run import checkpoint
 from posbench.run.rows import (
     EvaluationRow,
+    counting_rows,
     evaluation_rows,
-    on_shared_targets,
     read_rows,
 )
 from posbench.run.run import ADDING, Run, in_use, load_config, load_record, other_code
@@ -294,11 +294,14 @@ def test_a_row_has_the_columns_that_are_promised(folder, tiny_config):
     assert second["nll"] is None
 
 
-def test_a_curve_has_the_targets_of_the_training_length_and_of_most_longer_ones():
+def test_a_curve_is_replaced_only_by_one_that_is_measured_as_far():
     of_ab = [row(n, 1.0, targets_sha256="ab") for n in (16, 32, 64)]
     of_cd = [row(n, 1.0, targets_sha256="cd") for n in (32, 64, 128, 256)]
     of_ef = [row(n, 1.0, targets_sha256="ef") for n in (2, 4, 8, 16)]
-    assert on_shared_targets([*of_ab, *of_cd, *of_ef]) == of_ab
+    assert counting_rows([*of_ab, *of_cd, *of_ef]) == of_ab
+
+    whole = [row(16, 1.1, targets_sha256="cd"), *of_cd]
+    assert counting_rows([*of_ab, *whole, *of_ef]) == whole
 
 
 def test_another_version_of_an_own_encodings_file_is_told(tiny_config, monkeypatch):

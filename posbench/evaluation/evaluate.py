@@ -33,7 +33,14 @@ from posbench.evaluation.ngrams import Readers
 from posbench.evaluation.protocols import Integers, Targets
 from posbench.evaluation.requests import AnyEvaluation, Measurement, Requested
 from posbench.results.estimate import FEW_DOCUMENTS, estimate, units_of_text
-from posbench.run.rows import EVALUATION_KEY, PLAIN, EvaluationRow, multiple, plain
+from posbench.run.rows import (
+    EVALUATION_KEY,
+    PLAIN,
+    EvaluationRow,
+    counting_rows,
+    multiple,
+    plain,
+)
 
 _MORE_ROOM = "a smaller evaluation.batch_tokens, or shorter lengths,"
 
@@ -42,7 +49,7 @@ def evaluate(
     evaluation: AnyEvaluation, existing: Sequence[EvaluationRow] = ()
 ) -> Iterator[EvaluationRow]:
     """Yield the requested rows that are missing from `existing`, each as soon as it is
-    computed. Existing ones are made again where the requested ones have other targets.
+    computed. On other targets than the existing ones' a whole curve is missing.
 
     A row that fails says why, and the others are measured. Then RowsFailed is raised,
     but not for a loss that is not finite.
@@ -148,44 +155,30 @@ class Evaluation(AnyEvaluation):
         # else are equal.
         numbers_of = functools.cache(functools.partial(_numbers, self))
         train_length = self.subject.train_length
-        existing_keys = {row.key for row in existing}
-        their_settings = requests.settings_for(existing, self.settings, train_length)
+        curve = counting_rows(existing)
+        present = {row.key for row in curve}
+        their_settings = requests.settings_for(curve, self.settings, train_length)
 
-        # The existing rows come first. Whenever this ends, a curve is whole: on its
-        # former targets until all its rows are on the new ones.
-        wanted: dict[Any, Measurement] = {}
-        for measurement in requests.measurements(their_settings, train_length):
-            key = _row_of(self, measurement).key
-            if key in existing_keys:  # their settings may ask for more than these
-                wanted[key] = measurement
-        n_existing = len(wanted)
-        # a row asked for anew keeps its place, but is measured as asked
+        # A new curve has all that the present one has. What is new comes first, so that
+        # the curve that replaces the present one has all that is asked for, too.
+        new: dict[Any, Measurement] = {}
+        asked: dict[Any, Measurement] = {}
         for measurement in requests.measurements(self.settings, train_length):
             key = _row_of(self, measurement).key
-            wanted[key] = measurement
+            asked[key] = measurement
+            if key not in present:
+                new[key] = measurement
+        again: dict[Any, Measurement] = {}
+        for measurement in requests.measurements(their_settings, train_length):
+            key = _row_of(self, measurement).key
+            if key in present:  # their settings may ask for more than these
+                again[key] = measurement
+        wanted = new | again | asked
 
         placed = requests.with_windows(
             [*wanted.values()], self.settings, self.split, train_length
         )
-        rows = [_requested(self, measurement, numbers_of) for measurement in placed]
-        longest = max(rows, key=lambda row: row[0].length, default=None)
-        if longest in rows[n_existing:] and _moves(rows, existing):
-            # It settles the new targets, so it is the first of the missing rows. A
-            # command that is repeated after a stop would else choose third targets, for
-            # a shorter length.
-            rows.remove(longest)
-            rows.insert(n_existing, longest)
-        return rows
-
-
-def _moves(requested: Sequence[Requested], existing: Sequence[EvaluationRow]) -> bool:
-    """Return whether an existing row is requested on other targets than it has."""
-    targets = {row.key: row.targets_sha256 for row, _ in requested}
-    for row in existing:
-        is_requested = row.measured and row.key in targets
-        if is_requested and row.targets_sha256 != targets[row.key]:
-            return True
-    return False
+        return [_requested(self, measurement, numbers_of) for measurement in placed]
 
 
 def _row_of(evaluation: Evaluation, measurement: Measurement) -> EvaluationRow:

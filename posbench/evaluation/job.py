@@ -27,9 +27,8 @@ from posbench.model.gpt import GPT
 from posbench.processes import World
 from posbench.run import TOKENIZER, checkpoint
 from posbench.run.model import model_of
-from posbench.run.rows import EvaluationRow, every_row, multiple, on_shared_targets
+from posbench.run.rows import EvaluationRow, every_row, whole_curves
 from posbench.run.run import Run, load_record
-from posbench.terminal.exits import plural
 from posbench.terminal.signals import signals_as_errors
 
 logger = logging.getLogger(__name__)
@@ -154,11 +153,16 @@ def rows_into(
     """
     started = time.monotonic()
     rows: list[EvaluationRow] = []
+    curves = whole_curves(existing)
     try:
         for row in evaluate(evaluation, existing):
             if run:
                 run.log(row.to_json())
                 run.sync()
+            if row.pairs and row.protocol == "fixed_target" and row.curve in curves:
+                targets = curves.pop(row.curve)
+                if row.targets_sha256 not in targets:
+                    logger.info("a new curve, on other targets than the one so far")
             logger.info("%s", describe(row))
             rows.append(row)
     finally:
@@ -166,44 +170,7 @@ def rows_into(
             earlier = run.record["evaluate_seconds"] or 0.0
             seconds = earlier + time.monotonic() - started
             run.update(evaluate_seconds=round(seconds, 3))
-    moved = moved_curve(existing, rows)
-    if moved:
-        logger.info("%s", moved)
     return len(rows)
-
-
-def moved_curve(
-    existing: Sequence[EvaluationRow], rows: Sequence[EvaluationRow]
-) -> str:
-    """Return a line on how new rows moved a curve to other targets; empty if they did
-    not.
-    """
-    new = _losses(rows)
-    if not new:
-        return ""
-    last = new[-1]
-    curve = (last.split, last.checkpoint_step)
-    old = [
-        row for row in _losses(existing) if curve == (row.split, row.checkpoint_step)
-    ]
-    was = {row.length_ratio: row for row in on_shared_targets(old)}
-    if any(row.targets_sha256 == last.targets_sha256 for row in was.values()):
-        return ""
-
-    now = {row.length_ratio: row for row in new}
-    again = was.keys() & now.keys()
-    if not again:
-        return ""
-    ratio = 1.0 if 1.0 in again else min(again)
-    reason = f" for {multiple(max(now))}" if max(now) > max(was) else ""
-    return (
-        f"new targets{reason}: {plural(len(again), 'length')} scored again; loss at"
-        f" {multiple(ratio)} was {was[ratio].nll:.3f}, is {now[ratio].nll:.3f}"
-    )
-
-
-def _losses(rows: Sequence[EvaluationRow]) -> list[EvaluationRow]:
-    return [row for row in rows if row.curve_name == "fixed_target" and row.measured]
 
 
 def evaluations_on_the_way(config: Config) -> dict[int, EvaluationConfig]:

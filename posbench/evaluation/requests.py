@@ -39,8 +39,8 @@ class AnyEvaluation:
     world: World = dataclasses.field(default_factory=World)
 
     def requested(self, existing: Sequence[EvaluationRow] = ()) -> list[Requested]:
-        """Return all rows that the settings ask for, and on text the existing ones, so
-        that all share their targets.
+        """Return all rows that the settings ask for, and on text those of the present
+        curves, so that all share their targets.
         """
         raise NotImplementedError
 

@@ -24,7 +24,7 @@ from posbench.launch import pool
 from posbench.launch.plans import Plan
 from posbench.processes import PeerLost, Place, World, joined, place
 from posbench.reports import one_run
-from posbench.run.rows import evaluation_rows, on_shared_targets
+from posbench.run.rows import evaluation_rows
 from posbench.run.run import Run, load_config
 from posbench.terminal import console, exits
 from posbench.terminal.signals import stop_signals
@@ -141,7 +141,7 @@ def config_with_measured_lengths(folder: Path) -> Config:
     settings = config.evaluation
     wanted = ("fixed_target", config.training.steps, settings.split)
     measured = set[float]()
-    for row in on_shared_targets(evaluation_rows(folder)):
+    for row in evaluation_rows(folder):
         found = (row.curve_name, row.checkpoint_step, row.split)
         if found == wanted and row.measured:
             measured.add(row.length_ratio)

@@ -182,21 +182,21 @@ def _endings_text(not_done: pd.DataFrame) -> str:
 
 
 def _target_lines(frame: pd.DataFrame) -> list[str]:
-    """Return a line for each setting of which runs lack the targets that most share, at
-    any length of the setting, with the command that evaluates all runs there.
+    """Return a line for each setting of which runs lack the targets that most share at
+    its longest length, with the command that evaluates all runs there.
     """
     is_done = (frame["run_status"] == "done") & ~frame["repeated"]
     rows = frame[is_done & (frame["curve"] == "fixed_target")]
     lines = []
     for _, group in rows.groupby("setting"):
-        at_one = group[group["newest"] & (group["length_ratio"] == 1)]
-        shared = at_one["targets_sha256"].mode().max()
-        is_alike = (group["targets_sha256"] == shared) | (group["status"] != "ok")
         longest = group["length_ratio"].max()
-        at_longest = group[is_alike & (group["length_ratio"] == longest)]
+        at_longest = group[group["length_ratio"] == longest]
+        shared = at_longest["targets_sha256"].mode().max()
+        is_alike = at_longest["targets_sha256"] == shared
+        has_them = is_alike | (at_longest["status"] != "ok")
 
         n_runs = group["folder"].nunique()
-        n_lacking = n_runs - at_longest["folder"].nunique()
+        n_lacking = n_runs - at_longest.loc[has_them, "folder"].nunique()
         if n_lacking:
             asked_ratios = sorted({1.0, *group["length_ratio"]})
             ratios = [f"{ratio:g}" for ratio in asked_ratios]
@@ -204,8 +204,8 @@ def _target_lines(frame: pd.DataFrame) -> list[str]:
             words = [f"ratio={','.join(ratios)}", f"longest={ratios[-1]}"]
             command = shlex.join(["posbench", "evaluate", *studies, *words])
             lines.append(
-                f"{n_lacking} of {plural(n_runs, 'run')} without the targets that most"
-                f" share, to {ratios[-1]}x: '{command}' computes them"
+                f"{n_lacking} of {plural(n_runs, 'run')} without the targets of"
+                f" {ratios[-1]}x that others have: '{command}' computes them"
             )
     return lines
 

@@ -289,7 +289,7 @@ def training_tables(frame: pd.DataFrame) -> list[Table]:
     stages = []
     for tokens in budgets:
         is_then = frame["main"] & (frame["tokens"] == tokens).fillna(False)
-        table = compare.compare(frame.assign(newest=is_then))
+        table = compare.compare(frame.assign(newest=is_then, superseded=False))
         if table.attrs["schemes"]:
             stages.append(table[table["nll"].notna()].assign(after=int(tokens)))
     if not stages:

@@ -47,8 +47,8 @@ _FACTS = [
 
 
 class Losses:
-    """The losses of schemes by label, variant and length, on the targets and in the
-    precision of most runs.
+    """The losses of schemes by label, variant and length, from rows on one set of
+    targets.
 
     `sums` are nats, (seeds, units), with the simple readers as further variants.
     `statuses` are ok, or why there are no sums: undefined, failed, too_short, or
@@ -57,7 +57,6 @@ class Losses:
 
     def __init__(self, rows: pd.DataFrame) -> None:
         self.train_length = int(rows["train_length"].iloc[0]) if len(rows) else 0
-        rows = _on_shared_targets(rows, self.train_length)
         rows = _on_equal_units(rows)
         if rows.duplicated(["label", "seed", "variant", "length"]).any():
             raise ValueError("one seed of a scheme counts once")
@@ -135,16 +134,6 @@ class Losses:
         if len(sums) < ENOUGH_SEEDS:
             sums = sums.mean().to_frame().T
         return self.estimate(sums)
-
-
-def _on_shared_targets(rows: pd.DataFrame, train_length: int) -> pd.DataFrame:
-    """Return the rows of runs that have, at 1x, the targets and precision of most."""
-    is_plain = (rows["variant"] == PLAIN) & (rows["status"] == "ok")
-    at_one = rows[is_plain & (rows["length"] == train_length)]
-    targets = at_one["targets_sha256"].fillna("") + at_one["dtype"].fillna("")
-    commonest = targets.mode()  # several, if as many runs have them
-    others = at_one["folder"][targets != commonest.max()]
-    return rows[~rows["folder"].isin(others)]
 
 
 def _on_equal_units(rows: pd.DataFrame) -> pd.DataFrame:
@@ -236,11 +225,32 @@ def _within_limit(
 
 def main_rows(frame: pd.DataFrame, protocol: str = "fixed_target") -> pd.DataFrame:
     """Return the main rows on text of the newest checkpoints of runs that are done,
-    each seed once.
+    each seed once, on the targets and in the precision that most share at 1x.
+
+    Of as many, those that reach the longest context. A run whose newest curve is on
+    other targets takes part with an older one on these, or is left out.
     """
     runs = frame[(frame["run_status"] == "done") & ~frame["repeated"]]
-    rows = runs[runs["newest"] & (runs["protocol"] == protocol)]
-    return rows[rows["task"].isna()]
+    is_current = runs["newest"] | runs["superseded"]
+    is_text = (runs["protocol"] == protocol) & runs["task"].isna()
+    rows = runs[is_current & is_text]
+
+    measured_on = rows["targets_sha256"].fillna("") + rows["dtype"].fillna("")
+    is_plain = (rows["variant"] == PLAIN) & (rows["status"] == "ok")
+    is_at_one = is_plain & (rows["length_ratio"] == 1)
+    n_runs = measured_on[is_at_one & rows["newest"]].value_counts()
+    if n_runs.empty:
+        return rows[rows["newest"]]
+    longest = rows["length"][is_plain].groupby(measured_on[is_plain]).max()
+    ranks = [(count, longest[each], each) for each, count in n_runs.items()]
+    shared = max(ranks)[2]
+
+    is_shared = is_at_one & (measured_on == shared)
+    with_them = rows["folder"][is_shared]
+    others = set(rows["folder"][is_at_one]) - set(with_them)
+    targets = rows["targets_sha256"]
+    is_on_them = targets.isna() | (targets == targets[is_shared].iloc[0])
+    return rows[is_on_them & ~rows["folder"].isin(others)]
 
 
 def reference_label(frame: pd.DataFrame, reference: str | None = None) -> str | None:

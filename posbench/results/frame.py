@@ -9,7 +9,7 @@ the frame.
 """
 
 import typing
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from posbench.results.settings import with_schemes
 from posbench.run import rows as run_rows
 from posbench.run.facts import as_json, facts_of
 from posbench.run.find import run_folders
-from posbench.run.rows import EVALUATION_KEY, PLAIN, Counts, EvaluationRow, number
+from posbench.run.rows import EvaluationRow, number
 
 SUFFIX = ".parquet"  # of a study that is one file
 GATE = 0.99  # share of right tokens, at every trained length, that is a task learned
@@ -72,7 +72,8 @@ for _name in run_rows.COLUMNS:
         _TYPES[_name] = "Int64"
     elif _HINTS[_name] in (float, float | None):
         _TYPES[_name] = "float64"
-_TYPES |= {"variant": "object", "main": "bool", "newest": "bool"}
+_TYPES |= {"variant": "object"}
+_TYPES |= dict.fromkeys(("main", "newest", "superseded"), "bool")
 _TYPES |= dict.fromkeys(_UNITS, "object")
 
 
@@ -86,43 +87,26 @@ def read(paths: Iterable[Path], split: str | None = None) -> pd.DataFrame:
             run asks for.
 
     Returns:
-        A row per run and `EVALUATION_KEY`: the columns of `EvaluationRow`, sums by
-        unit, and among others `run_status` (done, running, stopped, died, unreadable,
-        or why it failed: diverged, oom ...), `setting` (digest of all that must be
-        equal in runs that are compared), `scheme` (JSON of what may differ), `label`
-        (the encoding, with what sets it apart in its setting), `repeated` (another run
-        has the same setting, scheme and seed), `main` (a row of the split that its run
-        asks for, on the targets of its curve), and `newest` (a main row of the newest
-        checkpoint).
+        A row per run, `EVALUATION_KEY` and targets: the columns of `EvaluationRow`,
+        sums by unit, and among others `run_status` (done, running, stopped, died,
+        unreadable, or why it failed: diverged, oom ...), `setting` (digest of all that
+        must be equal in runs that are compared), `scheme` (JSON of what may differ),
+        `label` (the encoding, with what sets it apart in its setting), `repeated`
+        (another run has the same setting, scheme and seed), `superseded` (a row of an
+        older whole curve), `main` (any other row of the split that its run asks for),
+        and `newest` (a main row of the newest checkpoint).
 
     Raises UserError if a path does not exist or there is no run. A run that cannot be
     read is a row that says so.
     """
     paths = list(dict.fromkeys(map(Path, paths)))
-    frame = _frame(paths, split, None)
-    if not frame.duplicated(["folder", *EVALUATION_KEY]).any():
-        return frame
-
-    # A row of which there are several counts on the targets that most runs have.
-    done = frame[frame["run_status"] == "done"]
-    at_one = done[(done["length_ratio"] == 1) & (done["variant"] == PLAIN)]
-    runs = at_one.drop_duplicates(["folder", "targets_sha256"])
-    return _frame(paths, split, runs["targets_sha256"].value_counts())
-
-
-def _frame(
-    paths: Sequence[Path], split: str | None, counts: Counts | None
-) -> pd.DataFrame:
-    """Return the rows of all paths, with what is derived; without `counts` on all
-    targets.
-    """
     files = [path for path in paths if path.suffix == SUFFIX]
     others = [path for path in paths if path.suffix != SUFFIX]
     folders = run_folders(others) if others or not files else []
 
     rows = []
     for folder in folders:
-        rows += _rows(folder, split, counts)
+        rows += _rows(folder, split)
     parts = []
     for path in files:
         study = _load(path)
@@ -163,9 +147,7 @@ def _typed(frame: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(columns)
 
 
-def _rows(
-    folder: Path, split: str | None, counts: Counts | None
-) -> list[dict[str, Any]]:
+def _rows(folder: Path, split: str | None) -> list[dict[str, Any]]:
     """Return the rows of a run with its facts. A run without rows, or one that cannot
     be read, has one row of facts.
     """
@@ -174,7 +156,7 @@ def _rows(
         facts |= facts_of(folder)
         if facts["trained_task"]:
             facts["steps_to_gate"] = _steps_to_gate(folder)
-        rows = _measured_rows(folder, split or facts["asked_split"], counts)
+        rows = _measured_rows(folder, split or facts["asked_split"])
     except Exception as error:  # its row says what is wrong, and the others are read
         reason = str(error) or type(error).__name__
         return [facts | {"run_status": "unreadable", "run_reason": reason}]
@@ -191,24 +173,23 @@ def _steps_to_gate(folder: Path) -> int | None:
     return None
 
 
-def _measured_rows(
-    folder: Path, split: str, counts: Counts | None
-) -> list[dict[str, Any]]:
-    """Return a run's rows by column, with marks and sums by unit. Without `counts` they
-    are on all targets.
-    """
-    if counts is None:
-        rows = run_rows.every_row(folder)
-        counts = {}
-    else:
-        rows = run_rows.evaluation_rows(folder, counts)
+def _measured_rows(folder: Path, split: str) -> list[dict[str, Any]]:
+    """Return a run's rows by column, with marks and sums by unit."""
+    rows = run_rows.every_row(folder)
     split = run_rows.headline_split(rows, split)
-    of_split = [row for row in rows if row.split == split]
-    main = {row.key for row in run_rows.on_shared_targets(of_split, counts)}
-    last = max((row.checkpoint_step for row in of_split), default=None)
+    steps = [row.checkpoint_step for row in rows if row.split == split]
+    last = max(steps, default=None)
+
+    # those that count, and the older curves that were whole
+    whole = run_rows.whole_curves(rows)
+    counting = run_rows.counting_rows(rows)
+    of_run = [(row, False) for row in counting]
+    for row in rows:
+        if row.pairs and row.targets_sha256 in whole[row.curve][:-1]:
+            of_run.append((row, True))
 
     lines = []
-    for row in rows:
+    for row, is_superseded in of_run:
         line = row.to_json()
         units = line.pop("units", {})
         for name, key in _UNITS.items():
@@ -219,7 +200,8 @@ def _measured_rows(
         if row.status == "ok" and not row.measured:  # the number was not finite
             line["status"] = "failed"
         line["variant"] = row.variant
-        line["main"] = row.key in main
+        line["superseded"] = is_superseded
+        line["main"] = row.split == split and not is_superseded
         line["newest"] = line["main"] and row.checkpoint_step == last
         lines.append(line)
     return lines

@@ -21,11 +21,6 @@ PAIRED: tuple[Literal["fixed_target", "nonoverlap"], ...] = (
     "nonoverlap",
 )
 
-# By digest of targets: how much these are preferred, such as by how many finished runs
-# have them at the training length.
-Counts = Mapping[Any, float]
-_NO_COUNTS: Counts = {}
-
 # The columns that tell one evaluation of a run from another.
 EVALUATION_KEY = (
     "protocol",
@@ -110,6 +105,16 @@ class EvaluationRow:
     def measured(self) -> bool:
         """Whether the row has a number. Numbers that were not finite are null."""
         return self.status == "ok" and self.nll is not None
+
+    @property
+    def curve(self) -> tuple[str, int, str]:
+        """What the row's targets are chosen for."""
+        return self.split, self.checkpoint_step, self.protocol
+
+    @property
+    def pairs(self) -> bool:
+        """Whether the row has a number that pairs with others on its targets."""
+        return self.measured and self.protocol in PAIRED
 
     @property
     def variant(self) -> str:
@@ -216,22 +221,52 @@ def every_row(folder: Path) -> list[EvaluationRow]:
     return [row for row in newest.values() if row.measured or row is last[row.key]]
 
 
-def evaluation_rows(folder: Path, counts: Counts = _NO_COUNTS) -> list[EvaluationRow]:
-    """Return one evaluation row per key: the last one, unless an earlier one pairs with
-    more rows of its curve.
+def evaluation_rows(folder: Path) -> list[EvaluationRow]:
+    """Return the evaluation rows of a run folder that count: one per key."""
+    return counting_rows(every_row(folder))
 
-    A later evaluation of a few lengths on other targets therefore never breaks a curve.
+
+def whole_curves(
+    rows: Sequence[EvaluationRow],
+) -> dict[tuple[str, int, str], list[str | None]]:
+    """Return by curve, as `row.curve` names it, the targets that it is whole on, the
+    newest last: that one counts.
+
+    A curve is the rows of one digest of targets. One on newer targets is whole as soon
+    as it has a number wherever the one before has. So a new curve replaces none until
+    it is measured as far.
     """
-    rows = every_row(folder)
-    measured = [row for row in rows if row.measured]
-    on_curve = on_shared_targets(measured, counts)
+    on_targets: dict[Any, dict[str | None, set[Any]]] = {}
+    for row in rows:
+        if row.pairs:
+            keys_on = on_targets.setdefault(row.curve, {})
+            keys_on.setdefault(row.targets_sha256, set()).add(row.key)
 
-    # The last row of a key counts. A measured one goes before one without a number, and
-    # one that its curve may join goes before all others.
-    chosen = {row.key: row for row in rows}
-    chosen |= {row.key: row for row in measured}
-    chosen |= {row.key: row for row in on_curve}
-    return [row for row in rows if chosen[row.key] is row]
+    whole: dict[tuple[str, int, str], list[str | None]] = {}
+    for curve, keys_on in on_targets.items():
+        whole[curve] = []
+        needed: set[Any] = set()
+        for targets, keys in keys_on.items():
+            if needed <= keys:
+                needed = keys
+                whole[curve].append(targets)
+    return whole
+
+
+def counting_rows(rows: Sequence[EvaluationRow]) -> list[EvaluationRow]:
+    """Return the rows that count: those of the newest whole curves, and of what never
+    pairs, as problems, the last row of each key.
+
+    A row without a number counts only if no other row of its key does.
+    """
+    newest = {curve: targets[-1] for curve, targets in whole_curves(rows).items()}
+    chosen: dict[Any, EvaluationRow] = {}
+    for row in rows:
+        if row.pairs and row.targets_sha256 != newest[row.curve]:
+            continue
+        if row.measured or row.key not in chosen:
+            chosen[row.key] = row
+    return [row for row in rows if chosen.get(row.key) is row]
 
 
 def headline_split(rows: Sequence[EvaluationRow], split: str) -> str:
@@ -240,52 +275,3 @@ def headline_split(rows: Sequence[EvaluationRow], split: str) -> str:
     """
     splits = {row.split for row in rows}
     return split if split in splits else min(splits, default="")
-
-
-def on_shared_targets(
-    rows: Sequence[EvaluationRow], counts: Counts = _NO_COUNTS
-) -> list[EvaluationRow]:
-    """Return the rows that one line may join: for each split, checkpoint and protocol,
-    those on its shared targets.
-
-    These targets have the highest of `counts`. Ties go to those that the training
-    length was scored on, then most longer ones, then most rows, then to the newest.
-    Rows without a number stay, and so do problems, whose rows never pair.
-    """
-    on_targets: dict[tuple[Any, ...], list[EvaluationRow]] = {}
-    for row in rows:
-        if row.measured and row.protocol in PAIRED:
-            key = (_curve(row), row.targets_sha256)
-            on_targets.setdefault(key, []).append(row)
-
-    shared: dict[Any, str | None] = {}
-    highest: dict[Any, tuple[float, ...]] = {}
-    for (curve, targets), members in on_targets.items():
-        rank = (counts.get(targets, 0), *_rank(members))
-        # of equals the newest, which come last
-        if curve not in highest or rank >= highest[curve]:
-            highest[curve] = rank
-            shared[curve] = targets
-
-    kept = []
-    for row in rows:
-        targets = shared.get(_curve(row))
-        never_pairs = targets is None
-        if never_pairs or not row.measured or row.targets_sha256 == targets:
-            kept.append(row)
-    return kept
-
-
-def _rank(rows: Sequence[EvaluationRow]) -> tuple[int, int, int]:
-    """Return how often the rows have the training length, how many of them longer ones,
-    and how many they are.
-    """
-    longer = []
-    for row in rows:
-        if row.variant == PLAIN and row.length_ratio >= 1:
-            longer.append(row.length_ratio)
-    return longer.count(1), len(longer), len(rows)
-
-
-def _curve(row: EvaluationRow) -> tuple[str, int, str]:
-    return row.split, row.checkpoint_step, row.protocol

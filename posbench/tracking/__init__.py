@@ -15,7 +15,7 @@ from posbench import registry
 from posbench.config.schema import Config
 from posbench.results.frame import read
 from posbench.results.headline import headline
-from posbench.run.rows import PAIRED, EvaluationRow, number
+from posbench.run.rows import EvaluationRow, number
 from posbench.run.run import Run
 from posbench.tracking.session import CONTEXT, Session, in_sweep
 
@@ -134,9 +134,8 @@ def _curve(row: EvaluationRow, config: Config, targets: dict[Any, str | None]) -
     it.
     """
     first_targets = row.targets_sha256
-    if row.measured and row.protocol in PAIRED:
-        key = (row.split, row.checkpoint_step, row.protocol)
-        first_targets = targets.setdefault(key, row.targets_sha256)
+    if row.pairs:
+        first_targets = targets.setdefault(row.curve, row.targets_sha256)
 
     parts = ["eval"]
     if row.split != config.evaluation.split:
