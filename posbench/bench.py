@@ -143,7 +143,15 @@ def configurations(
                 " runtime.*"
             )
 
-    words = _words(sizes)
+    words = [
+        f"model.n_layers={sizes.n_layers}",
+        f"model.d_model={sizes.d_model}",
+        f"model.n_heads={sizes.n_heads}",
+        f"training.train_length={sizes.train_length}",
+        f"training.batch_size={sizes.batch_size}",
+        "training.tokens=1e12",  # more than any batch
+        "evaluation.targets=1",
+    ]
     configs = {}
     for name in [BASE, *(names or encodings.names())]:
         try:
@@ -155,19 +163,6 @@ def configurations(
                 raise
             logger.info("left out: %s", error)
     return configs
-
-
-def _words(sizes: Sizes) -> list[str]:
-    """Return the words of `posbench train` for a model and a batch of these sizes."""
-    return [
-        f"model.n_layers={sizes.n_layers}",
-        f"model.d_model={sizes.d_model}",
-        f"model.n_heads={sizes.n_heads}",
-        f"training.train_length={sizes.train_length}",
-        f"training.batch_size={sizes.batch_size}",
-        "training.tokens=1e12",  # more than any batch
-        "evaluation.targets=1",
-    ]
 
 
 def device_and_dtype(config: Config) -> tuple[torch.device, torch.dtype]:
@@ -243,17 +238,17 @@ def _seconds(call: Callable[[], None], calls: int, device: torch.device) -> floa
 
 def table(frame: pd.DataFrame) -> Table:
     """Return what `bench` measured as a table."""
+
+    def quartiles(row: Mapping[str, float], _: object) -> str:
+        return f"{row['of_none_low']:.2f}-{row['of_none_high']:.2f}"
+
     columns = [
         Column("encoding", "encoding", text=True),
         Column("tokens_per_second", "tokens/s", ",.0f"),
         Column("of_none", f"of {BASE}", ".2f"),
-        Column("quartiles", "quartiles", _quartiles),
+        Column("quartiles", "quartiles", quartiles),
         Column("mib", "MiB", ",.0f"),
         Column("of_peak", "of peak", ".0%"),
     ]
     in_mib = frame.assign(mib=frame["peak_bytes"] / 2**20)
     return Table("", in_mib, columns, f"Training, {frame.attrs['how']}")
-
-
-def _quartiles(row: Mapping[str, float], _: object) -> str:
-    return f"{row['of_none_low']:.2f}-{row['of_none_high']:.2f}"

@@ -126,10 +126,20 @@ def listing_rows(sections: list[str]) -> dict[str, list[dict[str, Any]]]:
     from posbench.encodings.extend import methods
     from posbench.evaluation import probes
 
+    extensions = []
+    facts = ("name", "title", "source", "options")
+    for method in methods().values():
+        extensions.append({fact: getattr(method, fact) for fact in facts})
+
+    claims = []
+    for path in choices("claim").values():
+        titles = _CLAIM.findall(path.read_text(encoding="utf-8"))
+        claims += [{"name": name, "title": title} for title, name in titles]
+
     kinds: dict[str, tuple[Callable[..., dict[str, Any]], Iterable[Any]]] = {
         "encodings": (encoding_row, encodings.names()),
         "patterns": (_choice_row, choices("encoding", (), NESTED).items()),
-        "extensions": (_extension_row, methods().values()),
+        "extensions": (dict, extensions),
         "probes": (probe_row, probes.names()),
         "tasks": (task_row, tasks.names()),
         "experiments": (_choice_row, choices("experiment", (), EVERY).items()),
@@ -137,7 +147,7 @@ def listing_rows(sections: list[str]) -> dict[str, list[dict[str, Any]]]:
         "sweeps": (_choice_row, choices("sweep", (), EVERY).items()),
         # tasks have a section of their own
         "data": (_choice_row, choices("data").items()),
-        "claims": (dict, _claim_rows()),
+        "claims": (dict, claims),
     }
     for name in sections:
         if name not in kinds:
@@ -229,19 +239,6 @@ def _docstring_row(name: str, text: str) -> dict[str, Any]:
             row[key] = " ".join(match[1].split()) or None
             document = document.replace(match[0], "")
     return row | {"document": document.strip("\n")}
-
-
-def _extension_row(method: Any) -> dict[str, Any]:
-    facts = ("name", "title", "source", "options")
-    return {fact: getattr(method, fact) for fact in facts}
-
-
-def _claim_rows() -> list[dict[str, Any]]:
-    rows = []
-    for path in choices("claim").values():
-        claims = _CLAIM.findall(path.read_text(encoding="utf-8"))
-        rows += [{"name": name, "title": title} for title, name in claims]
-    return rows
 
 
 def _choice_row(choice: tuple[str, Path]) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 import re
 import shlex
+import tempfile
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -149,13 +150,13 @@ def runs(tmp_path_factory):
 
 
 def entry(*tests: str) -> claim.Entry:
-    parsed = tuple(claim._inequality(test) for test in tests)
-    names = {}
-    for test in parsed:
-        for term in test.terms:
-            names[term.run] = ""
-    asked = claim.validate(claim.Claim, CLAIM)
-    return claim.Entry("mine", asked, parsed, names, ROOT)
+    """Return a claim with these tests, read from a file."""
+    names = set(re.findall(r"(?<![\w/:])[a-z]+(?=[ /])", " ".join(tests)))
+    runs = [{name: ""} for name in sorted(names)]
+    with tempfile.TemporaryDirectory() as folder:
+        write(Path(folder), runs=runs, test=list(tests))
+        (entry,) = claim.read(["mine"], Path(folder))
+    return entry
 
 
 def judge_one(entry: claim.Entry, runs: dict[str, pd.DataFrame]) -> dict[str, Any]:

@@ -140,7 +140,15 @@ def read(names: list[str], config_dir: Path | None = None) -> list[Entry]:
         if name not in contents:
             hint = "'posbench list claims' shows all"
             raise unknown("claim", name, contents, hint)
-    return [_read(name, *contents[name], shared) for name in sorted(set(names))]
+
+    entries = []
+    for name in sorted(set(names)):
+        path, content = contents[name]
+        try:
+            entries.append(_read(name, path, content, shared))
+        except UserError as error:
+            raise UserError(f"{path}: {name}: {error}") from None
+    return entries
 
 
 def _files(
@@ -171,23 +179,17 @@ def _files(
 
 
 def _read(name: str, path: Path, content: Any, shared: dict[str, str]) -> Entry:
+    """Return a claim from what its file holds of it; `shared`: the runs that several
+    claims need, by name. Raises UserError for a claim that cannot be tested.
+    """
     if not isinstance(content, dict):
         content = {}  # then a key is missing, as it is said
-    try:
-        claim = validate(Claim, content)
-        texts = claim.test or []
-        if isinstance(texts, str):
-            texts = [texts]
-        tests = tuple(_inequality(text) for text in texts)
-        entry = Entry(name, claim, tests, _runs(claim, shared), path)
-        _check(entry)
-    except UserError as error:
-        raise UserError(f"{path}: {name}: {error}") from None
-    return entry
+    claim = validate(Claim, content)
+    texts = claim.test or []
+    if isinstance(texts, str):
+        texts = [texts]
+    tests = tuple(_inequality(text) for text in texts)
 
-
-def _runs(claim: Claim, shared: dict[str, str]) -> dict[str, str]:
-    """Return the overrides of a claim's runs by name."""
     runs: dict[str, str] = {}
     for run in claim.runs:
         if isinstance(run, dict):
@@ -197,33 +199,20 @@ def _runs(claim: Claim, shared: dict[str, str]) -> dict[str, str]:
         else:
             hint = f"runs that claims share: {', '.join(shared)}"
             raise unknown("run", run, shared, hint)
-    return runs
+    entry = Entry(name, claim, tests, runs, path)
+    _check(entry)
+    return entry
 
 
 def _check(entry: Entry) -> None:
-    """Raise UserError for a claim that cannot be tested."""
+    """Raise UserError for a claim that cannot be tested, or a published number that
+    cannot be compared.
+    """
     claim = entry.claim
     tests = entry.tests
     if (not tests) == (claim.more_seeds is None):
         raise UserError("expected test or more_seeds")
 
-    _check_published(entry)
-    for run, overrides in entry.runs.items():
-        shell_words(overrides, f"run '{run}'")  # refuses an open quotation
-
-    used = set[str]()
-    for test in tests:
-        used |= {term.run for term in test.terms}
-    if claim.more_seeds:
-        used |= {claim.more_seeds.of, claim.more_seeds.than}
-    for run in sorted(used - entry.runs.keys()):
-        raise UserError(f"run '{run}' is not among runs ({', '.join(entry.runs)})")
-
-
-def _check_published(entry: Entry) -> None:
-    """Raise UserError for a published number, or its seeds, that cannot be compared."""
-    claim = entry.claim
-    tests = entry.tests
     if claim.seeds is not None and not 1 <= claim.seeds <= len(FRESH_SEEDS):
         raise UserError(f"seeds is {claim.seeds}: expected 1 to {len(FRESH_SEEDS)}")
     if claim.seeds and not entry.is_published:
@@ -237,6 +226,17 @@ def _check_published(entry: Entry) -> None:
             raise UserError(
                 f"test is {claim.test}: expected one run and its published number"
             )
+
+    for run, overrides in entry.runs.items():
+        shell_words(overrides, f"run '{run}'")  # refuses an open quotation
+
+    used = set[str]()
+    for test in tests:
+        used |= {term.run for term in test.terms}
+    if claim.more_seeds:
+        used |= {claim.more_seeds.of, claim.more_seeds.than}
+    for run in sorted(used - entry.runs.keys()):
+        raise UserError(f"run '{run}' is not among runs ({', '.join(entry.runs)})")
 
 
 def _inequality(text: str) -> Inequality:
@@ -254,17 +254,14 @@ def _inequality(text: str) -> Inequality:
         match = _TERM.match(figure, start)
         if match is None or (terms and not match["sign"]):
             raise UserError(f"test: cannot read '{figure[start:]}': {_EXPECTED}")
-        terms.append(_term(match))
+        weight = float(match["weight"] or 1)
+        if match["sign"] == "-":
+            weight = -weight
+        protocol = match["protocol"] or "fixed_target"
+        kind = match["kind"] or "plain"
+        ratio = float(match["ratio"])
+        terms.append(Term(weight, match["run"], ratio, protocol, kind))
         start = match.end()
 
     direction = 1 if test["side"] == ">" else -1
     return Inequality(tuple(terms), direction, float(test["margin"]), within)
-
-
-def _term(match: re.Match[str]) -> Term:
-    weight = float(match["weight"] or 1)
-    if match["sign"] == "-":
-        weight = -weight
-    protocol = match["protocol"] or "fixed_target"
-    kind = match["kind"] or "plain"
-    return Term(weight, match["run"], float(match["ratio"]), protocol, kind)

@@ -36,51 +36,47 @@ def judge(entries: Sequence[tuple[Entry, Runs]], n_registered: int) -> pd.DataFr
         nothing was tested; `cpu_minutes` of training its runs; `published`, `paper` and
         the place in it, `where`; `predicted`.
     """
-    rows = [_judged(entry, runs) for entry, runs in entries]
-    for row in rows:
-        p_value = row["p"]
-        if p_value is not None and n_registered * p_value >= ALPHA:
-            row["outcome"] = "open"
-    return pd.DataFrame(rows)
+    judged = []
+    for entry, runs in entries:
+        claim = entry.claim
+        source = claim.source
+        ended = ["done"]
+        if claim.more_seeds:
+            ended.append("diverged")  # no answer is right
+        done = {}
+        seconds = 0.0
+        for name, rows in runs.items():
+            rows = rows[rows["run_status"].isin(ended)]
+            of_each_run = rows.drop_duplicates("folder")
+            seconds += float(of_each_run["cpu_seconds"].sum())
+            # a claim names its runs itself, and they lie in one study
+            done[name] = rows.assign(label=name, repeated=False)
 
+        finding = {"p": None, **_finding(entry, done)}
+        if finding["p"] is not None and n_registered * finding["p"] >= ALPHA:
+            finding["outcome"] = "open"
 
-def _judged(entry: Entry, runs: Runs) -> dict[str, Any]:
-    """Return the row of a claim, with its outcome before adjustment."""
-    claim = entry.claim
-    source = claim.source
-    ended = ["done"]
-    if claim.more_seeds:
-        ended.append("diverged")  # no answer is right
-    done = {}
-    seconds = 0.0
-    for name, rows in runs.items():
-        rows = rows[rows["run_status"].isin(ended)]
-        of_each_run = rows.drop_duplicates("folder")
-        seconds += float(of_each_run["cpu_seconds"].sum())
-        # a claim names its runs itself, and they lie in one study
-        done[name] = rows.assign(label=name, repeated=False)
-
-    finding = _finding(entry, done)
-    published = source.published or ""
-    if entry.is_published:
-        margin = f"within {entry.tests[0].within:g}"
-        if claim.narrowed_from:
-            margin += f", narrowed after the run from {claim.narrowed_from:g}"
-        published += f" ({margin})"
-    predicted = ""
-    if claim.prediction:
-        predicted = claim.prediction.outcome
-    return {
-        "claim": entry.id,
-        "sentence": claim.sentence,
-        "p": None,
-        **finding,
-        "cpu_minutes": round(seconds / 60, 1),
-        "published": published,
-        "paper": source.paper,
-        "where": source.where,
-        "predicted": predicted,
-    }
+        published = source.published or ""
+        if entry.is_published:
+            margin = f"within {entry.tests[0].within:g}"
+            if claim.narrowed_from:
+                margin += f", narrowed after the run from {claim.narrowed_from:g}"
+            published += f" ({margin})"
+        predicted = ""
+        if claim.prediction:
+            predicted = claim.prediction.outcome
+        row = {
+            "claim": entry.id,
+            "sentence": claim.sentence,
+            **finding,
+            "cpu_minutes": round(seconds / 60, 1),
+            "published": published,
+            "paper": source.paper,
+            "where": source.where,
+            "predicted": predicted,
+        }
+        judged.append(row)
+    return pd.DataFrame(judged)
 
 
 def _finding(entry: Entry, runs: Runs) -> Finding:
@@ -105,6 +101,8 @@ def _finding(entry: Entry, runs: Runs) -> Finding:
 
 def _text_finding(entry: Entry, runs: Runs) -> Finding:
     """Return the finding on sums of losses, by the seeds that all runs have."""
+    from scipy import special
+
     shared = set.intersection(*(set(rows["seed"]) for rows in runs.values()))
     seeds = sorted(shared)[: entry.seeds]
     frame = pd.concat(runs.values())
@@ -125,7 +123,9 @@ def _text_finding(entry: Entry, runs: Runs) -> Finding:
     for test, mean in zip(entry.tests, means, strict=True):
         ours.append(f"{mean.mean:+.3f} ({mean.low():+.3f} to {mean.high():+.3f})")
         excess = test.direction * (mean.mean - test.margin)
-        p_value = _p_value(excess, mean)
+        # a two-sided t-test
+        t = -abs(excess) / max(mean.error, 1e-12)
+        p_value = 2 * float(special.stdtr(mean.df, t))
         if excess > 0:
             supporting.append(p_value)
         else:
@@ -138,14 +138,6 @@ def _text_finding(entry: Entry, runs: Runs) -> Finding:
         outcome = "supported"
         p_value = max(supporting)  # all tests must support
     return {"outcome": outcome, "p": p_value, "ours": " and ".join(ours)}
-
-
-def _p_value(excess: float, mean: Estimate) -> float:
-    """Return the p-value of a two-sided t-test."""
-    from scipy import special
-
-    t = -abs(excess) / max(mean.error, 1e-12)
-    return 2 * float(special.stdtr(mean.df, t))
 
 
 def _reproduction(published: Inequality, runs: Runs) -> Finding:
@@ -236,7 +228,17 @@ def _mean(test: Inequality, losses: Losses, frame: pd.DataFrame) -> Estimate:
     by_document = all(term.protocol == "fixed_target" for term in test.terms)
     total: Any = None
     for term in test.terms:
-        level = _level(term, losses, frame)
+        # nats of the run: (seeds, units of text), or of all text (seeds, 1)
+        length = round(term.ratio * losses.train_length)
+        if term.protocol == "fixed_target":
+            level = losses.level(term.run, length, term.kind)
+        else:
+            nll = _value(term, frame[frame["label"] == term.run])
+            level = nll.to_frame(0) * losses.tokens.sum()
+        if level.empty or level.isna().any(axis=None):
+            kind = f"{term.protocol}, {term.kind}"
+            raise LookupError(f"{term.run} has no loss at {length} tokens ({kind})")
+
         if not by_document:
             level = level.sum(axis=1).to_frame()
         if total is None:
@@ -244,21 +246,6 @@ def _mean(test: Inequality, losses: Losses, frame: pd.DataFrame) -> Estimate:
         else:
             total = compare.difference(total, -term.weight * level)
     return losses.estimate(total)
-
-
-def _level(term: Term, losses: Losses, frame: pd.DataFrame) -> pd.DataFrame:
-    """Return the nats of a run (seeds, units of text), or of all text (seeds, 1)."""
-    length = round(term.ratio * losses.train_length)
-    if term.protocol == "fixed_target":
-        level = losses.level(term.run, length, term.kind)
-    else:
-        nll = _value(term, frame[frame["label"] == term.run])
-        level = nll.to_frame(0) * losses.tokens.sum()
-    if level.empty or level.isna().any(axis=None):
-        raise LookupError(
-            f"{term.run} has no loss at {length} tokens ({term.protocol}, {term.kind})"
-        )
-    return level
 
 
 def _task_finding(pair: MoreSeeds, runs: Runs, few: str) -> Finding:

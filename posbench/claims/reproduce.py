@@ -75,7 +75,12 @@ def reproduce(
         )
     entries = claim.read(names, config_dir)
     plans_of = plans_of_claims(entries, overrides, config_dir)
-    every_plan = _each_once(plans_of)
+    plan_of: dict[str, Plan] = {}  # several claims may need one
+    for runs in plans_of.values():
+        for plan in itertools.chain(*runs.values()):
+            plan_of[plan.id] = plan
+    every_plan = list(plan_of.values())
+
     kept_ids: set[str] = set()
     if studies:
         kept_ids = set(frames.read(studies)["run"])
@@ -94,15 +99,6 @@ def reproduce(
     files.write(path, findings.to_csv(index=False).encode())
     print(f"Sources and numbers: {path}")
     pool.check_all_done(status)
-
-
-def _each_once(plans_of: Needed) -> list[Plan]:
-    """Return the plans, those that several claims need once."""
-    plan_of: dict[str, Plan] = {}
-    for runs in plans_of.values():
-        for plan in itertools.chain(*runs.values()):
-            plan_of[plan.id] = plan
-    return list(plan_of.values())
 
 
 def plans_of_claims(
