@@ -59,7 +59,7 @@ def causal_convolution(x: Tensor, weight: Tensor) -> Tensor:
 
 
 def unit(a: Tensor) -> Tensor:
-    """Return vectors (..., C) with length 1."""
+    """Return vectors (..., C) with length 1: a / sqrt(|a|² + 1e-6)."""
     squares = a.square().sum(-1, keepdim=True)
     return a * (squares + 1e-6).rsqrt()
 
@@ -584,9 +584,10 @@ class GatedDelta(Encoding):
         o_i = sum over j <= i of p_ij v_j,
         p_ij = a_i ... a_{j+1} b_j q_i·(H_i ... H_{j+1}) k_j / sqrt(d)
 
-    Before it q, k and v pass a causal convolution and a SiLU, then q and k get length
-    1. After it an output is divided by its rms (a weight per channel), times silu(W x).
-    `negative` doubles b.
+    Before it q, k and v pass a causal convolution and a SiLU, then q and k are divided
+    by sqrt(|q|² + 1e-6), so that one as short as 0.001 stays shorter than 1. After it
+    an output is divided by its rms, with 1e-5 under the root (Qwen3-Next: 1e-6), and
+    gets a weight per channel, times silu(W x). `negative` doubles b.
 
     Source: Yang et al. (2024), arXiv:2412.06464; Grazzi et al. (2024), arXiv:2411.12537
     (negative); A and c start as in fla's layer, all else as in torch. Values are as
