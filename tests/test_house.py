@@ -33,7 +33,7 @@ CEILINGS = {
     "huggingface": (7_884, 10.4),
     "launch": (6_586, 9.2),
     "model": (8_050, 12.0),
-    "reports": (15_553, 10.7),
+    "reports": (15_557, 10.7),
     "results": (9_496, 11.1),
     "rope": (7_644, 10.4),
     "run": (6_130, 9.7),
@@ -46,7 +46,7 @@ CEILINGS = {
     "training": (5_236, 10.2),
 }
 # The same for each scheme: an encoding that is added brings the room that it needs.
-PER_SCHEME = {"encodings": (479, 13.0), "oracles": (288, 11.2)}
+PER_SCHEME = {"encodings": (481, 13.0), "oracles": (291, 11.2)}
 WORDS = {"docs": 24_950, "README": 1_000}
 COMMANDS = """bench evaluate export list prepare properties report reproduce rope runs
     sample show sweep sync train"""

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 _FAMILIES = dict.fromkeys(("base", "extend", "own", "wrapper"), "") | {
     "absolute": "none sinusoidal learned index minmax binary sine",
     "contextual": (
-        "fox cable fox_pro wall cope tapa stick_breaking path path_fox gated_delta"
+        "fox cable fox_pro wall cope tapa stick_breaking path path_fox gated_delta kda"
     ),
     "distance": (
         "alibi bam kerple_log kerple_power t5 sandwich dynamic_bias fire grape_a"

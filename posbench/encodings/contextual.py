@@ -58,6 +58,16 @@ def causal_convolution(x: Tensor, weight: Tensor) -> Tensor:
     return sums.to(x.dtype)
 
 
+def low_rank(n: int, inputs: int, rank: int, outputs: int) -> nn.ModuleList:
+    """Return a linear map of a low rank for each of n layers."""
+    layers = nn.ModuleList()
+    for _ in range(n):
+        down = nn.Linear(inputs, rank, bias=False)
+        up = nn.Linear(rank, outputs, bias=False)
+        layers.append(nn.Sequential(down, up))
+    return layers
+
+
 def unit(a: Tensor) -> Tensor:
     """Return vectors (..., C) with length 1: a / sqrt(|a|² + 1e-6)."""
     squares = a.square().sum(-1, keepdim=True)
@@ -277,23 +287,29 @@ class Wall(Encoding):
         return split_heads(total, self.shape.n_heads)
 
     def scores(self, logits: Tensor, q: Tensor, k: Tensor, layer: Layer) -> Tensor:
-        # q exp(P) and k exp(-P) would overflow. For keys j up to m and queries i after
-        # m, exp(P_m - P_j) and exp(P_i - P_m) are at most 1. So a text is split at m:
-        # one product joins its halves, and each is split again.
-        q = self.logit_scale * q
-        of_q = layer.state[:, :, layer.rows]  # P
-        of_k = layer.state[:, :, layer.keys]
+        return _faded(logits, self.logit_scale * q, k, layer.state, layer)
 
-        # the columns of the queries' own keys
-        first = layer.rows.start - layer.keys.start
-        stop = first + q.shape[2]
-        earlier, own, following = logits.tensor_split((first, stop), dim=-1)
-        if first:
-            earlier = _logits_across(q, of_q, k[:, :, :first], of_k[:, :, :first])
-        among = _logits_among(q, k[:, :, first:stop], of_q)
-        is_later = torch.ones_like(among[0, 0], dtype=torch.bool).triu(1)
-        own = torch.where(is_later, own, among)
-        return torch.cat((earlier, own, following), dim=-1)
+
+def _faded(logits: Tensor, q: Tensor, k: Tensor, total: Tensor, layer: Layer) -> Tensor:
+    """Return the sums over channels n of q_in k_jn exp(P_in - P_jn), (B, H, Tq, Tk), P
+    = `total` of all tokens; those of keys after their query stay as in `logits`.
+    """
+    # q exp(P) and k exp(-P) would overflow. For keys j up to m and queries i after m,
+    # exp(P_m - P_j) and exp(P_i - P_m) are at most 1. So a text is split at m: one
+    # product joins its halves, and each is split again.
+    of_q = total[:, :, layer.rows]  # P
+    of_k = total[:, :, layer.keys]
+
+    # the columns of the queries' own keys
+    first = layer.rows.start - layer.keys.start
+    stop = first + q.shape[2]
+    earlier, own, following = logits.tensor_split((first, stop), dim=-1)
+    if first:
+        earlier = _logits_across(q, of_q, k[:, :, :first], of_k[:, :, :first])
+    among = _logits_among(q, k[:, :, first:stop], of_q)
+    is_later = torch.ones_like(among[0, 0], dtype=torch.bool).triu(1)
+    own = torch.where(is_later, own, among)
+    return torch.cat((earlier, own, following), dim=-1)
 
 
 def _logits_across(q: Tensor, of_q: Tensor, k: Tensor, of_k: Tensor) -> Tensor:
@@ -598,6 +614,7 @@ class GatedDelta(Encoding):
     """
 
     history = frozenset({"q", "x"})
+    opening: Callable[[Tensor], Tensor] = staticmethod(F.silu)  # of the output's gate
 
     def __init__(self, shape: Shape, width: Count = 4, negative: bool = False) -> None:
         super().__init__(shape)
@@ -613,9 +630,7 @@ class GatedDelta(Encoding):
 
         rates = torch.empty(n, heads).uniform_(0.01, 16)  # its logarithm is finite
         self.A_log = nn.Parameter(rates.log())  # ln A
-        log_dt = torch.empty(n, heads).uniform_(math.log(0.001), math.log(0.1))
-        # the inverse of softplus
-        self.dt_bias = nn.Parameter(log_dt.exp().expm1().log())  # c
+        self.dt_bias = _first_steps(n, heads)  # c
 
     def prepare(self, q: Tensor, k: Tensor, layer: Layer) -> tuple[Tensor, Tensor]:
         x = self.given(layer.x, "makes its gates from")
@@ -653,8 +668,91 @@ class GatedDelta(Encoding):
     def map_outputs(self, out: Tensor, layer: Layer) -> Tensor:
         out = F.rms_norm(out, out.shape[-1:], self.norm[layer.index], 1e-5)
         x = self.given(layer.x, "makes its gates from")
-        gates = F.silu(self.gate[layer.index](x))[:, layer.rows]
+        gates = self.opening(self.gate[layer.index](x))[:, layer.rows]
         return out * split_heads(gates, self.shape.n_heads)
+
+
+def _first_steps(*size: int) -> nn.Parameter:
+    """Return what softplus turns into numbers from 0.001 to 0.1."""
+    log_dt = torch.empty(size).uniform_(math.log(0.001), math.log(0.1))
+    return nn.Parameter(log_dt.exp().expm1().log())
+
+
+class KDA(GatedDelta):
+    """Kimi Delta Attention (KDA): the gated delta rule with a gate for each channel of
+    the state.
+
+        S_t = S_{t-1} diag(a_t) (I - b_t k_t k_tᵀ) + b_t v_t k_tᵀ,
+        o_t = S_t q_t / sqrt(d)
+        a_t = exp(-A softplus(W x_t + c)),   b_t = sigmoid(u_h·x_t) per head
+        with `bound`   a_t = exp(-bound · sigmoid(A (W x_t + c)))
+
+    The same by pairs, which is computed here: token t writes u_t at its key, less what
+    stands there already. With P the cumulative ln a and f(q_i, k_j) the sum over
+    channels n of q_in k_jn exp(P_in - P_jn),
+
+        u_t = b_t (v_t - sum over s < t of f(k_t, k_s) u_s),
+        o_t = sum over s <= t of f(q_t, k_s) u_s / sqrt(d)
+
+    Convolutions and norms are those of `gated_delta`, with its 1e-6. An output is
+    divided by its rms (a weight per channel), times sigmoid(V x). W and V have rank d.
+
+    Source: Kimi Team, "Kimi Linear" (2025), arXiv:2510.26692, as transformers has it. A
+    and c start as there, all else as in torch. `bound: 5` is the gate of Kimi K3
+    (arXiv:2607.24653; its V has full rank) and GLM-5.3.
+    Beyond training length: defined everywhere; the state keeps its size, and far tokens
+    fade at rates that the text sets.
+    Checked against: transformers Kimi Linear's layer, and GLM-5.3's for `bound`, by
+    their recurrence step by step.
+    """
+
+    opening = staticmethod(torch.sigmoid)
+
+    def __init__(
+        self, shape: Shape, width: Count = 4, bound: Positive | None = None
+    ) -> None:
+        super().__init__(shape, width)
+        self.bound = bound
+        n = shape.n_layers
+        content = shape.n_heads * shape.head_dim
+        self.decay = low_rank(n, shape.d_model, shape.head_dim, content)  # W
+        self.gate = low_rank(n, shape.d_model, shape.head_dim, content)  # V
+        self.dt_bias = _first_steps(n, content)  # c
+        rates = torch.ones(n, shape.n_heads)
+        if bound is None:
+            rates.uniform_(1, 16)
+        self.A_log = nn.Parameter(rates.log())
+
+    def prepare(self, q: Tensor, k: Tensor, layer: Layer) -> tuple[Tensor, Tensor]:
+        x = self.given(layer.x, "makes its gates from")
+        b = self.beta[layer.index](x).sigmoid()
+        z = self.decay[layer.index](x) + self.dt_bias[layer.index]
+        z = split_heads(z, self.shape.n_heads)  # (B, H, T, Dh)
+        rates = self.A_log[layer.index].exp()[:, None, None]
+        if self.bound is None:
+            log_a = -rates * F.softplus(z)
+        else:
+            log_a = -self.bound * (rates * z).sigmoid()
+        return b.mT, log_a.cumsum(2)
+
+    def scores(self, logits: Tensor, q: Tensor, k: Tensor, layer: Layer) -> Tensor:
+        # o = F u and (I + B L) u = B v, where B is diag(b) and L is f(k_t, k_s) below
+        # the diagonal. So v has the weights p B, where p (I + B L) = F.
+        b, total = layer.state
+        before = layer.rows.start - layer.keys.start  # keys before the first query
+        products = _faded(logits, self.logit_scale * q, k, total, layer).tril(before)
+
+        among_keys = _logits_among(k, k, part_of(total, layer.keys))
+        coupling = part_of(b, layer.keys)[..., None] * among_keys
+        # B L below the diagonal; the rest is not read
+        return torch.linalg.solve_triangular(
+            coupling, products, upper=False, left=False, unitriangular=True
+        )
+
+    def attend(self, logits: Tensor, v: Tensor, layer: Layer) -> Tensor:
+        b, _ = layer.state
+        weights = logits.masked_fill(~layer.visible, 0) * b[:, :, None, layer.keys]
+        return weights @ v.to(weights.dtype)
 
 
 def _logit_change(q: Tensor, k: Tensor, w: Tensor, beta: Tensor, before: int) -> Tensor:

@@ -32,6 +32,7 @@ MODELS = {
     "temperature": "llama4, ministral3",
     "layered": "gemma3, cohere2, olmo3, smollm3, llama4",
     "gated_delta": "qwen3_next, qwen3_5, olmo_hybrid",
+    "kda": "kimi_linear, glm5_next",
     "alibi": "bloom, mpt, falcon",
     "t5": "t5, mt5, umt5, switch_transformers",
     "transformer_xl": "xlnet",

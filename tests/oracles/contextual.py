@@ -306,6 +306,22 @@ class path_fox(path):
         return path.reference(parameters, x=x, layer=layer, gates=gates, **others)
 
 
+def picking_weights(parameters, layer, width):
+    """Return the weights of projections that pick q, k and v out of one wide input, and
+    of the convolution after them.
+    """
+    kernels = []
+    for name in "qkv":
+        kernel = parameters[f"kernels.{name}"][layer]
+        kernels.append(kernel.flatten(0, 1))
+    convolution = torch.cat(kernels)
+    weights = {"conv1d.weight": convolution[:, None]}
+    pick = torch.eye(len(convolution), width)
+    for name, rows in zip("qkv", pick.chunk(3), strict=True):
+        weights[f"{name}_proj.weight"] = rows
+    return weights
+
+
 class gated_delta(Ordered):
     """transformers OLMo Hybrid's layer, its kernel replaced by its own loop over
     tokens; its projections pick q, k, v out of one wide input.
@@ -342,14 +358,7 @@ class gated_delta(Ordered):
             weight = parameters[f"{name}.{layer}.weight"]
             return F.pad(weight, (3 * content, 0))
 
-        weights = {}
-        kernels = []
-        pick = torch.eye(3 * content, wide.shape[-1])
-        for name, rows in zip("qkv", pick.chunk(3), strict=True):
-            weights[f"{name}_proj.weight"] = rows
-            kernel = parameters[f"kernels.{name}"][layer]
-            kernels.append(kernel.flatten(0, 1))
-        weights["conv1d.weight"] = torch.cat(kernels)[:, None]
+        weights = picking_weights(parameters, layer, wide.shape[-1])
         weights["a_proj.weight"] = after_qkv("decay")
         weights["b_proj.weight"] = after_qkv("beta")
         weights["g_proj.weight"] = after_qkv("gate")
@@ -359,6 +368,66 @@ class gated_delta(Ordered):
 
         by_steps = olmo.torch_recurrent_gated_delta_rule
         with mock.patch.object(olmo, "torch_chunk_gated_delta_rule", by_steps):
+            output = functional_call(module, weights, (wide,))
+        heads_apart = output.unflatten(-1, (shape.n_heads, shape.head_dim))
+        return {"output": heads_apart.transpose(1, 2)}
+
+
+class kda(Ordered):
+    """transformers Kimi Linear's layer, or with `bound` GLM-5.3's, its kernel replaced
+    by its own loop over tokens; its projections pick q, k, v out of one wide input.
+    """
+
+    CASES = [{}, {"width": 2, "bound": 5.0}]
+    CAUSAL = (True,)
+
+    def parameter_count(shape, options):
+        content = shape.n_heads * shape.head_dim
+        low_rank = shape.head_dim * (shape.d_model + content)
+        count = 2 * low_rank + shape.n_heads * (shape.d_model + 1)
+        count += content + 3 * content * options["width"] + shape.head_dim
+        return shape.n_layers * count
+
+    def reference(parameters, shape, options, q, k, v, x, layer, **others):
+        content = shape.n_heads * shape.head_dim
+        wide = torch.cat((flat(q, k, v), x), -1)
+        sizes = {
+            "hidden_size": wide.shape[-1],
+            "linear_num_heads": shape.n_heads,
+            "linear_head_dim": shape.head_dim,
+            "linear_conv_kernel_dim": options["width"],
+        }
+        if options["bound"] is None:
+            package = "transformers.models.kimi_linear"
+            modeling = third_party(f"{package}.modeling_kimi_linear")
+            config = third_party(package).KimiLinearConfig(**sizes)
+            module = modeling.KimiLinearDeltaAttention(config, 0)
+        else:
+            package = "transformers.models.glm5_next"
+            modeling = third_party(f"{package}.modeling_glm5_next")
+            sizes["linear_lower_bound"] = -options["bound"]
+            config = third_party(package).Glm5NextTextConfig(**sizes)
+            module = modeling.Glm5NextTextLinearAttention(config, 0)
+        module.o_proj = torch.nn.Identity()
+
+        def after_qkv(name):
+            weight = parameters[f"{name}.weight"]
+            return F.pad(weight, (3 * content, 0))
+
+        weights = picking_weights(parameters, layer, wide.shape[-1])
+        weights["b_proj.weight"] = after_qkv(f"beta.{layer}")
+        weights["g_a_proj.weight"] = after_qkv(f"gate.{layer}.0")
+        weights["g_b_proj.weight"] = parameters[f"gate.{layer}.1.weight"]
+        weights["o_norm.weight"] = parameters["norm"][layer]
+        gate = "forget_gate"
+        weights[f"{gate}.f_a_proj.weight"] = after_qkv(f"decay.{layer}.0")
+        weights[f"{gate}.f_b_proj.weight"] = parameters[f"decay.{layer}.1.weight"]
+        rates = parameters["A_log"][layer]
+        weights[f"{gate}.A_log"] = rates.view_as(module.forget_gate.A_log)
+        weights[f"{gate}.dt_bias"] = parameters["dt_bias"][layer]
+
+        by_steps = modeling.recurrent_kimi_delta_attention
+        with mock.patch.object(modeling, "chunk_kimi_delta_attention", by_steps):
             output = functional_call(module, weights, (wide,))
         heads_apart = output.unflatten(-1, (shape.n_heads, shape.head_dim))
         return {"output": heads_apart.transpose(1, 2)}
