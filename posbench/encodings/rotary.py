@@ -241,11 +241,12 @@ class DecoupledRoPE(Rotary):
                     values, too, and outputs back: sum over j of w_ij R(j - i) v_j
 
     Source: DeepSeek-AI (2024), arXiv:2405.04434, 2.1.3, without compression;
-    transformers' DeepSeek V4 (trailing).
+    transformers' DeepSeek V4 (trailing). `turn_values` with all channels turning is
+    RoVE (García-Castellanos et al., 2026, arXiv:2606.11275).
     Beyond training length: defined everywhere; slow pairs reach angles never seen in
     training and loss usually rises.
-    Checked against: transformers DeepSeek V3 (beside, its whole attention) and DeepSeek
-    V4 (trailing, turn_values).
+    Checked against: transformers' attention layers of DeepSeek V3 (beside) and DeepSeek
+    V4 (trailing, turn_values), without their norms.
     """
 
     def __init__(

@@ -1,6 +1,7 @@
 """Other rotations: with a decay, learned, or by what the tokens say."""
 
 import math
+from unittest import mock
 
 import torch
 import torch.nn.functional as F
@@ -245,21 +246,51 @@ def deepseek_v3(
 
 
 def deepseek_v4(shape, options, turning, mask, q, k, v, positions, **others):
-    module = third_party("transformers.models.deepseek_v4.modeling_deepseek_v4")
-    turn = module.apply_rotary_pos_emb
+    """Each head is an input of its own. Theirs has one tensor for keys and values: a
+    first pass gives it our keys and keeps them, turned; a second one our values.
+    """
+    package = "transformers.models.deepseek_v4"
+    module = third_party(f"{package}.modeling_deepseek_v4")
+    width = shape.head_dim
+    config = third_party(package).DeepseekV4Config(
+        hidden_size=3 * width,
+        num_attention_heads=1,
+        head_dim=width,
+        q_lora_rank=width,
+        o_groups=1,
+        layer_types=["sliding_attention"],
+        num_hidden_layers=1,
+    )
+    config._attn_implementation = "eager"
+    attention = module.DeepseekV4Attention(config, 0)
+    for name in ("q_a_norm", "q_b_proj", "q_b_norm", "kv_norm", "o_a_proj", "o_b_proj"):
+        setattr(attention, name, torch.nn.Identity())
+
+    keys = []
+
+    def weigh(module, query, key, value, mask, scaling, **others):
+        keys.append(key)
+        weights = (query @ keys[0].mT * scaling + mask).softmax(-1)
+        out = weights @ value
+        by_token = out.transpose(1, 2)
+        return by_token, weights
+
     angles = positions[..., None] * powers(options["base"], turning)
+    of_batch = angles.expand(len(q), -1, -1)
+    angles = of_batch.repeat_interleave(shape.n_heads, dim=0)
     cos = angles.cos().float()
     sin = angles.sin().float()
-    q = turn(q, cos, sin)
-    k = turn(k, cos, sin)
-    logits = q @ k.mT * shape.head_dim**-0.5
-    weights = (logits + mask).softmax(-1)
-    if not options["turn_values"]:
-        return weights @ v
-    out = weights @ turn(v, cos, sin)
-    by_token = out.transpose(1, 2)
-    back = turn(by_token, cos, -sin, unsqueeze_dim=2)
-    return back.transpose(1, 2)
+    turns = {"main": (cos, sin)}
+    wide = torch.cat((q, k, v), -1)
+    wide = wide.flatten(0, 1)  # (B·H, T, 3 Dh)
+    pick_q, pick_k, pick_v = torch.eye(3 * width).chunk(3)
+    with mock.patch.object(module, "eager_attention_forward", weigh):
+        for pick_kv in (pick_k, pick_v):
+            weights = {"q_a_proj.weight": pick_q}
+            weights["kv_proj.weight"] = pick_kv
+            given = (wide, turns, positions, mask)
+            output, _ = functional_call(attention, weights, given)
+    return output.unflatten(0, q.shape[:2])
 
 
 # -- by what the tokens say
