@@ -71,6 +71,49 @@ def test_doc_windows_stay_inside_one_document(protocol):
         assert (document == last).all()
 
 
+def test_blocks_lie_in_the_middle_of_equal_shares_of_a_document():
+    split = split_of(51)  # 24 places for two targets, from token 3 on, and 8 blocks
+
+    windows = protocols.place_windows("fixed_target", split, [4], 2, 8, "doc")
+
+    firsts = targets_of(windows[4]).indices[::2]
+    assert firsts.tolist() == [5, 11, 17, 23, 29, 35, 41, 47]
+
+
+def test_documents_get_blocks_in_turn_and_the_last_round_is_spread_over_the_text():
+    split = split_of(400, 20, 400, 400, 400, 400)  # the second has one place
+
+    windows = protocols.place_windows("fixed_target", split, [16], 8, 14, "doc")
+
+    places = targets_of(windows[16]).indices[::8]
+    documents = split.starts.searchsorted(places, "right") - 1
+    assert np.bincount(documents).tolist() == [3, 1, 2, 3, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("protocol", "halving"), [("fixed_target", 128), ("nonoverlap", 32)]
+)
+def test_a_text_too_short_for_the_longest_length_serves_a_halving(protocol, halving):
+    split = split_of(300)  # has no 8 blocks for 256 tokens
+    whole = protocols.place_windows(protocol, split, [16, halving], 8, 8, "doc")
+
+    windows = protocols.place_windows(protocol, split, [16], 8, 8, "doc", longest=256)
+
+    expected = targets_of(whole[16])
+    assert targets_of(windows[16]).sha256(split) == expected.sha256(split)
+
+
+@pytest.mark.parametrize(("blocks", "spans"), [(40, 10), (16, 8)])
+def test_nonoverlap_has_a_quarter_as_many_spans_as_blocks_but_at_least_8(blocks, spans):
+    split = split_of(6000)
+
+    windows = windows_of("nonoverlap", split, blocks=blocks)
+
+    for each in windows.values():
+        assert each.blocks.max() + 1 == spans
+        assert len(each.starts) * each.length == spans * LENGTHS[-1]
+
+
 def test_targets_below_the_training_length_have_half_of_the_window_before_them():
     split = split_of(500, 700)
     lengths = [1, 2, 5, 16, 24, 48, 64, 256]
