@@ -446,6 +446,59 @@ def test_a_tokenizer_that_changes_text_counts_no_bytes_and_encodes_documents_who
     assert is_in_pieces is is_exact
 
 
+@pytest.mark.parametrize("taken", [{"lstrip": True}, {"rstrip": True}])
+def test_added_tokens_that_take_in_spaces_count_no_bytes(bpe, taken):
+    inner = tokenizers.Tokenizer.from_str(bpe._inner.to_str())
+    word = tokenizers.AddedToken("unseen", **taken)
+    inner.add_tokens([word])
+
+    made = tokenizer.Tokenizer(inner)
+
+    assert made.token_bytes is None
+
+
+SPACES = [("\r\n", False), (" ", True)]
+
+
+@pytest.mark.parametrize(("end", "is_exact"), SPACES)
+def test_a_tokenizer_that_changes_this_text_alone_gives_no_bits_per_byte(
+    bpe, tmp_path, caplog, end, is_exact
+):
+    inner = tokenizers.Tokenizer.from_str(bpe._inner.to_str())
+    inner.normalizer = normalizers.Replace("\r\n", "\n")
+    file = saved(inner, tmp_path)
+    texts = {f"{i:02}.txt": f"{i} the quick fox{end}" * 9 for i in range(40)}
+    folder = write(tmp_path / "many", texts)
+
+    made = tokens.prepare(text_in(folder, tokenizer=str(file)), tmp_path)
+
+    assert (made.tokenizer.token_bytes is not None) is is_exact
+    assert ("no bits per byte" in caplog.text) is not is_exact
+
+
+OTHER_SPACES = [("\n", "\r\n"), (" ", "  "), ("\n", "\n\n"), (" ", "\t"), (", ", ",")]
+
+
+@pytest.mark.parametrize(("old", "new"), OTHER_SPACES)
+def test_a_copy_with_other_line_ends_or_spaces_is_no_further_document(
+    tmp_path, old, new
+):
+    texts = {}
+    for i in range(40):
+        texts[f"train_{i:02}.txt"] = f"{i * i} of training, line {i}\n" * 9
+    for i in range(8):
+        texts[f"test_{i}.txt"] = f"{i} is new, and has its own words\n" * 9
+        texts[f"test_c{i}.txt"] = texts[f"test_{i}.txt"].replace(old, new)
+        texts[f"valid_{i}.txt"] = f"{i} validates, and has its words\n" * 9
+    folder = write(tmp_path / "many", texts)
+
+    made = tokens.prepare(text_in(folder, tokenizer="bytes"), tmp_path)
+
+    assert made.record["documents"]["test"] == 16
+    assert made.test.firsts.tolist() == [*range(8), *range(8)]
+    assert made.validation.firsts.tolist() == list(range(8))
+
+
 def test_every_document_begins_with_one_separator_and_decodes_to_itself(tmp_path):
     texts = {f"{i:02}.txt": f"{i} {STRANGE}" for i in range(40)}
     folder = write(tmp_path / "many", texts)

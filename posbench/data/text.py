@@ -265,9 +265,22 @@ def copies(
     return copied, len(found) / max(1, len(sought))
 
 
+def first_of_equals(texts: Sequence[str]) -> np.ndarray:
+    """Return the number of the first text that equals each one but for white space,
+    (n,): line ends and spaces make no other text.
+    """
+    seen: dict[bytes, int] = {}
+    firsts = []
+    for number, text in enumerate(texts):
+        content = "".join(text.split()).encode()
+        digest = hashlib.sha256(content).digest()
+        firsts.append(seen.setdefault(digest, number))
+    return np.array(firsts, dtype=np.int64)
+
+
 def repeated(texts: Sequence[str]) -> int:
-    """Return how many texts equal an earlier one."""
-    return len(texts) - len({hash(text) for text in texts})
+    """Return how many texts equal an earlier one but for white space."""
+    return len(texts) - len(np.unique(first_of_equals(texts)))
 
 
 def _passages(text: str) -> np.ndarray:

@@ -68,9 +68,9 @@ class Tokenizer:
 
     def encode_pieces(
         self, texts: Iterable[str]
-    ) -> Iterator[tuple[bool, int, np.ndarray]]:
-        """Yield each text in one or more pieces: whether a piece begins a text, its
-        number of characters, its ids.
+    ) -> Iterator[tuple[bool, str, np.ndarray]]:
+        """Yield each text in one or more pieces: whether a piece begins a text, the
+        piece, its ids.
         """
         cut = self._cut(texts)
         while True:
@@ -81,7 +81,7 @@ class Tokenizer:
                 [piece for _, piece in batch], add_special_tokens=False
             )
             for (begins, piece), encoding in zip(batch, encodings, strict=True):
-                yield begins, len(piece), np.array(encoding.ids, np.uint32)
+                yield begins, piece, np.array(encoding.ids, np.uint32)
 
     def _cut(self, texts: Iterable[str]) -> Iterator[tuple[bool, str]]:
         """Yield the pieces of texts, and whether each begins a text."""
@@ -121,12 +121,17 @@ class Tokenizer:
             sizes[i] = len(token)
         for added in self.description["added_tokens"]:
             sizes[added["id"]] = len(added["content"].encode())
+            # it takes in the white space beside it, more or less of it
+            takes_spaces = added["lstrip"] or added["rstrip"]
+            if takes_spaces and not added["special"]:
+                return None
         sizes[self.separator] = 0
 
         try:
-            (ids,) = self.encode([_CHARACTERS])
-        except Exception:  # a tokenizer may know its own words alone
+            encoding = self._inner.encode(_CHARACTERS, add_special_tokens=False)
+        except Exception:  # the library's only class: it may know its own words alone
             return None
+        ids = encoding.ids
         if self.decode(ids) != _CHARACTERS:
             return None
         return sizes if sizes[ids].sum() == len(_CHARACTERS.encode()) else None
@@ -185,10 +190,11 @@ def from_file(path: Path, separator: int | None = None) -> Tokenizer:
     separates, and is added if missing.
     """
     try:
-        return Tokenizer(tokenizers.Tokenizer.from_file(str(path)), separator)
-    except Exception as error:
+        inner = tokenizers.Tokenizer.from_file(str(path))
+    except Exception as error:  # the library has no other class
         reason = str(error).partition("\n")[0]
         raise UserError(f"data.tokenizer: '{path}' cannot be read: {reason}") from None
+    return Tokenizer(inner, separator)
 
 
 def lost(made: Tokenizer, texts: Iterable[str]) -> tuple[float, str]:

@@ -31,7 +31,7 @@ from posbench.terminal import console
 logger = logging.getLogger(__name__)
 
 # the version of the cache, raised when the same settings would give other files
-FORMAT = 6
+FORMAT = 7
 # settings that change no token of a text that is found
 NOT_IN_KEY = ("name", "path", "dataset", "revision", "document_mask")
 MADE_HERE = ("bpe", "bytes")  # other tokenizers are read from files
@@ -54,12 +54,16 @@ class TokenSplit:
     starts: np.ndarray  # (n_documents + 1,) int64, the last one is n_tokens
     # (n_documents,): which text each stretch was cut from; None: all are whole
     sources: np.ndarray | None = None
+    # (n_documents,): the first document that has each one's text but for white space;
+    # None: only equal tokens make a copy
+    same_text: np.ndarray | None = None
 
     @functools.cached_property
     def firsts(self) -> np.ndarray:
         """The number of the first document that equals each document, (n_documents,).
 
-        Equal documents are one unit of an interval: a copy is no further evidence.
+        Equal documents are one unit of an interval: a copy is no further evidence, nor
+        is one with other line ends or spaces.
         """
         seen: dict[bytes, int] = {}
         firsts = []
@@ -67,7 +71,10 @@ class TokenSplit:
             content = self.ids[start:end].tobytes()
             digest = hashlib.sha256(content).digest()
             firsts.append(seen.setdefault(digest, number))
-        return np.array(firsts, dtype=np.int64)
+        of_equal_tokens = np.array(firsts, dtype=np.int64)
+        if self.same_text is None:
+            return of_equal_tokens
+        return self.same_text[of_equal_tokens]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -207,16 +214,21 @@ def _read(config: DataConfig, folder: Path, separator: int | None) -> Tokens:
     record = files.read_json(folder / "meta.json")
     record["name"] = config.name
     made = tokenizer.from_file(folder / "tokenizer.json", separator)
+    if not record["exact_pieces"]:
+        made.token_bytes = None
 
     splits = {}
     for split in text.SPLITS:
         ids = np.memmap(folder / f"{split}.ids", made.dtype, "r")
         starts = np.load(folder / f"{split}.starts.npy")
+        same_text = None
+        if split != "train":
+            same_text = np.load(folder / f"{split}.same_text.npy")
         stretches = record.get("stretches", {}).get(split)  # of each document
         document_of = None
         if stretches is not None:
             document_of = np.repeat(np.arange(len(stretches)), stretches)
-        splits[split] = TokenSplit(ids, starts, document_of)
+        splits[split] = TokenSplit(ids, starts, document_of, same_text)
 
     return Tokens(
         **splits,
@@ -255,10 +267,21 @@ def _write(
 
         total = sum(int(texts.sizes.sum()) for texts in splits.values())
         progress = console.Work(total, "tokens of %s of %s characters, about %s left")
-        record["tokens"] = {
-            split: _encode(made, texts, new / split, progress)
-            for split, texts in splits.items()
-        }
+        record["tokens"] = {}
+        is_exact = True
+        for split, texts in splits.items():
+            size, split_is_exact = _encode(made, texts, new / split, progress)
+            record["tokens"][split] = size
+            is_exact = is_exact and split_is_exact
+            if split != "train":  # intervals are over held-out text
+                same_text = text.first_of_equals(texts)
+                np.save(new / f"{split}.same_text.npy", same_text)
+        record["exact_pieces"] = is_exact
+        if not is_exact:
+            logger.warning(
+                "data.tokenizer: its tokens are no exact pieces of this text, so that"
+                " there are no bits per byte"
+            )
         (new / "meta.json").write_text(json.dumps(record, indent=1), "utf-8")
         for documents in new.glob("*.documents"):
             documents.unlink()
@@ -304,17 +327,24 @@ def _sample(texts: text.Texts) -> Iterator[str]:
 
 def _encode(
     made: Tokenizer, texts: text.Texts, path: Path, progress: console.Work
-) -> int:
-    """Write one split's ids and document starts; return its number of tokens."""
+) -> tuple[int, bool]:
+    """Write one split's ids and document starts; return its number of tokens, and
+    whether they have the bytes of the text, no more and no less.
+    """
     starts = list[int]()
     size = 0
+    token_bytes = made.token_bytes
+    is_exact = token_bytes is not None
     with path.with_suffix(".ids").open("xb") as file:
-        for begins, n_characters, ids in made.encode_pieces(texts):
+        for begins, piece, ids in made.encode_pieces(texts):
+            if token_bytes is not None:
+                n_bytes = len(piece.encode())
+                is_exact = is_exact and token_bytes[ids].sum() == n_bytes
             if begins:
                 starts.append(size)
                 ids = np.append(np.uint32(made.separator), ids)
             file.write(ids.astype(made.dtype).tobytes())
             size += len(ids)
-            progress.add(n_characters)
+            progress.add(len(piece))
     np.save(path.with_suffix(".starts.npy"), np.array([*starts, size], np.int64))
-    return size
+    return size, bool(is_exact)
