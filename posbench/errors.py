@@ -5,7 +5,19 @@ names.
 """
 
 import difflib
+import traceback
 from collections.abc import Iterable
+from pathlib import Path
+
+# what Python raises for a mistake in a program
+_MISTAKES = (
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    LookupError,
+    NameError,
+    TypeError,
+)
 
 
 class PosbenchError(Exception):
@@ -74,6 +86,16 @@ class Stopped(PosbenchError):
     def __init__(self, signal_number: int, message: str) -> None:
         super().__init__(message)
         self.exit_code = 128 + signal_number
+
+
+def is_own_mistake(error: BaseException) -> bool:
+    """Return whether an error is a mistake in posbench's own code, which is to show as
+    what it is: none that a library raised, nor one that was raised on purpose.
+    """
+    if not isinstance(error, _MISTAKES):
+        return False
+    *_, last = traceback.extract_tb(error.__traceback__)
+    return Path(last.filename).is_relative_to(Path(__file__).parent)
 
 
 def nearest(name: str, choices: Iterable[str], cutoff: float = 0.5) -> str | None:

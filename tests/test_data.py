@@ -9,6 +9,7 @@ import os
 import random
 import sys
 import tempfile
+import types
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +18,13 @@ import pytest
 import tokenizers
 import torch
 import yaml
+from huggingface_hub import constants
 from support import start_child
 from tokenizers import normalizers, pre_tokenizers
 
 from posbench.config.schema import DataConfig
 from posbench.data import batches, hub, sources, text, tokenizer, tokens
-from posbench.errors import UserError
+from posbench.errors import UserError, nearest
 
 CONFIGS = Path(__file__).parents[1] / "configs" / "data"
 STRANGE = "naïve café\r\nпривет мир 你好 🙂👩‍👩‍👧 \u2028 \x00 e\u0301 \ufeff  two  spaces\n\n\tend 123 <|endoftext|> it's"  # noqa: RUF001
@@ -323,6 +325,64 @@ def test_a_data_set_of_the_hub_has_the_splits_that_it_has(
     assert record["revision"] == "c0ffee"
     assert record["split"] == kind
     assert list(record["documents"].values()) == counts
+
+
+class Flaky:
+    """A hub that answers from the second time on."""
+
+    asked = 0
+
+    def dataset_info(self, name: str, **options: Any) -> Any:
+        Flaky.asked += 1
+        if Flaky.asked == 1:
+            raise TimeoutError("no answer in three seconds")
+        return types.SimpleNamespace(sha="c0ffee")
+
+
+@pytest.fixture
+def flaky_hub(monkeypatch):
+    monkeypatch.setattr(hub, "_commits", {})
+    monkeypatch.setattr(hub.huggingface_hub, "HfApi", Flaky)
+    monkeypatch.setattr(Flaky, "asked", 0)
+
+
+def test_a_hub_that_did_not_answer_once_is_asked_again(flaky_hub):
+    answers = [hub.commit_of("a/b", None) for _ in range(3)]
+
+    assert answers == [None, "c0ffee", "c0ffee"]
+    assert Flaky.asked == 2
+
+
+def test_one_time_out_leaves_the_network_on_for_the_process(
+    flaky_hub, tmp_path, monkeypatch
+):
+    import datasets
+
+    seen = []
+
+    def build(dataset, subset, **options):
+        seen.append((datasets.config.HF_HUB_OFFLINE, constants.HF_HUB_OFFLINE))
+        raise FileNotFoundError("nothing in the cache")
+
+    monkeypatch.setattr(datasets, "load_dataset_builder", build)
+    before = datasets.config.HF_HUB_OFFLINE, constants.HF_HUB_OFFLINE
+
+    with pytest.raises(UserError, match="'a/b' cannot be read: nothing in the cache"):
+        sources.locate(config("hub", dataset="a/b"))
+
+    assert seen == [(True, True)]
+    after = datasets.config.HF_HUB_OFFLINE, constants.HF_HUB_OFFLINE
+    assert after == before
+
+
+def test_only_what_a_library_raises_becomes_one_line():
+    not_text: Any = None
+
+    with pytest.raises(AttributeError), hub.one_line("a/b"):
+        nearest(not_text, ["a"])
+
+    with pytest.raises(UserError, match="'a/b' cannot be read"), hub.one_line("a/b"):
+        json.loads(b"{")
 
 
 @pytest.fixture(scope="module")

@@ -3,7 +3,6 @@ revisions stand for.
 """
 
 import contextlib
-import functools
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -13,7 +12,11 @@ import huggingface_hub
 from huggingface_hub import errors
 
 from posbench.config.schema import DataConfig
-from posbench.errors import UserError
+from posbench.errors import UserError, is_own_mistake
+
+# the transport's own errors: no network, time-out, a captive portal
+_NO_ANSWER = (errors.HTTPError, OSError, ValueError)
+_commits: dict[tuple[str, str | None], str] = {}  # what the hub has answered
 
 
 def resolve(config: DataConfig) -> str:
@@ -24,50 +27,72 @@ def resolve(config: DataConfig) -> str:
         return config.revision
     commit = commit_of(str(config.dataset), config.revision)
     if commit is None:
-        return str(_builder(config, config.revision).hash)
+        with _without_network():
+            return str(_builder(config, config.revision).hash)
     return commit
 
 
 def rows(config: DataConfig, commit: str | None) -> Any:
-    """Return the rows of a data set at a commit, by split."""
-    builder = _builder(config, commit)
-    with one_line(config.dataset):
-        if config.max_documents is not None:
-            return builder.as_streaming_dataset()  # no more is downloaded than is read
-        builder.download_and_prepare()
-        return builder.as_dataset()
+    """Return the rows of a data set at a commit, by split; from the cache, if the hub
+    does not answer.
+    """
+    network: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
+    is_offline = commit_of(str(config.dataset), commit) is None
+    if is_offline:
+        network = _without_network()
+    with network:
+        builder = _builder(config, commit)
+        if is_offline and commit not in (None, builder.hash):
+            raise UserError(
+                f"'{config.dataset}' cannot be read: the hub does not answer, and the"
+                f" cache has commit {builder.hash}, not {commit}"
+            )
+        with one_line(config.dataset):
+            if config.max_documents is not None:
+                # no more is downloaded than is read
+                return builder.as_streaming_dataset()
+            builder.download_and_prepare()
+            return builder.as_dataset()
 
 
-def _builder(config: DataConfig, commit: str | None) -> Any:
-    """Return the builder of `datasets` for a data set at a commit; from the cache, if
-    the hub does not answer.
+@contextlib.contextmanager
+def _without_network() -> Iterator[None]:
+    """Have the libraries look into their caches alone; else they try for 23 s. Later
+    the network may be there: other data sets are sought on it again.
     """
     import datasets
 
-    is_offline = commit_of(str(config.dataset), commit) is None
-    if is_offline:
-        # else it retries for 23 s
-        datasets.config.HF_HUB_OFFLINE = huggingface_hub.constants.HF_HUB_OFFLINE = True
+    settings = datasets.config, huggingface_hub.constants
+    before = [module.HF_HUB_OFFLINE for module in settings]
+    for module in settings:
+        module.HF_HUB_OFFLINE = True
+    try:
+        yield
+    finally:
+        for module, value in zip(settings, before, strict=True):
+            module.HF_HUB_OFFLINE = value
+
+
+def _builder(config: DataConfig, commit: str | None) -> Any:
+    """Return the builder of `datasets` for a data set at a commit."""
+    import datasets
+
     with one_line(config.dataset):
-        builder = datasets.load_dataset_builder(
+        return datasets.load_dataset_builder(
             str(config.dataset), config.subset, revision=commit
         )
-        if is_offline and commit not in (None, builder.hash):
-            raise FileNotFoundError(
-                f"the hub does not answer, and the cache has commit {builder.hash}, not"
-                f" {commit}"
-            )
-    return builder
 
 
 @contextlib.contextmanager
 def one_line(name: str | None) -> Iterator[None]:
-    """Turn any error of the block into a UserError of one line: what cannot be read,
-    and the root cause.
+    """Turn an error of the libraries in the block into a UserError of one line: what
+    cannot be read, and the root cause.
     """
     try:
         yield
-    except Exception as error:
+    except Exception as error:  # `datasets` has no common class
+        if is_own_mistake(error):
+            raise
         cause: BaseException = error
         if error.__cause__ and not isinstance(error, errors.HfHubHTTPError):
             cause = error.__cause__
@@ -89,21 +114,24 @@ def model_folder(
     return Path(place), Path(place).name
 
 
-@functools.lru_cache
 def commit_of(name: str, revision: str | None) -> str | None:
     """Return the commit of a data set's revision; None if the hub does not answer in
-    three seconds.
+    three seconds. An answer is kept, and no answer is not.
     """
+    if (name, revision) in _commits:
+        return _commits[name, revision]
     with one_line(name):
         try:
             hub = huggingface_hub.HfApi()
-            return hub.dataset_info(name, revision=revision, timeout=3.0).sha
+            commit = hub.dataset_info(name, revision=revision, timeout=3.0).sha
         except (
             errors.RepositoryNotFoundError,
             errors.RevisionNotFoundError,
             errors.HFValidationError,
         ):
             raise
-        # the transport's own errors: no network, time-out, a captive portal
-        except Exception:
+        except _NO_ANSWER:
             return None
+    if commit is not None:
+        _commits[name, revision] = commit
+    return commit

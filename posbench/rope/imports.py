@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from posbench import machine
-from posbench.errors import PosbenchError, UserError
+from posbench.errors import PosbenchError, UserError, is_own_mistake
 
 
 def transformers() -> Any:
@@ -29,13 +29,15 @@ def transformers() -> Any:
 def library_errors(
     problem: str, error_class: type[PosbenchError] = UserError
 ) -> Iterator[None]:
-    """Turn whatever a library raises into one line; our own errors and a lack of memory
-    stay what they are.
+    """Turn whatever a library raises into one line; our own errors, our mistakes and a
+    lack of memory stay what they are.
     """
     try:
         yield
-    except Exception as error:
-        if isinstance(error, PosbenchError) or machine.is_out_of_memory(error):
+    except Exception as error:  # transformers has no common class
+        if isinstance(error, PosbenchError) or is_own_mistake(error):
+            raise
+        if machine.is_out_of_memory(error):
             raise
         raise error_class(
             f"{problem}: {type(error).__name__}: {' '.join(str(error).split())[:300]}"

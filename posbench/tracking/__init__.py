@@ -13,6 +13,7 @@ from typing import Any
 
 from posbench import registry
 from posbench.config.schema import Config
+from posbench.errors import is_own_mistake
 from posbench.results.frame import read
 from posbench.results.headline import headline
 from posbench.run.rows import EvaluationRow, number
@@ -86,7 +87,9 @@ class Tracker:
     def _failure_as_warning(self) -> Iterator[None]:
         try:
             yield
-        except Exception as error:
+        except Exception as error:  # a tracker may raise anything: no run ends by it
+            if is_own_mistake(error):
+                raise
             reason = (str(error).strip() or type(error).__name__).splitlines()[0]
             logger.warning(
                 "tracking: %s: the run goes on without it, 'posbench sync' sends it"
