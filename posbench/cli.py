@@ -483,24 +483,34 @@ def runs(
         texts = exits.plural(len(folders), "prepared text")
         n_bytes = sum(map(files.size, folders))
         what = f"{texts}, {n_bytes:,} bytes"
-        _delete(folders, what, yes)
+        _ask(what, yes)
+        deleted.delete_tokens(folders)
     elif delete:
         folders = deleted.deletable(paths or [])
         listed.main(folders)
         what = exits.plural(len(folders), "run")
-        _delete(folders, what, yes)
+        _ask(what, yes)
+        deleted.delete(folders)
     else:
         listed.main(paths or [Path("outputs")])
-
-
-def _delete(folders: list[Path], what: str, yes: bool) -> None:
-    """Delete folders, after a question without `yes`."""
-    from posbench.run import delete
-
-    if not yes:
-        typer.confirm(f"Delete {what}?", abort=True)
-    delete.delete(folders)
+        return
     print(f"Deleted {what}.")
+
+
+def _ask(what: str, yes: bool) -> None:
+    """Ask whether to delete, unless `yes`. Raises UserError if nobody can answer."""
+    if yes:
+        return
+    try:
+        is_wanted = typer.confirm(f"Delete {what}?")
+    except typer.Abort:  # also at the end of an input that is no terminal
+        if sys.stdin.isatty():
+            raise
+        raise UserError(
+            f"no terminal to ask at, nothing was deleted: give --yes to delete {what}"
+        ) from None
+    if not is_wanted:
+        raise typer.Abort
 
 
 @app.command()

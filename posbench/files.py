@@ -7,17 +7,20 @@ and renamed into place.
 
 import contextlib
 import errno
+import fcntl
 import hashlib
 import json
 import os
 import secrets
 import shutil
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from posbench.errors import RunFailed, UserError
 
+_TEMPORARY = f".tmp-{'[0-9a-f]' * 16}-*"  # what `temporary` names
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -36,8 +39,20 @@ def remove_stale(folder: Path) -> None:
     """Remove what killed processes left half-written in a folder that the caller
     owns.
     """
-    for path in folder.glob(f".tmp-{'[0-9a-f]' * 16}-*"):
+    for path in folder.glob(_TEMPORARY):
         delete(path)
+
+
+def remove_abandoned(folder: Path) -> None:
+    """Remove the folders that killed processes left half-written in one that many may
+    write into. A living process holds its own (`atomic_folder`).
+    """
+    for path in folder.glob(f"{_TEMPORARY}/"):
+        with contextlib.suppress(OSError), _opened(path) as descriptor:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            age = time.time() - path.stat().st_mtime
+            if age > 1:  # its maker may be about to hold it
+                delete(path)
 
 
 def delete(path: Path) -> None:
@@ -87,10 +102,14 @@ def write(path: Path, data: bytes) -> None:
 @contextlib.contextmanager
 def atomic_folder(path: Path) -> Iterator[Path]:
     """Yield a temporary folder beside `path`. At the end it is forced to the disk and
-    renamed; an error removes it.
+    renamed; an error removes it, and after a kill the next one made beside it does.
     """
-    with _renamed_into(path) as new:
+    remove_abandoned(path.parent)
+    with contextlib.ExitStack() as held, _renamed_into(path) as new:
         new.mkdir()
+        descriptor = held.enter_context(_opened(new))
+        with contextlib.suppress(OSError):  # not every disk of a network can
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield new
         for file in (*new.iterdir(), new):
             _flush_to_disk(file)
@@ -111,9 +130,16 @@ def _renamed_into(path: Path) -> Iterator[Path]:
 
 def _flush_to_disk(path: Path) -> None:
     """Force the content of a file, or the names in a folder, to the disk."""
+    with _opened(path) as descriptor:
+        os.fsync(descriptor)
+
+
+@contextlib.contextmanager
+def _opened(path: Path) -> Iterator[int]:
+    """Yield the descriptor of a file or folder, open for reading."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
-        os.fsync(descriptor)
+        yield descriptor
     finally:
         os.close(descriptor)
 

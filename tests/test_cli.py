@@ -18,6 +18,7 @@ from support import posbench
 from posbench import encodings, listing, tasks
 from posbench.config import compose, start
 from posbench.config.schema import load_saved
+from posbench.data import tokens
 from posbench.encodings.base import Shape
 from posbench.evaluation import probes
 from posbench.run.rows import evaluation_rows
@@ -537,11 +538,11 @@ def test_runs_are_listed_with_what_differs_their_loss_and_their_size(capsys):
     head, _, *lines = capsys.readouterr().out.splitlines()
     assert " ".join(head.split()) == "run study settings status loss at 1x MB"
     expected = [(first, "tokens=128", "stopped"), (second, "tokens=256", "done")]
-    for folder, tokens, status in expected:
+    for folder, apart, status in expected:
         (line,) = [line for line in lines if folder.name in line]
         loss = fake_study.headline_of(folder)["nll_1x"]
         n_bytes = sum(map(len, support.snapshot(folder).values()))
-        words = [folder.name, "text", tokens, status]
+        words = [folder.name, "text", apart, status]
         words += [f"{loss:.3f}", f"{n_bytes / 1e6:.1f}"]
         assert line.split() == words
 
@@ -625,6 +626,17 @@ def test_runs_are_deleted_after_a_question(two_runs, monkeypatch, answer, code, 
     assert second.is_dir()
 
 
+def test_without_a_terminal_a_question_says_how_to_answer_it(
+    two_runs, monkeypatch, capsys
+):
+    monkeypatch.setattr("sys.stdin", io.StringIO(""))
+
+    assert posbench("runs", "text", "--delete") == 2
+
+    assert "give --yes to delete 2 runs" in error_line(capsys)
+    assert len(runs()) == 2
+
+
 def test_a_study_is_deleted_without_a_question(two_runs, capsys):
     notes = Path("outputs/text/notes.txt")
     notes.touch()
@@ -678,6 +690,33 @@ def test_tokens_that_no_run_has_are_deleted(tmp_path, monkeypatch, capsys):
     (kept,) = Path("posbench/tokens").glob("*/meta.json")
     text_of_run = load_record(the_run())["data"]["sha256"]
     assert json.loads(kept.read_text())["sha256"] == text_of_run
+
+
+def test_tokens_of_runs_of_another_project_are_kept(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "user"))
+    assert train("runtime.cache=null") == 0
+    run = the_run().resolve()
+    Path("elsewhere").mkdir()
+    monkeypatch.chdir("elsewhere")
+
+    assert posbench("runs", "--delete-tokens", "--yes") == 0
+    assert "Deleted 0 prepared texts" in capsys.readouterr().out
+    shutil.rmtree(run)
+    assert posbench("runs", "--delete-tokens", "--yes") == 0
+    assert "Deleted 1 prepared text," in capsys.readouterr().out
+
+
+def test_tokens_in_the_making_are_not_deleted(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert posbench("prepare", "data.path=text.txt", "data.tokenizer=bytes") == 0
+    (meta,) = Path("posbench/tokens").glob("*/meta.json")
+    capsys.readouterr()
+
+    with tokens.lock(meta.parent.resolve()):
+        assert posbench("runs", "--delete-tokens", "--yes") == 75
+
+    assert "in use by another process" in error_line(capsys)
+    assert meta.exists()
 
 
 def test_a_launcher_without_an_address_is_one_line(monkeypatch, capsys):

@@ -7,8 +7,10 @@ import itertools
 import json
 import os
 import random
+import signal
 import sys
 import tempfile
+import time
 import types
 from pathlib import Path
 from typing import Any
@@ -19,9 +21,10 @@ import tokenizers
 import torch
 import yaml
 from huggingface_hub import constants
-from support import start_child
+from support import start_child, until
 from tokenizers import normalizers, pre_tokenizers
 
+from posbench import files
 from posbench.config.schema import DataConfig
 from posbench.data import batches, hub, sources, text, tokenizer, tokens
 from posbench.errors import UserError, nearest
@@ -636,6 +639,30 @@ def test_two_processes_make_one_cache(tmp_path, monkeypatch):
     assert status_of_first == 0
     assert status_of_second == 0
     assert (tmp_path / "written").read_text() == "once "
+
+
+def test_what_a_killed_process_began_is_removed_and_what_a_living_one_makes_stays(
+    tmp_path,
+):
+    def begin(name: str) -> None:
+        with files.atomic_folder(tmp_path / name) as new:
+            (new / "half").touch()
+            time.sleep(60)
+
+    dead = start_child(lambda: begin("dead"))
+    living = start_child(lambda: begin("living"))
+    until(lambda: len([*tmp_path.glob(".tmp-*/half")]) == 2)
+    os.kill(dead, signal.SIGKILL)
+    os.waitpid(dead, 0)
+    time.sleep(1.1)  # a younger folder is left alone
+
+    with files.atomic_folder(tmp_path / "next"):
+        left = [path.name for path in tmp_path.glob(".tmp-*")]
+    os.kill(living, signal.SIGKILL)
+    os.waitpid(living, 0)
+
+    names = sorted(name.rpartition("-")[2] for name in left)
+    assert names == ["living", "next"]
 
 
 def test_what_is_in_the_cache_is_read_without_datasets(

@@ -3,6 +3,7 @@
 Tokens are kept in a cache and memory-mapped. Each document begins with the separator.
 """
 
+import contextlib
 import dataclasses
 import functools
 import hashlib
@@ -199,7 +200,7 @@ def prepare(
     top = Path(os.path.expanduser(cache)) if cache else files.user_cache()
     folder = top / "tokens" / digest[:16]
     folder.parent.mkdir(parents=True, exist_ok=True)
-    with FileLock(f"{folder}.lock"):
+    with lock(folder):
         if not folder.is_dir():
             _write(config, source, loaded, folder)
 
@@ -207,6 +208,40 @@ def prepare(
     if revision is not None:
         tokens.record["tokenizer_revision"] = revision
     return tokens
+
+
+def lock(folder: Path, timeout: float = -1) -> FileLock:
+    """Return the lock of tokens in the cache, for who makes or deletes them; a negative
+    `timeout` waits for it.
+    """
+    return FileLock(f"{folder}.lock", timeout=timeout)
+
+
+def runs_with(folder: Path) -> list[Path]:
+    """Return the run folders that have used tokens of the cache, of any project; they
+    may be gone.
+    """
+    try:
+        return [Path(line) for line in _users(folder).read_text("utf-8").splitlines()]
+    except FileNotFoundError:
+        return []
+
+
+def note_use(tokens: Tokens | TaskData, run: Path) -> None:
+    """Note beside the tokens which run has used them: they are not deleted while it
+    exists.
+    """
+    if isinstance(tokens, TaskData):
+        return
+    run = run.resolve()
+    with contextlib.suppress(OSError):  # the cache may be another user's
+        if run not in runs_with(tokens.folder):
+            with _users(tokens.folder).open("a", encoding="utf-8") as file:
+                file.write(f"{run}\n")
+
+
+def _users(folder: Path) -> Path:
+    return folder.with_name(f"{folder.name}.runs")
 
 
 def _read(config: DataConfig, folder: Path, separator: int | None) -> Tokens:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from posbench import machine, tracking
 from posbench.config.schema import Config, EvaluationConfig
 from posbench.data.batches import merge_spans
-from posbench.data.tokens import TaskData, Tokens, data_of
+from posbench.data.tokens import TaskData, Tokens, data_of, note_use
 from posbench.errors import UserError
 from posbench.evaluation.evaluate import Evaluation, describe, evaluate
 from posbench.evaluation.models import TrainedGPT
@@ -75,6 +75,7 @@ def evaluate_run(folder: Path, config: Config, world: World | None = None) -> No
         tokens = world.after_first(data)
         if run:
             run.refuse_changes(tokens.record["sha256"], tokens.tokenizer.sha256)
+            note_use(tokens, folder)
         model = model_of(folder, config, tokens.tokenizer).to(device)
         if not evaluate_into(run, model, tokens, config, trained.step, device, world):
             logger.info("all requested rows exist; nothing to do: %s", folder)

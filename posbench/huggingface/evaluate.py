@@ -30,7 +30,7 @@ from posbench.config.schema import (
     TrainingElsewhere,
 )
 from posbench.data import tokens as data
-from posbench.data.tokens import Tokens
+from posbench.data.tokens import Tokens, note_use
 from posbench.errors import UserError, did_you_mean
 from posbench.evaluation.evaluate import Evaluation
 from posbench.evaluation.job import rows_into
@@ -89,6 +89,7 @@ def evaluate_model(word: str, overrides: list[str]) -> tuple[Path, str]:
     with Run.open(folder, config, command) as run, signals_as_errors():
         run.begin_attempt(device=str(device), dtype=precision, threads=threads)
         refuse_another_text(run, tokens)
+        note_use(tokens, folder)
         record(run, subject, tokens, config.reading)
         if not evaluate_into(run, subject, tokens, evaluation):
             logger.info("all requested rows exist; nothing to do: %s", folder)

@@ -5,7 +5,10 @@ reports, other files.
 from collections.abc import Collection
 from pathlib import Path
 
+from filelock import Timeout
+
 from posbench import files
+from posbench.data import tokens
 from posbench.errors import InUse
 from posbench.run import RECORD
 from posbench.run.find import run_folders
@@ -23,7 +26,8 @@ def deletable(paths: Collection[Path]) -> list[Path]:
 
 def unused_tokens(paths: Collection[Path]) -> list[Path]:
     """Return the folders of the user's cache with tokens of a text that no run has, of
-    those that paths name; without paths of those in `outputs`.
+    those that paths name; without paths of those in `outputs`. What a run of another
+    project has used is not among them while that run exists.
     """
     folders = [record.parent for record in Path("outputs").glob(f"*/*/{RECORD}")]
     if paths:
@@ -32,15 +36,32 @@ def unused_tokens(paths: Collection[Path]) -> list[Path]:
     for folder in folders:
         data = load_record(folder)["data"] or {}
         texts.add(data.get("sha256"))
+    cache = files.user_cache() / "tokens"
+    files.remove_abandoned(cache)
     unused = []
-    for path in sorted(files.user_cache().glob("tokens/*/meta.json")):
-        if files.read_json(path)["sha256"] not in texts:
+    for path in sorted(cache.glob("[!.]*/meta.json")):
+        users = tokens.runs_with(path.parent)
+        is_used = any((run / RECORD).exists() for run in users)
+        if not is_used and files.read_json(path)["sha256"] not in texts:
             unused.append(path.parent)
     return unused
 
 
 def delete(folders: Collection[Path]) -> None:
-    """Delete folders. Each is renamed first: a kill leaves no half of a run."""
+    """Delete run folders. Each is renamed first: a kill leaves no half of a run."""
     for folder in folders:
         with owned(folder):
             files.delete(folder.rename(files.temporary(folder)))
+
+
+def delete_tokens(folders: Collection[Path]) -> None:
+    """Delete tokens of the cache, as `delete` does. Raises InUse if a process makes
+    them.
+    """
+    for folder in folders:
+        try:
+            with tokens.lock(folder, timeout=0.2):
+                files.delete(folder.rename(files.temporary(folder)))
+                files.delete(folder.with_name(f"{folder.name}.runs"))
+        except Timeout:
+            raise InUse(f"{folder} is in use by another process: try again") from None

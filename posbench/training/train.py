@@ -19,7 +19,7 @@ import torch
 from posbench import machine, tracking
 from posbench.config.schema import Config, EvaluationConfig
 from posbench.data.batches import ProblemBatches, TrainingBatches
-from posbench.data.tokens import TaskData, Tokens, data_of
+from posbench.data.tokens import TaskData, Tokens, data_of, note_use
 from posbench.errors import RowsFailed, Stopped, UserError
 from posbench.evaluation.job import evaluate_into
 from posbench.evaluation.trial import refuse_broken
@@ -84,6 +84,7 @@ def train(
         model = _build(config, tokens, device)
         if run:
             run.update(data=tokens.record, parameters=parameter_counts(model))
+            note_use(tokens, folder)
 
         def evaluate(step: int, settings: EvaluationConfig) -> int:
             # encodings act as after training; the next update takes this back
