@@ -204,6 +204,10 @@ class TrainingConfig(Section):
     precision: Precision  # the dtype of matrix products
     # a module of `training/optimizers`; None = adamw
     optimizer: str | None = None
+    # muon: its learning rate for the blocks' matrices, as a multiple of learning_rate
+    muon_ratio: Positive = 1.0
+    # muon: decay per update of the average of the blocks' gradients
+    momentum: Share = 0.95
 
     def __post_init__(self) -> None:
         if self.schedule == "wsd":
@@ -346,7 +350,9 @@ class Config(Section):
         shaping = {key: sections[key] for key in sections if key not in NOT_IDENTITY}
         shaping["encoding"].pop("file", None)  # a moved file is the same encoding
         if self.training.optimizer is None:
-            del shaping["training"]["optimizer"]  # as before there was a choice
+            # as before there was a choice
+            for key in ("optimizer", "muon_ratio", "momentum"):
+                del shaping["training"][key]
         if self.start:
             del shaping["start"]["run"], shaping["start"]["options"]
         return f"{self.encoding.name}-s{self.seed}-{digest(shaping)}"

@@ -157,6 +157,20 @@ class GPT(nn.Module):
                 sinks = max(sinks, reading.sinks)
         return layer.replace(window=window, sinks=sinks)
 
+    def rows_of_parts(self) -> dict[nn.Parameter, list[int]]:
+        """Return the matrices of the blocks, and how many rows each part of them has:
+        queries, keys and values are parts of one.
+        """
+        rows = {}
+        for block in self.blocks:
+            for weight in block.parameters():
+                if weight.dim() == 2:
+                    rows[weight] = [len(weight)]
+            attention = block.attention
+            width = self.config.d_model // self.config.n_heads
+            rows[attention.qkv.weight] = [width * n for n in attention.heads_of_qkv]
+        return rows
+
     def logits(self, hidden: Tensor) -> Tensor:
         """Return logits (..., vocab_size)."""
         return F.linear(*self._into_head(hidden))

@@ -52,14 +52,25 @@ def optimizer_for(model: nn.Module, training: TrainingConfig) -> torch.optim.Opt
     groups, whose `times` is the factor.
     """
     factors = _rate_factors(model)
+    rows_of_parts = {}  # of the blocks' matrices
+    if isinstance(model, GPT):
+        rows_of_parts = model.rows_of_parts()
     matrices, others = [], []
     for name, parameter in model.named_parameters():
+        if parameter in rows_of_parts:
+            continue
         if parameter.dim() >= 2 and not name.startswith("encoding."):
             matrices.append(parameter)
         elif parameter not in factors:
             others.append(parameter)
+    decay = training.weight_decay
     groups: list[dict[str, Any]] = [
-        {"params": matrices, "weight_decay": training.weight_decay},
+        {
+            "params": list(rows_of_parts),
+            "parts": list(rows_of_parts.values()),
+            "weight_decay": decay,
+        },
+        {"params": matrices, "weight_decay": decay},
         {"params": others, "weight_decay": 0.0},
     ]
     for factor in sorted(set(factors.values())):
