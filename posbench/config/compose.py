@@ -70,7 +70,12 @@ def configs(
         _hydra_config.cache_clear()  # its files may have changed
     axes = {}
     for key, text in by_key(words).items():
-        axes[key] = _given_values(key, text, folders)
+        if key == "start":
+            axes[key] = start.run_folders(text)
+        elif key == "encoding" and text == "all":
+            axes[key] = list(choices(key, folders))
+        else:
+            axes[key] = [rewritten(text, item) for item in values(key, text)]
         if len(axes[key]) > 1 and not several:
             raise UserError(
                 f"{key}={text} gives several values: 'posbench sweep' runs each of them"
@@ -87,15 +92,6 @@ def configs(
         reason = str(error.__cause__ or error)
         raise UserError(" ".join(reason.split())) from None
     return configurations
-
-
-def _given_values(key: str, text: str, folders: tuple[Path, ...]) -> list[str]:
-    """Return the values that a word gives to its key, as texts."""
-    if key == "start":
-        return start.run_folders(text)
-    if key == "encoding" and text == "all":
-        return list(choices(key, folders))
-    return [rewritten(text, item) for item in values(key, text)]
 
 
 # room for all encodings; Hydra takes a tenth of a second for each
@@ -137,15 +133,17 @@ def _config(point: dict[str, str], folders: tuple[Path, ...]) -> Config:
     if run != "null":
         start.inherit(cfg, run, point)
     dataset_of_file = cfg.data.get("dataset")
-    _set_typed(cfg, point)
+    for key, text in point.items():
+        if key in (*GROUPS, LENGTH, "start"):
+            continue
+        is_key = key in KEYS or key.startswith(_OPEN)
+        if key in _WITH_OPTIONS or not is_key:
+            raise unknown_key(key, [*KEYS, *GROUPS], (*WORDS, *OF_A_SWEEP))
+        OmegaConf.update(cfg, key, value(key, text), merge=True)
     cfg.encoding = _with_class_inside(cfg.encoding, point)
 
-    _refuse_functions(cfg)
-    plain: dict[str, Any] = OmegaConf.to_container(  # type: ignore[assignment]
-        cfg, resolve=True, throw_on_missing=True
-    )
+    plain = _plain(cfg)
     data = plain["data"]
-    _refuse_incomplete(data)
     # a file's name is not that of a typed data set; `hub` is the name of none
     is_other = data["dataset"] != dataset_of_file and "data.name" not in point
     if data["source"] == "hub" and (is_other or data["name"] == "hub"):
@@ -162,6 +160,30 @@ def _config(point: dict[str, str], folders: tuple[Path, ...]) -> Config:
     return config
 
 
+def _plain(cfg: DictConfig) -> dict[str, Any]:
+    """Return a composed configuration as plain data. Raises UserError for a function
+    such as `${oc.env:...}`, which would put secrets into records, and for data that
+    lack a key, as those of a user's file may.
+    """
+    written = json.dumps(OmegaConf.to_container(cfg), default=str)
+    function = re.search(r'\$\{[^"]*:[^"]*', written)
+    if function:
+        raise UserError(
+            f"'{function[0]}': only other keys may be interpolated, such as"
+            " ${training.tokens}"
+        )
+    plain: dict[str, Any] = OmegaConf.to_container(  # type: ignore[assignment]
+        cfg, resolve=True, throw_on_missing=True
+    )
+    for key in KEYS:
+        section, _, name = key.partition(".")
+        if section == "data" and name not in plain["data"]:
+            raise UserError(
+                f"missing key '{key}': begin your file with 'defaults: [_base]'"
+            )
+    return plain
+
+
 def _with_paths(config: Config) -> Config:
     """Return a configuration with `~` expanded, and each path to a text spelt in one
     way: one file is one run.
@@ -174,30 +196,6 @@ def _with_paths(config: Config) -> Config:
     outputs = os.path.expanduser(config.runtime.outputs)
     runtime = dataclasses.replace(config.runtime, outputs=outputs)
     return dataclasses.replace(config, data=data, runtime=runtime)
-
-
-def _set_typed(cfg: DictConfig, point: dict[str, str]) -> None:
-    """Set what is typed but the files. Raises UserError for an unknown key."""
-    for key, text in point.items():
-        if key in (*GROUPS, LENGTH, "start"):
-            continue
-        is_key = key in KEYS or key.startswith(_OPEN)
-        if key in _WITH_OPTIONS or not is_key:
-            raise unknown_key(key, [*KEYS, *GROUPS], (*WORDS, *OF_A_SWEEP))
-        OmegaConf.update(cfg, key, value(key, text), merge=True)
-
-
-def _refuse_functions(cfg: DictConfig) -> None:
-    """Raise UserError for a function such as `${oc.env:...}`, which would put secrets
-    into records.
-    """
-    written = json.dumps(OmegaConf.to_container(cfg), default=str)
-    function = re.search(r'\$\{[^"]*:[^"]*', written)
-    if function:
-        raise UserError(
-            f"'{function[0]}': only other keys may be interpolated, such as"
-            " ${training.tokens}"
-        )
 
 
 def _chosen(
@@ -282,16 +280,6 @@ def _signature(name: str) -> DictConfig:
         if default is inspect.Parameter.empty:
             options[key] = "???"  # it has to be given
     return OmegaConf.create({"name": str(name), **options, **source})
-
-
-def _refuse_incomplete(data: dict[str, Any]) -> None:
-    """Raise UserError for data that lack a key, as those of a user's file may."""
-    for key in KEYS:
-        section, _, name = key.partition(".")
-        if section == "data" and name not in data:
-            raise UserError(
-                f"missing key '{key}': begin your file with 'defaults: [_base]'"
-            )
 
 
 def _refuse_guessed_numbers(path: Path) -> None:

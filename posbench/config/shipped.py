@@ -63,16 +63,16 @@ def choice_file(
     choices without files.
     """
     files = choices(group, folders, EVERY)
-    if name not in files:
-        raise _unknown_choice(group, name, [*files, *classes])
-    path = files[name]
-    shipped = configs_dir() / group / f"{name}.yaml"
-    if path != shipped and shipped.is_file():  # Hydra reads that one
-        raise UserError(f"{path}: posbench has a file of this name: give yours another")
-    return path
+    if name in files:
+        path = files[name]
+        shipped = configs_dir() / group / f"{name}.yaml"
+        if path != shipped and shipped.is_file():  # Hydra reads that one
+            raise UserError(
+                f"{path}: posbench has a file of this name: give yours another"
+            )
+        return path
 
-
-def _unknown_choice(group: str, name: str, names: list[str]) -> UserError:
+    names = [*files, *classes]
     message = f"unknown {group} '{name}'"
     close = _SYNONYMS.get((group, name.lower())) or nearest(name, names, 0.6)
     if close:
@@ -86,7 +86,7 @@ def _unknown_choice(group: str, name: str, names: list[str]) -> UserError:
             "a text of your own is data.path=..., one of the hub"
             f" data.dataset=OWNER/NAME; {hint}"
         )
-    return UserError(f"{message} ({hint})")
+    raise UserError(f"{message} ({hint})")
 
 
 def load(path: Path) -> dict[str, Any]:
