@@ -72,7 +72,10 @@ def locate(config: DataConfig) -> Source:
             lambda: _of_rows(config, str(config.dataset), hub.rows(config, commit)),
         )
 
-    if config.source == "text" and _is_saved(Path(str(config.path))):
+    # `save_to_disk` of `datasets` writes one of these: of several splits, of one
+    saved = ("dataset_dict.json", "state.json")
+    folder = Path(str(config.path))
+    if config.source == "text" and any((folder / name).is_file() for name in saved):
         return _saved(config)
 
     if config.source == "builtin":
@@ -123,23 +126,14 @@ def _of_rows(config: DataConfig, name: str, rows: Any) -> dict[str, Iterable[str
             f"'{name}' has the splits {', '.join(rows)}: give"
             " data.splits={train: NAME}"
         )
-    return {
-        split: _cells(config.column, name, rows[of_rows])
-        for split, of_rows in splits.items()
-    }
 
+    def cells(rows: Any) -> Iterator[str]:
+        with hub.one_line(name):
+            refuse_unclear(config.column, [*(rows.features or [config.column])])
+            for value in rows[config.column]:
+                yield cell_text(value, config.column)
 
-def _cells(column: str, name: str, rows: Any) -> Iterator[str]:
-    with hub.one_line(name):
-        refuse_unclear(column, [*(rows.features or [column])])
-        for value in rows[column]:
-            yield cell_text(value, column)
-
-
-def _is_saved(root: Path) -> bool:
-    """Return whether `save_to_disk` of `datasets` wrote a folder."""
-    names = ("dataset_dict.json", "state.json")  # of several splits, of one
-    return any((root / name).is_file() for name in names)
+    return {split: cells(rows[of_rows]) for split, of_rows in splits.items()}
 
 
 def _saved(config: DataConfig) -> Source:
@@ -185,15 +179,17 @@ def local_files(config: DataConfig) -> dict[str, dict[str, Path]]:
     pattern = str(root)
     if root.exists():
         pattern = glob.escape(pattern)  # a name may contain the signs of a glob
-    if root.is_dir():
-        pattern += "/**"
-
-    names = glob.glob(pattern, recursive=True)
-    matching = _each_once(file for file in map(Path, names) if file.is_file())
     kinds: tuple[tuple[str, ...], ...] = (READABLE,)  # a glob may mix them
     if root.is_dir():
+        pattern += "/**"
         kinds = KINDS
-    found = _of_first_kind(matching, kinds)
+    paths = map(Path, glob.glob(pattern, recursive=True))
+    matching = _each_once(path for path in paths if path.is_file())
+
+    found: list[Path] = []
+    for endings in kinds:
+        if not found:
+            found = [path for path in matching if text_ending(path) in endings]
     if not found:
         expected = f" (expected {' '.join(READABLE)}, also as {' '.join(PACKED)})"
         if not matching:
@@ -201,19 +197,18 @@ def local_files(config: DataConfig) -> dict[str, dict[str, Path]]:
             expected = did_you_mean(root.name, neighbours) or expected
         raise UserError(f"data.path: no file matches '{config.path}'{expected}")
 
+    unpacked = dict[Path, Path]()
+    for path in found:
+        other = unpacked.setdefault(_unpacked(path), path)
+        if other != path:
+            raise UserError(
+                f"data.path: '{other}' and '{path}' are one text by their names: move"
+                " one away, or use a glob"
+            )
+
     if not root.is_dir():
         root = Path(os.path.commonpath([file.parent for file in found]))
-    _refuse_packed_twice(found)
     return _by_split({file.relative_to(root).as_posix(): file for file in found})
-
-
-def _of_first_kind(paths: list[Path], kinds: tuple[tuple[str, ...], ...]) -> list[Path]:
-    """Return the files of the first kind, a choice of endings, that any file has."""
-    for endings in kinds:
-        of_kind = [path for path in paths if text_ending(path) in endings]
-        if of_kind:
-            return of_kind
-    return []
 
 
 def _each_once(paths: Iterable[Path]) -> list[Path]:
@@ -224,18 +219,6 @@ def _each_once(paths: Iterable[Path]) -> list[Path]:
     for path in sorted(paths, key=lambda path: (len(path.parts), path)):
         by_place.setdefault(path.resolve(), path)
     return sorted(by_place.values())
-
-
-def _refuse_packed_twice(paths: Iterable[Path]) -> None:
-    """Raise UserError for a text that lies there packed and not, or packed twice."""
-    by_content = dict[Path, Path]()
-    for path in paths:
-        other = by_content.setdefault(_unpacked(path), path)
-        if other != path:
-            raise UserError(
-                f"data.path: '{other}' and '{path}' are one text by their names: move"
-                " one away, or use a glob"
-            )
 
 
 def _unpacked(path: Path) -> Path:
@@ -305,7 +288,12 @@ def _rows(path: Path, column: str) -> Iterator[Any]:
     packed = PACKED.get(path.suffix.lower())
     binary = io.BufferedReader(pyarrow.input_stream(str(path), packed))
     head = binary.peek(4096)[:4096]
-    _refuse_utf16(head)
+    # UTF-16 would pass: its ASCII is valid UTF-8, with zeros between
+    zeros = max(head[::2].count(0), head[1::2].count(0))
+    if zeros > len(head) / 4:
+        raise ValueError(
+            "this looks like UTF-16, not UTF-8: iconv -f UTF-16 converts it"
+        )
     head = head.lstrip(b"\xef\xbb\xbf \t\r\n")
 
     lines = io.TextIOWrapper(binary, "utf-8-sig", newline="")
@@ -318,7 +306,13 @@ def _rows(path: Path, column: str) -> Iterator[Any]:
         delimiter = "\t" if ending == ".tsv" else ","
         table = csv.DictReader(lines, delimiter=delimiter, strict=True)
         refuse_unclear(column, table.fieldnames or [])
-        yield from _even_rows(table)
+        for row in table:
+            if None in row or None in row.values():
+                raise ValueError(
+                    "there are not as many cells as columns: quote cells with"
+                    " separators"
+                )
+            yield row
 
 
 def _objects(lines: TextIO, is_array: bool, column: str) -> Iterator[Any]:
@@ -334,26 +328,6 @@ def _objects(lines: TextIO, is_array: bool, column: str) -> Iterator[Any]:
     for line in lines:
         if line.strip():
             yield json.loads(line, object_pairs_hook=row_of)
-
-
-def _refuse_utf16(head: bytes) -> None:
-    """Raise ValueError for bytes of UTF-16: its ASCII is valid UTF-8, with zeros
-    between.
-    """
-    zeros = max(head[::2].count(0), head[1::2].count(0))
-    if zeros > len(head) / 4:
-        raise ValueError(
-            "this looks like UTF-16, not UTF-8: iconv -f UTF-16 converts it"
-        )
-
-
-def _even_rows(table: Iterable[Any]) -> Iterator[Any]:
-    for row in table:
-        if None in row or None in row.values():
-            raise ValueError(
-                "there are not as many cells as columns: quote cells with separators"
-            )
-        yield row
 
 
 def cell_text(value: Any, column: str) -> str:

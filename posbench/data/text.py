@@ -137,10 +137,24 @@ def _write(path: Path, texts: Iterable[str]) -> Texts:
 
 def _split(config: DataConfig, given: dict[str, Texts]) -> tuple[str, dict[str, Texts]]:
     """Return how a text is split, and its three splits."""
-    texts = next(iter(given.values()))
-    if len(given) > 1:
-        return "given", _three_splits(given)
+    if len(given) == len(SPLITS):
+        return "given", given
+    if len(given) > 1:  # the only held-out split is halved
+        (texts,) = (texts for split, texts in given.items() if split != "train")
+        if len(texts) >= FEWEST_DOCUMENTS:
+            halves = _by_document(texts, texts, (0.5, 0.5))
+            return "given", halves | {"train": given["train"]}
+        numbers, starts, ends = texts.parts.T
+        middles = ends // 2
+        first_halves = np.stack([numbers, starts, middles], axis=1)
+        second_halves = np.stack([numbers, middles, ends], axis=1)
+        return "given", {
+            "train": given["train"],
+            "validation": Texts(texts.document, first_halves),
+            "test": Texts(texts.document, second_halves),
+        }
 
+    texts = next(iter(given.values()))
     names: Sequence[str] = texts  # equal documents stay together
     shares = HELD_OUT
     if config.source == "builtin":
@@ -152,26 +166,6 @@ def _split(config: DataConfig, given: dict[str, Texts]) -> tuple[str, dict[str, 
         splits = {split: Texts(texts.document, parts[split]) for split in SPLITS}
         return "stretches", splits
     return "document", _by_document(texts, names, shares, config.test_pieces or 0)
-
-
-def _three_splits(splits: dict[str, Texts]) -> dict[str, Texts]:
-    """Return three splits, if need be by halving the only held-out one."""
-    if len(splits) == len(SPLITS):
-        return splits
-    (texts,) = (texts for split, texts in splits.items() if split != "train")
-    if len(texts) >= FEWEST_DOCUMENTS:
-        halves = _by_document(texts, texts, (0.5, 0.5))
-        return halves | {"train": splits["train"]}
-
-    numbers, starts, ends = texts.parts.T
-    middles = ends // 2
-    first_halves = np.stack([numbers, starts, middles], axis=1)
-    second_halves = np.stack([numbers, middles, ends], axis=1)
-    return {
-        "train": splits["train"],
-        "validation": Texts(texts.document, first_halves),
-        "test": Texts(texts.document, second_halves),
-    }
 
 
 def _by_document(
