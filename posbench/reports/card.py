@@ -63,9 +63,25 @@ def card_table(frame: pd.DataFrame, table: pd.DataFrame) -> Table:
     probed = rows[is_far & (rows["task"] == PROBE)]
     accuracy = probed.groupby("label")["accuracy"].mean().rename("right")
 
-    facts = pd.DataFrame(map(_known_facts, table["encoding"]), table["label"])
-    measured = pd.concat([_costs(rows, rows[is_far]), accuracy, facts], axis=1)
-    joined = table.join(measured, on="label")
+    seconds = rows[["train_seconds", "cpu_seconds"]].min(axis=1)
+    on_text = rows[is_far & (rows["protocol"] == "fixed_target")]
+    peaks = on_text["peak_memory_bytes"].astype("float64")
+    costs = pd.DataFrame(
+        {
+            "time": seconds.groupby(rows["label"]).min(),
+            "memory": peaks.groupby(on_text["label"]).min(),
+        }
+    )
+    costs /= costs.reindex([BESIDE]).iloc[0]
+
+    known = []
+    for name in table["encoding"]:
+        try:
+            known.append(decision_card(encodings.build(name, DEMO)))
+        except UserError:  # it needs an option or is not known here
+            known.append({})
+    facts = pd.DataFrame(known, table["label"])
+    joined = table.join(pd.concat([costs, accuracy, facts], axis=1), on="label")
 
     columns = []
     for column in main_table(table).columns:
@@ -86,27 +102,3 @@ def card_table(frame: pd.DataFrame, table: pd.DataFrame) -> Table:
         " keys and values suffice"
     )
     return Table("To decide", joined, columns, note)
-
-
-def _known_facts(name: str) -> dict[str, str]:
-    """Return an encoding's card; empty if it needs an option or is not known here."""
-    try:
-        return decision_card(encodings.build(name, DEMO))
-    except UserError:
-        return {}
-
-
-def _costs(rows: pd.DataFrame, far: pd.DataFrame) -> pd.DataFrame:
-    """Return the time of training and the peak of memory of each label, as multiples of
-    `BESIDE`'s.
-    """
-    seconds = rows[["train_seconds", "cpu_seconds"]].min(axis=1)
-    on_text = far[far["protocol"] == "fixed_target"]
-    peaks = on_text["peak_memory_bytes"].astype("float64")
-    costs = pd.DataFrame(
-        {
-            "time": seconds.groupby(rows["label"]).min(),
-            "memory": peaks.groupby(on_text["label"]).min(),
-        }
-    )
-    return costs / costs.reindex([BESIDE]).iloc[0]

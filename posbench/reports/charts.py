@@ -193,7 +193,13 @@ def text_panels(
         _draw_losses(axes, with_narrowed, table, named, kind)
 
     def rises_panel(axes: Axes) -> None:
-        _draw_rises(axes, plain, table, named)
+        _draw_curves(axes, plain, "length", "rise", named)
+        shown = _reference_values(plain, table, "rise")
+        _set_heights(axes, plain["rise"], shown)
+        _set_lengths(axes, plain["length"], table.attrs["train_length"])
+        axes.set_title("Change from the training length")
+        axes.set_xlabel("context in tokens")
+        axes.set_ylabel("nats per token")
 
     def differences_panel(axes: Axes) -> None:
         is_compared = table["label"].isin(named) & (table["label"] != base)
@@ -256,18 +262,6 @@ def _draw_losses(
     _set_lengths(axes, points["length"], table.attrs["train_length"])
     axes.set_xlabel("context in tokens (dotted: training length)")
     axes.set_ylabel("loss, nats per token")
-
-
-def _draw_rises(
-    axes: Axes, points: pd.DataFrame, table: pd.DataFrame, named: Sequence[str]
-) -> None:
-    _draw_curves(axes, points, "length", "rise", named)
-    shown = _reference_values(points, table, "rise")
-    _set_heights(axes, points["rise"], shown)
-    _set_lengths(axes, points["length"], table.attrs["train_length"])
-    axes.set_title("Change from the training length")
-    axes.set_xlabel("context in tokens")
-    axes.set_ylabel("nats per token")
 
 
 def _reference_values(
@@ -432,16 +426,16 @@ def _set_doublings(axes: Axes, lengths: pd.Series, base: int, unit: str = "") ->
         start = ticks.index(base) % step
     ticks = ticks[start::step]
 
+    names = []
+    for tick in ticks:
+        if tick >= 8192 and tick % 1024 == 0:
+            names.append(f"{tick // 1024}k")
+        else:
+            names.append(f"{tick:.6g}{unit}")
     axes.set_xscale("log", base=2)
-    axes.set_xticks(ticks, [_tick_text(value, unit) for value in ticks])
+    axes.set_xticks(ticks, names)
     axes.xaxis.set_minor_locator(NullLocator())
     axes.margins(x=0.02)
-
-
-def _tick_text(value: float, unit: str) -> str:
-    if value >= 8192 and value % 1024 == 0:
-        return f"{value // 1024}k"
-    return f"{value:.6g}{unit}"
 
 
 def _name_ends(axes: Axes, ends: Sequence[End], n_lines: int) -> None:

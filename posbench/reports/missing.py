@@ -45,12 +45,20 @@ def missing_on_text(frame: pd.DataFrame, table: pd.DataFrame) -> Missing:
     missing = Missing()
     measured = table[table["nll"].notna()]
     if len(measured) > 1:
-        if table.attrs["largest_document"] < HALF:
-            _add_seeds(missing, frame, measured)
+        n_seeds = int(measured["seeds"].min())
+        if table.attrs["largest_document"] < HALF and n_seeds < ENOUGH_SEEDS:
+            missing.parts.append(f"seeds ({n_seeds} of {ENOUGH_SEEDS})")
+            missing.changes["seed"] = _seed_list(frame, ENOUGH_SEEDS)
         if table.attrs["reference"] is None:
             missing.parts.append(f"a reference ({REFERENCE})")
             missing.reference = REFERENCE
-        _add_lengths(missing, frame)
+
+        # rises are compared at one length, which may not have been asked for
+        ratios = set(main_rows(frame)["length_ratio"])
+        if ENDPOINT_RATIO not in ratios:
+            missing.parts.append(f"lengths (to {ENDPOINT_RATIO}x)")
+            asked = sorted(ratios | {1, 2, ENDPOINT_RATIO})
+            missing.changes[RATIOS] = ",".join(f"{ratio:g}" for ratio in asked)
     if measured["learned"].isin(NOT_BEATEN).any():
         _add_tokens(missing, frame)
     return missing
@@ -70,23 +78,6 @@ def missing_on_task(frame: pd.DataFrame, table: pd.DataFrame) -> Missing:
     if not table["ranked"].any():
         _add_tokens(missing, frame)
     return missing
-
-
-def _add_seeds(missing: Missing, frame: pd.DataFrame, measured: pd.DataFrame) -> None:
-    n_seeds = int(measured["seeds"].min())
-    if n_seeds < ENOUGH_SEEDS:
-        missing.parts.append(f"seeds ({n_seeds} of {ENOUGH_SEEDS})")
-        missing.changes["seed"] = _seed_list(frame, ENOUGH_SEEDS)
-
-
-def _add_lengths(missing: Missing, frame: pd.DataFrame) -> None:
-    """Add the length at which rises are compared, unless it was asked for."""
-    ratios = set(main_rows(frame)["length_ratio"])
-    if ENDPOINT_RATIO in ratios:
-        return
-    missing.parts.append(f"lengths (to {ENDPOINT_RATIO}x)")
-    asked = sorted(ratios | {1, 2, ENDPOINT_RATIO})
-    missing.changes[RATIOS] = ",".join(f"{ratio:g}" for ratio in asked)
 
 
 def _add_tokens(missing: Missing, frame: pd.DataFrame) -> None:
@@ -137,23 +128,18 @@ def command_line(frame: pd.DataFrame, missing: Missing) -> str:
 
 def _words_of_sweep(frame: pd.DataFrame) -> Words:
     """Return what the one sweep of a frame's runs was typed with, else the words of one
-    that would make them all; empty without one.
+    that would make them all; empty if they differ in more than encoding and seed, or
+    the command of one is not known.
     """
+    runs = frame.drop_duplicates("folder")
     sweeps = []
-    for folder in frame["folder"].unique():
-        run = Path(folder)
-        words = words_by_run(run.parent).get(run.name, [])
+    for folder in map(Path, runs["folder"]):
+        words = words_by_run(folder.parent).get(folder.name, [])
         if words not in sweeps:
             sweeps.append(words)
-    if len(sweeps) > 1 or not sweeps[0]:
-        return _joined(frame.drop_duplicates("folder"))
-    return {split(word)[0]: word for word in sweeps[0]}
+    if len(sweeps) == 1 and sweeps[0]:
+        return {split(word)[0]: word for word in sweeps[0]}
 
-
-def _joined(runs: pd.DataFrame) -> Words:
-    """Return the words of one sweep for runs of several commands; empty if these differ
-    in more than encoding and seed.
-    """
     if runs["command"].isna().any():
         return {}
     encodings = list[str]()
@@ -161,12 +147,12 @@ def _joined(runs: pd.DataFrame) -> Words:
     others = []
     for run in runs.to_dict("records"):
         typed = shlex.split(run["command"])[2:]
-        words = {split(word)[0]: word for word in typed}
-        encoding = words.pop("encoding", f"encoding={run['encoding']}")
-        seed = words.pop("seed", f"seed={run['seed']}")
+        words_of_run = {split(word)[0]: word for word in typed}
+        encoding = words_of_run.pop("encoding", f"encoding={run['encoding']}")
+        seed = words_of_run.pop("seed", f"seed={run['seed']}")
         encodings.append(encoding.partition("=")[2])
         seeds.append(seed.partition("=")[2])
-        others.append(words)
+        others.append(words_of_run)
     shared = others[0]
     if others.count(shared) < len(others):
         return {}

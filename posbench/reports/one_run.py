@@ -86,8 +86,7 @@ def print_results(folder: Path, split: str | None = None) -> None:
         table = _text_table(run, rows[in_curve])
         remarks = [*_text_remarks(rows[in_curve], numbers)]
         others = _others_table(rows[~in_curve], "length")
-    remarks += _guessing_remarks(json.loads(run["settings"]), numbers)
-    remarks += _run_remarks(frame, rows)
+    remarks += _run_remarks(frame, rows, numbers)
 
     out = console.stdout()
     table.print(out)
@@ -184,11 +183,18 @@ def _others_table(rows: pd.DataFrame, length: str) -> Table:
     """Return a table of extensions, probes, shifted positions and other protocols: a
     line each, a column per length.
     """
-    rows = _joined_offsets(rows, length)
+    # The rows of a shifted passage are one curve, over the position where it ends.
+    is_shifted = rows["task"] == OFFSET
+    joined = rows["curve"].str.replace(r"_from_\d+", "", regex=True)
+    ends = rows[length] + rows["offset"].fillna(0)
+    curves = rows["curve"].mask(is_shifted, joined)
+    columns = rows[length].mask(is_shifted, ends)
+
     lines: dict[str, Row] = {}
+    rows = rows.assign(curve=curves, column=columns)
     for row in rows.to_dict("records"):
         name = re.sub("^(fixed_target|problems|task)_", "", row["curve"])
-        column = str(row[length])
+        column = str(row["column"])
         line = lines.setdefault(name, {"measured": short_label(name)})
         if pd.isna(row["accuracy"]):
             line[column] = _loss_text(row)
@@ -196,20 +202,13 @@ def _others_table(rows: pd.DataFrame, length: str) -> Table:
         line[column] = _share_text(row, "accuracy")
         line["chance"] = _share_text(row, "chance")
         line["trivial"] = _share_text(row, "trivial")
-        if row["protocol"] == "task":
-            line[column] += f" ({_interval_text(row)})"
+        if row["protocol"] == "task":  # its problems are independent trials
+            from scipy import stats  # slow to import, rarely needed
 
-    lengths = [str(value) for value in sorted(rows[length].dropna().unique())]
-    names = ["measured", *lengths, "chance", "trivial"]
-    n_lengths = len(lengths)
-    # the first and the longest stay
-    spare = [0, 1, *range(n_lengths, 1, -1), n_lengths + 1, n_lengths + 2]
-    note = _measured_note(rows)
-    return _lines_table("", [*lines.values()], names, note, spare[: len(names)])
+            right = round(row["accuracy"] * row["n_blocks"])
+            of_right = stats.binomtest(right, int(row["n_blocks"])).proportion_ci()
+            line[column] += f" ({100 * of_right.low:.0f}..{100 * of_right.high:.0f})"
 
-
-def _measured_note(rows: pd.DataFrame) -> str:
-    """Return what the numbers of the table are."""
     notes = []
     has_answers = rows["accuracy"].notna()
     if (rows["nll"].notna() & ~has_answers).any():
@@ -218,31 +217,14 @@ def _measured_note(rows: pd.DataFrame) -> str:
         notes.append("%: share of right answers")
     if (has_answers & (rows["protocol"] == "task")).any():
         notes.append("in brackets its 95 % interval (Clopper & Pearson)")
-    return "; ".join(notes)
 
-
-def _joined_offsets(rows: pd.DataFrame, length: str) -> pd.DataFrame:
-    """Return the rows with those of one shifted passage as one curve, over the position
-    where the passage ends.
-    """
-    is_shifted = rows["task"] == OFFSET
-    joined = rows["curve"].str.replace(r"_from_\d+", "", regex=True)
-    ends = rows[length] + rows["offset"].fillna(0)
-    curves = rows["curve"].mask(is_shifted, joined)
-    lengths = rows[length].mask(is_shifted, ends)
-    return rows.assign(curve=curves, **{length: lengths})
-
-
-def _interval_text(row: Row) -> str:
-    """Return the 95 % interval of a probe's share of right answers, in percent.
-
-    Its problems are independent trials.
-    """
-    from scipy import stats
-
-    right = round(row["accuracy"] * row["n_blocks"])
-    interval = stats.binomtest(right, int(row["n_blocks"])).proportion_ci()
-    return f"{100 * interval.low:.0f}..{100 * interval.high:.0f}"
+    lengths = [str(value) for value in sorted(columns.dropna().unique())]
+    names = ["measured", *lengths, "chance", "trivial"]
+    n_lengths = len(lengths)
+    # the first and the longest stay
+    spare = [0, 1, *range(n_lengths, 1, -1), n_lengths + 1, n_lengths + 2]
+    legend = "; ".join(notes)
+    return _lines_table("", [*lines.values()], names, legend, spare[: len(names)])
 
 
 def _task_remark(numbers: Headline) -> str:
@@ -265,7 +247,19 @@ def _text_remarks(rows: pd.DataFrame, numbers: Headline) -> Iterator[str]:
     target = rows[_is_target(rows)]
     at_one = target[target["length_ratio"] == 1]
     if numbers["learned"] in NOT_BEATEN:
-        yield _unlearned_remark(at_one.iloc[0], numbers["learned"])
+        trained = at_one.iloc[0]
+        verdict = "Not learned"
+        difference = ""
+        if numbers["learned"] == NOT_RESOLVED:
+            verdict = "Not shown to have learned"
+            documents = plural(trained["n_documents"], "document")
+            difference = f", a difference that may be chance over {documents}"
+        yield (
+            f"{verdict}: loss {trained['nll']:.3f} at 1x, an n-gram model of order"
+            f" {trained['ngram_order']} has {trained['ngram_nll']:.3f} on the same"
+            f" targets{difference}. So the curve shows only whether more context harms,"
+            " not whether it helps."
+        )
     if numbers["uses"] is not None:
         yield (
             f"Uses {numbers['uses']:g} of its {at_one['length'].iloc[0]} tokens: fewer"
@@ -276,45 +270,28 @@ def _text_remarks(rows: pd.DataFrame, numbers: Headline) -> Iterator[str]:
             "Windows run across documents: these are too short to be scored whole, or"
             " documents=concat was asked for."
         )
+
+    # over what the 95 % intervals are
     n_documents = target["n_documents"].dropna()
-    if len(n_documents):
-        yield _interval_remark(n_documents.iloc[0])
-
-
-def _unlearned_remark(trained: pd.Series, learned: str) -> str:
-    """Return the losses of the model and of its reader, and what that leaves open."""
-    verdict = "Not learned"
-    difference = ""
-    if learned == NOT_RESOLVED:
-        verdict = "Not shown to have learned"
-        documents = plural(trained["n_documents"], "document")
-        difference = f", a difference that may be chance over {documents}"
-    return (
-        f"{verdict}: loss {trained['nll']:.3f} at 1x, an n-gram model of order"
-        f" {trained['ngram_order']} has {trained['ngram_nll']:.3f} on the same"
-        f" targets{difference}. So the curve shows only whether more context harms, not"
-        " whether it helps."
-    )
-
-
-def _interval_remark(n_documents: int) -> str:
-    """Return over what the 95 % intervals are."""
-    if n_documents < FEW_DOCUMENTS:
-        return (
+    if len(n_documents) and n_documents.iloc[0] < FEW_DOCUMENTS:
+        yield (
             "95 %: over segments of the text, which has few documents"
-            f" ({n_documents}), and for this text alone."
+            f" ({n_documents.iloc[0]}), and for this text alone."
         )
-    return (
-        f"95 %: over {n_documents} documents, for this checkpoint on other text like"
-        " this."
-    )
+    elif len(n_documents):
+        yield (
+            f"95 %: over {n_documents.iloc[0]} documents, for this checkpoint on other"
+            " text like this."
+        )
 
 
-def _guessing_remarks(settings: dict[str, Any], numbers: Headline) -> Iterator[str]:
-    """Yield a line on a model whose training text is unknown, if it is no better than a
-    guess.
-    """
-    vocabulary = settings.get("data.vocab_size")
+def _run_remarks(
+    frame: pd.DataFrame, rows: pd.DataFrame, numbers: Headline
+) -> Iterator[str]:
+    """Yield what a reader must know of a run before its numbers."""
+    run = frame.iloc[0]
+    # of a model that was only evaluated here the training text is unknown
+    vocabulary = json.loads(run["settings"]).get("data.vocab_size")
     loss = numbers["nll_1x"]
     if numbers["learned"] is None and vocabulary and loss is not None:
         guess = math.log(vocabulary)
@@ -324,9 +301,7 @@ def _guessing_remarks(settings: dict[str, Any], numbers: Headline) -> Iterator[s
                 f" tokens has {guess:.3f}. Are these its trained weights?"
             )
 
-
-def _run_remarks(frame: pd.DataFrame, rows: pd.DataFrame) -> Iterator[str]:
-    if frame["run_status"].iloc[0] != "done" and len(rows):
+    if run["run_status"] != "done" and len(rows):
         step = rows["checkpoint_step"].iloc[0]
         yield f"The run is not finished: these rows are of step {step}."
     precisions = rows["dtype"].dropna().unique()
@@ -344,24 +319,24 @@ def _offset_remarks(rows: pd.DataFrame) -> Iterator[str]:
     measured = measured.sort_values("offset")
     for (variant, _), group in measured.groupby(["variant", "targets_sha256"]):
         place = "Offset" if variant == PLAIN else f"Offset with {variant}"
-        yield f"{place}: {_offset_finding(group)}."
-
-
-def _offset_finding(group: pd.DataFrame) -> str:
-    if group["extension_options"].nunique() > 1:
-        return "not compared: the factor differs between positions unless it is given"
-    changes = (group["nll"] - group["nll"].iloc[0]).abs()
-    ends = group["length"] + group["offset"]
-    if changes.max() > USES_LIMIT:
-        first = ends[changes > USES_LIMIT].min()
-        return (
-            f"the same passage's loss changes by more than {USES_LIMIT:g} nats from"
-            f" position {first:,} on"
-        )
-    return (
-        f"the same passage's loss changes by {changes.max():.4f} nats at most up to"
-        f" position {ends.max():,}"
-    )
+        changes = (group["nll"] - group["nll"].iloc[0]).abs()
+        ends = group["length"] + group["offset"]
+        if group["extension_options"].nunique() > 1:
+            finding = (
+                "not compared: the factor differs between positions unless it is given"
+            )
+        elif changes.max() > USES_LIMIT:
+            first = ends[changes > USES_LIMIT].min()
+            finding = (
+                f"the same passage's loss changes by more than {USES_LIMIT:g} nats from"
+                f" position {first:,} on"
+            )
+        else:
+            finding = (
+                f"the same passage's loss changes by {changes.max():.4f} nats at most"
+                f" up to position {ends.max():,}"
+            )
+        yield f"{place}: {finding}."
 
 
 def _loss_text(row: Row) -> str:

@@ -155,7 +155,11 @@ class Table:
         for column in shown.columns:
             side: Any = "left" if column.text else "right"
             table.add_column(Text(column.head), justify=side, no_wrap=True)
-        for row in shown.rows(_terminal_cell):
+
+        def cell(text: str, best: bool) -> Text:
+            return Text(text, "bold" if best else "")
+
+        for row in shown.rows(cell):
             table.add_row(*row)
 
         if self.title:
@@ -165,8 +169,12 @@ class Table:
         remark = self._hidden_text(n_hidden_rows, places)
         if remark:
             console.print(Text(remark), style="dim")
-        notes = _wrapped_notes(shown.notes, console.width)
-        if notes:
+
+        # lines end between two notes where they can
+        unbroken = shown.notes.replace(" ", "\xa0").replace(";\xa0", "; ")
+        lines = textwrap.wrap(unbroken, console.width, break_long_words=False)
+        if lines:
+            notes = "\n".join(lines).replace("\xa0", " ")
             console.print(Text(notes), style="dim")
 
     def _fitting_places(self, width: int, most_rows: int | None) -> list[int]:
@@ -200,11 +208,15 @@ class Table:
         heads = ""
         for side, column in zip(sides, self.columns, strict=True):
             heads += f"<th{side}>{escape(column.head)}"
+
+        def cell(text: str, best: bool) -> str:
+            return f"<b>{escape(text)}</b>" if best else escape(text)
+
         lines = []
-        for row in self.rows(_html_cell):
+        for row in self.rows(cell):
             line = "<tr>"
-            for side, cell in zip(sides, row, strict=True):
-                line += f"<td{side}>{cell}"
+            for side, cell_html in zip(sides, row, strict=True):
+                line += f"<td{side}>{cell_html}"
             lines.append(line)
 
         body = "\n".join(lines)
@@ -228,7 +240,11 @@ class Table:
             rf"{' & '.join(heads)} \\",
             r"\midrule",
         ]
-        for row in self.rows(_latex_cell):
+
+        def cell(text: str, best: bool) -> str:
+            return rf"\textbf{{{_latex_text(text)}}}" if best else _latex_text(text)
+
+        for row in self.rows(cell):
             lines.append(rf"{' & '.join(row)} \\")
         lines += [r"\bottomrule", r"\end{tabular}", r"\end{table}"]
         return "\n".join(lines) + "\n"
@@ -237,25 +253,6 @@ class Table:
 def csv_text(frame: pd.DataFrame) -> str:
     """Return a frame as CSV."""
     return str(frame.to_csv(index=False, float_format="%.6g", lineterminator="\n"))
-
-
-def _wrapped_notes(notes: str, width: int) -> str:
-    """Return notes as lines of a width that end between two notes where they can."""
-    unbroken = notes.replace(" ", "\xa0").replace(";\xa0", "; ")
-    lines = textwrap.wrap(unbroken, width, break_long_words=False)
-    return "\n".join(lines).replace("\xa0", " ")
-
-
-def _terminal_cell(text: str, best: bool) -> Text:
-    return Text(text, "bold" if best else "")
-
-
-def _html_cell(text: str, best: bool) -> str:
-    return f"<b>{escape(text)}</b>" if best else escape(text)
-
-
-def _latex_cell(text: str, best: bool) -> str:
-    return rf"\textbf{{{_latex_text(text)}}}" if best else _latex_text(text)
 
 
 def _latex_text(text: str) -> str:

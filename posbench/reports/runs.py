@@ -24,9 +24,13 @@ def main(paths: list[Path]) -> None:
     a pipe gets whole lines.
     """
     frame = read(paths)
+    is_main = as_trained(frame) | (frame["curve"] == "fixed_target")
+    at_one = frame[frame["newest"] & is_main & (frame["length_ratio"] == 1)]
+    losses = at_one.drop_duplicates("folder").set_index("folder")["nll"]
+
     runs = frame.drop_duplicates("folder").drop(columns="status")
     runs = runs.rename(columns={"run_status": "status"})
-    runs["loss"] = runs["folder"].map(_losses(frame))
+    runs["loss"] = runs["folder"].map(losses)
     runs["study"] = [Path(folder).parent.name for folder in runs["folder"]]
     runs["mb"] = [files.size(Path(folder)) / 1e6 for folder in runs["folder"]]
     runs["apart"] = ""
@@ -51,13 +55,6 @@ def main(paths: list[Path]) -> None:
         Column("mb", "MB", ",.1f", spare=1),
     ]
     Table("", runs, columns).print(console)
-
-
-def _losses(frame: pd.DataFrame) -> pd.Series:
-    """Return the newest loss at the training length, by folder."""
-    is_main = as_trained(frame) | (frame["curve"] == "fixed_target")
-    at_one = frame[frame["newest"] & is_main & (frame["length_ratio"] == 1)]
-    return at_one.drop_duplicates("folder").set_index("folder")["nll"]
 
 
 def _words_apart(study: pd.DataFrame) -> list[str]:
