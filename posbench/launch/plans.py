@@ -101,7 +101,15 @@ def read_sets(
         return [overrides]
     folders = [config_dir] if config_dir else []
     path = choice_file("sweep", name, folders)
-    file = _read_file(path)
+    try:
+        file = validate(SweepFile, load(path))
+    except UserError as error:
+        raise UserError(f"{path}: {error}") from None
+    if not file.sets:
+        raise UserError(
+            f"{path}: sets is empty: expected a list such as '- encoding=rope,alibi'"
+        )
+
     shared = shell_words(" ".join(file.shared), str(path))
     typed = {split(word)[0] for word in overrides}
     if not typed.isdisjoint(_TEXTS):  # the file's study is for another text
@@ -113,15 +121,3 @@ def read_sets(
             by_key[split(word)[0]] = word
         found.append(list(by_key.values()))
     return found
-
-
-def _read_file(path: Path) -> SweepFile:
-    try:
-        file = validate(SweepFile, load(path))
-    except UserError as error:
-        raise UserError(f"{path}: {error}") from None
-    if not file.sets:
-        raise UserError(
-            f"{path}: sets is empty: expected a list such as '- encoding=rope,alibi'"
-        )
-    return file

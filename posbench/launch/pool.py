@@ -271,26 +271,22 @@ def outcome(
         name = "stopped" if recorded["status"] == "stopped" else "failed"
         return Status(name, recorded["reason"], recorded["message"])
 
-    status = _without_record(plan, code, received)
+    if received:
+        status = Status("stopped", "signal", "stopped before it could save")
+    elif code < 0:
+        message = f"killed by {signal.Signals(-code).name}"
+        if code == -signal.SIGKILL:
+            message += ", perhaps since memory ran out"
+        status = Status("failed", "signal", message)
+    else:
+        message = last_error(plan.output) or f"ended with exit code {code}"
+        status = Status("failed", "error", message)
     with (
         contextlib.suppress(PosbenchError, OSError),
         Run.open(plan.folder, plan.config, command=None) as run,
     ):
         run.finish(*status)
     return status
-
-
-def _without_record(plan: Plan, code: int, received: Sequence[int]) -> Status:
-    """Return the outcome of a run whose process could not write it."""
-    if received:
-        return Status("stopped", "signal", "stopped before it could save")
-    if code < 0:
-        message = f"killed by {signal.Signals(-code).name}"
-        if code == -signal.SIGKILL:
-            message += ", perhaps since memory ran out"
-        return Status("failed", "signal", message)
-    message = last_error(plan.output) or f"ended with exit code {code}"
-    return Status("failed", "error", message)
 
 
 def start_process(

@@ -70,32 +70,26 @@ def train(plan: Plan, restart: bool = False) -> bool:
 
 def in_processes(config: Config, work: Callable[[World], object]) -> bool:
     """Do work: here, in `runtime.processes` new ones while this one waits, or as one
-    that torchrun or srun started.
+    that torchrun or srun started. Raises UserError if the batch does not divide among
+    them.
 
     Returns whether this process is to show the results.
     """
-    rank_place, size = _place_and_size(config)
-    if rank_place or size == 1:
-        with joined(rank_place) as world:
-            work(world)
-        return world.rank == 0
-    start_processes(size, config.runtime.threads, work)
-    return True
-
-
-def _place_and_size(config: Config) -> tuple[Place | None, int]:
-    """Return this process's place among those that a launcher started, if any, and how
-    many processes there are. Raises UserError if the batch does not divide among them.
-    """
     asked = config.runtime.processes
-    rank_place = place(asked)
+    rank_place = place(asked)  # among those that a launcher started, if any
     size = asked or 1
     if rank_place:
         size = rank_place.size
     if asked not in (None, size):
         raise UserError(f"runtime.processes is {asked}, but {size} were started")
     refuse_uneven("training.batch_size", config.training.batch_size, size, "processes")
-    return rank_place, size
+
+    if rank_place or size == 1:
+        with joined(rank_place) as world:
+            work(world)
+        return world.rank == 0
+    start_processes(size, config.runtime.threads, work)
+    return True
 
 
 def evaluate_runs(folders: list[Path], overrides: list[str]) -> None:
@@ -156,7 +150,14 @@ def start_processes(
     """Do work in `size` processes. Raises RankFailed, which says which one failed;
     SystemExit if rank 0 has said so.
     """
-    environment = _environment(threads or machine.threads_each(size))
+    # they meet on this machine
+    loopback = next(name for _, name in socket.if_nameindex() if name.startswith("lo"))
+    environment = {
+        "GLOO_SOCKET_IFNAME": loopback,
+        "NCCL_SOCKET_IFNAME": f"={loopback}",
+        **os.environ,
+        "OMP_NUM_THREADS": str(threads or machine.threads_each(size)),
+    }
     ranks: list[BaseProcess] = []
     with (
         tempfile.TemporaryDirectory(prefix="posbench-") as shared,
@@ -182,30 +183,15 @@ def start_processes(
         return
     if rank == 0 and code > 0:  # it has printed its error
         raise SystemExit(code)
-    raise _failure(f"rank {rank} of {size}", code, message)
 
-
-def _failure(rank: str, code: int, message: str) -> RankFailed:
-    """Return the error about a rank that failed. A negative code is a signal's."""
     if code > 0:
-        error = RankFailed(f"{rank} failed: {message}")
+        error = RankFailed(f"rank {rank} of {size} failed: {message}")
         error.exit_code = code
-        return error
-    number = -code
-    error = RankFailed(f"{rank} was killed by {signal.Signals(number).name}")
-    error.exit_code = 128 + number  # as a shell has it
-    return error
-
-
-def _environment(threads: int) -> dict[str, str]:
-    """Return the environment of processes that meet on this machine."""
-    loopback = next(name for _, name in socket.if_nameindex() if name.startswith("lo"))
-    return {
-        "GLOO_SOCKET_IFNAME": loopback,
-        "NCCL_SOCKET_IFNAME": f"={loopback}",
-        **os.environ,
-        "OMP_NUM_THREADS": str(threads),
-    }
+    else:
+        name = signal.Signals(-code).name
+        error = RankFailed(f"rank {rank} of {size} was killed by {name}")
+        error.exit_code = 128 - code  # as a shell has it
+    raise error
 
 
 def _wait(ranks: list[BaseProcess], received: list[int]) -> None:

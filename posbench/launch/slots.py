@@ -26,11 +26,18 @@ def execute(todo: list[Plan], n_jobs: int | None) -> dict[str, Status]:
     runtime = todo[0].config.runtime
     size = runtime.processes or 1
     device = machine.resolve(runtime.device)
-    # The variables of each group of GPUs. By default one group without any: a run sees
-    # all that there is, as with cuda:1 or mps.
-    gpus = [dict[str, str]()]
+    groups = []  # of GPUs, `size` in each
     if device.type != "cpu" and runtime.device in ("auto", "cuda"):
-        gpus = _groups_of_gpus(size) or gpus
+        names = [str(number) for number in range(torch.cuda.device_count())]
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+        if visible:
+            names = visible.split(",")
+        for start in range(0, len(names) - size + 1, size):
+            group = ",".join(names[start : start + size])
+            groups.append({"CUDA_VISIBLE_DEVICES": group})
+    # By default one group without any variable: a run sees all that there is, as with
+    # cuda:1 or mps.
+    gpus = groups or [dict[str, str]()]
 
     at_a_time = _at_a_time(todo, device, len(gpus))
     n_slots = n_jobs or min(len(todo), at_a_time)
@@ -38,8 +45,8 @@ def execute(todo: list[Plan], n_jobs: int | None) -> dict[str, Status]:
     of_threads = {"OMP_NUM_THREADS": str(n_threads)}
     slots = []
     for number in range(n_slots):
-        group = gpus[number % len(gpus)]
-        slots.append(group | of_threads)
+        group_of_run = gpus[number % len(gpus)]
+        slots.append(group_of_run | of_threads)
     return pool.run(todo, slots, run)
 
 
@@ -93,17 +100,3 @@ def runs_on_a_gpu(config: Config, memory: int) -> int:
     needed += 8 * trained * length * model.n_heads
     fitting = int(0.9 * memory // needed)
     return max(1, min(fitting, _AT_MOST_ON_A_GPU))
-
-
-def _groups_of_gpus(size: int) -> list[dict[str, str]]:
-    """Return the variable that shows a run `size` GPUs, for each such group of them."""
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if visible:
-        names = visible.split(",")
-    else:
-        names = [str(number) for number in range(torch.cuda.device_count())]
-    groups = []
-    for start in range(0, len(names) - size + 1, size):
-        group = ",".join(names[start : start + size])
-        groups.append({"CUDA_VISIBLE_DEVICES": group})
-    return groups

@@ -36,7 +36,14 @@ def sweep(
     `slurm_options`, missing runs are submitted as one array instead. Raises
     PosbenchError if some runs failed; all others are done.
     """
-    of_sweep, overrides = _split_off_sweep(arguments)
+    of_sweep: dict[str, str] = {}
+    overrides = []
+    for word in arguments:
+        key, text = split(word)
+        if key in OF_A_SWEEP:
+            of_sweep[key] = text
+        else:
+            overrides.append(word)
     grid = tuning.grid(of_sweep)
     if "sweep" not in of_sweep and not overrides:
         raise UserError(
@@ -53,7 +60,11 @@ def sweep(
     todo = plans.resolve(sets, config_dir)
     missing = [plan for plan in todo if not pool.is_finished(plan)]
     console.log_to_terminal()
-    _warn_of_other_code(todo)
+    warnings = []
+    for plan in todo:
+        warnings += other_code(plan.config, pool.record(plan))
+    for line in dict.fromkeys(warnings):
+        logger.warning("%s", line)
     if dry_run:
         print(cost([*tuning.trials(todo, grid), *todo]))
         return todo
@@ -68,27 +79,6 @@ def sweep(
     status = slots.execute(todo, n_jobs)
     _report(todo, status)
     return todo
-
-
-def _split_off_sweep(arguments: list[str]) -> tuple[dict[str, str], list[str]]:
-    """Return the settings of the sweep itself, and the words of its runs."""
-    of_sweep: dict[str, str] = {}
-    overrides = []
-    for word in arguments:
-        key, text = split(word)
-        if key in OF_A_SWEEP:
-            of_sweep[key] = text
-        else:
-            overrides.append(word)
-    return of_sweep, overrides
-
-
-def _warn_of_other_code(todo: list[Plan]) -> None:
-    lines = []
-    for plan in todo:
-        lines += other_code(plan.config, pool.record(plan))
-    for line in dict.fromkeys(lines):
-        logger.warning("%s", line)
 
 
 def _report(todo: list[Plan], status: dict[str, Status]) -> None:

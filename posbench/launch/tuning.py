@@ -93,7 +93,12 @@ def at_best_rates(
         key = of_plan[0].id
         if key not in best_rates:
             best_rates[key] = _best_rate(plan, of_plan)
-        at_best = _plan_at_rate(plan, best_rates[key])
+
+        rate = best_rates[key]
+        config = _at_rate(plan.config, rate)
+        words = [word for word in plan.command if not word.startswith(f"{_RATE}=")]
+        command = (*words, f"{_RATE}={rate}")
+        at_best = Plan(config, config.folder, command)
         tuned[at_best.id] = at_best
     return list(tuned.values())
 
@@ -101,17 +106,6 @@ def at_best_rates(
 def _at_rate(config: Config, rate: float) -> Config:
     training = dataclasses.replace(config.training, learning_rate=rate)
     return dataclasses.replace(config, training=training)
-
-
-def _plan_at_rate(plan: Plan, rate: float) -> Plan:
-    """Return a plan with another learning rate, which its command says."""
-    config = _at_rate(plan.config, rate)
-    words = []
-    for word in plan.command:
-        if not word.startswith(f"{_RATE}="):
-            words.append(word)
-    command = (*words, f"{_RATE}={rate}")
-    return Plan(config, config.folder, command)
 
 
 def _best_rate(plan: Plan, trials: list[Plan]) -> float:
