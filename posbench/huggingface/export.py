@@ -59,7 +59,9 @@ def export(run: Path, folder: Path, code: bool = False) -> str:
     stock architecture.
     """
     transformers()  # refuses first if it is not installed
-    _refuse_used(folder)
+    is_empty = folder.is_dir() and not any(folder.iterdir())
+    if folder.is_symlink() or (folder.exists() and not is_empty):
+        raise UserError(f"{folder} exists: expected a new folder or an empty one")
     config = load_config(run)
     tokenizer = tokenizer_of(run)
     model = model_of(run, config, tokenizer)
@@ -81,16 +83,15 @@ def export(run: Path, folder: Path, code: bool = False) -> str:
             f"logits as the run's within {max(shares.values()):.1e} of the largest, at"
             f" {', '.join(map(str, shares))} tokens"
         )
-        _refuse_other_tokens(new, tokenizer, text)
+        their_tokenizer = transformers().AutoTokenizer.from_pretrained(new)
+        ids = tokenizer.encode([text])[0].tolist()
+        if their_tokenizer(text)["input_ids"] != ids:
+            raise UserError(
+                "transformers splits a text into other tokens than the run's tokenizer;"
+                " nothing is written"
+            )
         write_card(new, run, config, exported, agreement, example)
     return f"{folder}: {agreement}"
-
-
-def _refuse_used(folder: Path) -> None:
-    """Raise UserError unless a folder is new or empty."""
-    is_empty = folder.is_dir() and not any(folder.iterdir())
-    if folder.is_symlink() or (folder.exists() and not is_empty):
-        raise UserError(f"{folder} exists: expected a new folder or an empty one")
 
 
 def as_posbench(model: GPT, config: Config, tokenizer: Tokenizer) -> Exported:
@@ -209,29 +210,23 @@ def _tensors(model: GPT, rope: Rotary | None) -> dict[str, Tensor]:
 
 
 def _q_k_v(weight: Tensor, model: GPT, rope: Rotary | None) -> dict[str, Tensor]:
-    """Return the three parts of one matrix, with channels in transformers' order."""
+    """Return the three parts of one matrix, with channels in transformers' order: of w
+    that turn, p is paired with p + w/2.
+    """
     n_heads, d_model = model.config.n_heads, weight.shape[1]
     by_head = weight.view(3, n_heads, -1, d_model)  # (3, H, Dh, D)
     q, k, v = by_head
     if rope is not None:
-        order = _channel_order(rope)
+        turning = torch.arange(rope.width)
+        still = torch.arange(rope.width, rope.shape.head_dim)
+        pairs = turning.view(2, -1)
+        if rope.layout == "interleaved":
+            pairs = turning.view(-1, 2).T
+        order = torch.cat((pairs, still.view(2, -1)), dim=1).flatten()
         q = q[:, order]
         k = k[:, order]
     parts = {"q": q, "k": k, "v": v}
     return {letter: part.flatten(0, 1).contiguous() for letter, part in parts.items()}
-
-
-def _channel_order(rope: Rotary) -> Tensor:
-    """Return the indices of a head's channels in transformers' order: of w that turn, p
-    is paired with p + w/2.
-    """
-    turning = torch.arange(rope.width)
-    still = torch.arange(rope.width, rope.shape.head_dim)
-    if rope.layout == "interleaved":
-        pairs = turning.view(-1, 2).T
-    else:
-        pairs = turning.view(2, -1)
-    return torch.cat((pairs, still.view(2, -1)), dim=1).flatten()
 
 
 def _write(new: Path, exported: Exported, tokenizer: Tokenizer, length: int) -> None:
@@ -266,16 +261,6 @@ def _write(new: Path, exported: Exported, tokenizer: Tokenizer, length: int) -> 
         model_max_length=length,
     )
     their_tokenizer.save_pretrained(new)
-
-
-def _refuse_other_tokens(new: Path, tokenizer: Tokenizer, text: str) -> None:
-    """Raise UserError if the written tokenizer splits a text otherwise."""
-    their_tokenizer = transformers().AutoTokenizer.from_pretrained(new)
-    if their_tokenizer(text)["input_ids"] != tokenizer.encode([text])[0].tolist():
-        raise UserError(
-            "transformers splits a text into other tokens than the run's tokenizer;"
-            " nothing is written"
-        )
 
 
 @torch.inference_mode()

@@ -8,7 +8,7 @@ plain and with the chosen method, so that the choice does not depend on any repo
 number.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import pandas as pd
@@ -53,6 +53,8 @@ def ranked(frame: pd.DataFrame, length: int) -> pd.DataFrame:
     `frame`: rows of one run or model on one text. Column `retrieves`: whether a test
     shows that any candidate beats chance in the probe; if not, the loss alone decides.
     """
+    from scipy import stats
+
     is_baseline = frame["variant"].isin(("windowed", "sinks"))
     rows = frame[frame["newest"] & ~is_baseline].fillna({"extension": "none"})
     point = ["protocol", "task", "length", "extension"]
@@ -66,36 +68,19 @@ def ranked(frame: pd.DataFrame, length: int) -> pd.DataFrame:
     ]
     table = table.join(probe[["accuracy", "chance", "n_blocks"]])
     table["loss_at_1x"] = text.loc[text["length_ratio"] == 1, "nll"]
-    table["retrieves"] = _retrieves(table)
+
+    # whether a candidate beats chance in the probe, adjusted for their number
+    table["retrieves"] = False
+    for row in table.dropna(subset="accuracy").itertuples():
+        right = round(row.accuracy * row.n_blocks)
+        test = stats.binomtest(right, int(row.n_blocks), row.chance, "greater")
+        if test.pvalue * len(table) < ALPHA:
+            table["retrieves"] = True
 
     worse = table["nll"].rank()
     if table["retrieves"].any():
         worse = worse.combine(table["accuracy"].rank(ascending=False), max)
     return table.assign(worse=worse).sort_values(["worse", "nll"]).reset_index()
-
-
-def _retrieves(table: pd.DataFrame) -> bool:
-    """Return whether any candidate beats chance in the probe, adjusted for their
-    number.
-    """
-    from scipy import stats
-
-    for row in table.dropna(subset="accuracy").itertuples():
-        right = round(row.accuracy * row.n_blocks)
-        test = stats.binomtest(right, int(row.n_blocks), row.chance, "greater")
-        if test.pvalue * len(table) < ALPHA:
-            return True
-    return False
-
-
-def _refuse_chosen_here(settings: Mapping[str, str]) -> None:
-    """Raise UserError for a setting that the search chooses itself."""
-    for key in _CHOSEN_HERE:
-        if key in settings:
-            raise UserError(
-                f"{key} cannot be set: extension=search uses {PROBE} on validation"
-                " text, then test text"
-            )
 
 
 def search(subject: str | Path, words: Sequence[str]) -> None:
@@ -109,18 +94,7 @@ def search(subject: str | Path, words: Sequence[str]) -> None:
     """
     console.log_to_terminal()
     machine.keep_freed_memory()
-    settings = by_key(words)
-    del settings["evaluation.extensions"]
-    length_text = settings.pop(LENGTH, "")
-    _refuse_chosen_here(settings)
-    words = [f"{key}={text}" for key, text in settings.items()]
-    train_length = _train_length(subject, words)
-    if not length_text.isdigit() or int(length_text) <= train_length:
-        raise UserError(
-            f"extension=search needs one length beyond {train_length}, such as"
-            f" length={4 * train_length}"
-        )
-    length = int(length_text)
+    words, length, train_length = _asked(subject, words)
     words += [f"length={train_length},{length}", f"task={PROBE}"]
 
     trials = f"extension={','.join(candidates(length / train_length))}"
@@ -151,10 +125,33 @@ def search(subject: str | Path, words: Sequence[str]) -> None:
         _print_difference(test, best, "none", at, "test")
 
 
-def _train_length(subject: str | Path, words: list[str]) -> int:
+def _asked(subject: str | Path, words: Sequence[str]) -> tuple[list[str], int, int]:
+    """Return the words of the evaluations, the length that an extension is sought for,
+    and the training length. Raises UserError for a setting that the search chooses
+    itself.
+    """
+    settings = by_key(words)
+    del settings["evaluation.extensions"]
+    length = settings.pop(LENGTH, "")
+    for key in _CHOSEN_HERE:
+        if key in settings:
+            raise UserError(
+                f"{key} cannot be set: extension=search uses {PROBE} on validation"
+                " text, then test text"
+            )
+
+    others = [f"{key}={text}" for key, text in settings.items()]
     if isinstance(subject, Path):
-        return load_config(subject).training.train_length
-    return parse_words(find(subject), words)[0].training.train_length
+        config = load_config(subject)
+    else:
+        config, *_ = parse_words(find(subject), others)
+    train_length = config.training.train_length
+    if not length.isdigit() or int(length) <= train_length:
+        raise UserError(
+            f"extension=search needs one length beyond {train_length}, such as"
+            f" length={4 * train_length}"
+        )
+    return others, int(length), train_length
 
 
 def _evaluate(subject: str | Path, words: list[str]) -> Path:

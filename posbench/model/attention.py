@@ -147,33 +147,16 @@ def by_rows(
     If all scores would be too many to keep, the backward pass computes those of each
     block again.
     """
-    batch, heads, length, _ = q.shape
     rows = layer.rows
-    n_rows = rows.stop - rows.start
-
-    trains = torch.is_grad_enabled()
-    score_bytes = batch * heads * n_rows * length * SCORE_BYTES
-    recompute = trains and score_bytes > _kept_bytes(q.device)
-    step = n_rows  # rows of a block
-    if trains:
-        # quarters compute fewer hidden pairs than one block would
-        quarter = -(-n_rows // 4)  # rounded up
-        step = max(2 * MIN_ROWS, quarter)
-    if recompute or not trains:
-        # only one block's scores exist at a time
-        step = min(step, _rows_at_once(q.device, batch * heads * length))
-    if layer.window is not None:
-        # a block reads the keys of its window, and those between its rows
-        step = min(step, max(MIN_ROWS, layer.window))
-
-    n_blocks = -(-n_rows // step)  # rounded up
+    step, recompute = _blocks(q, layer)
+    n_blocks = -(-(rows.stop - rows.start) // step)  # rounded up
     is_few = n_blocks <= MOST_COMPILED
     compiles = compiles and is_few and q.device.type == "cuda"
     block_of = _block_compiled if compiles else _block
     outputs: list[Tensor] = []
     for start in range(rows.start, rows.stop, step):
         queries = slice(start, min(rows.stop, start + step))
-        keys = _keys_of(queries, length, encoding, layer)
+        keys = _keys_of(queries, q.shape[2], encoding, layer)
         parts = part_of(q, queries), part_of(k, keys), part_of(v, keys)
         part = layer.replace(rows=queries, keys=keys)
         block = encoding, *parts, part, mask_of(part, _exact_dtype(q))
@@ -190,12 +173,40 @@ def by_rows(
     return torch.cat(outputs, dim=2)
 
 
-def _rows_at_once(device: torch.device, row_scores: int) -> int:
-    """Return how many rows a block has whose scores alone exist."""
-    if device.type == "cpu":
-        return max(MIN_ROWS, AT_ONCE // row_scores)
-    rows = at_once(_free_memory(device)) // row_scores
-    return max(MIN_ROWS, rows - rows % MIN_ROWS)  # matrices of whole tiles
+def _blocks(q: Tensor, layer: Layer) -> tuple[int, bool]:
+    """Return how many rows a block has, and whether the backward pass computes the
+    scores of each block again.
+    """
+    batch, heads, length, _ = q.shape
+    n_rows = layer.rows.stop - layer.rows.start
+    is_cpu = q.device.type == "cpu"
+
+    kept_bytes = KEPT_BYTES
+    if not is_cpu:
+        share = machine.device_memory(q.device) * KEPT_SHARE_ACCELERATOR
+        kept_bytes = max(KEPT_BYTES, int(share))
+    trains = torch.is_grad_enabled()
+    score_bytes = batch * heads * n_rows * length * SCORE_BYTES
+    recompute = trains and score_bytes > kept_bytes
+
+    step = n_rows
+    if trains:
+        # quarters compute fewer hidden pairs than one block would
+        quarter = -(-n_rows // 4)  # rounded up
+        step = max(2 * MIN_ROWS, quarter)
+    if recompute or not trains:
+        # only one block's scores exist at a time
+        row_scores = batch * heads * length
+        if is_cpu:
+            fitting = AT_ONCE // row_scores
+        else:
+            fitting = at_once(_free_memory(q.device)) // row_scores
+            fitting -= fitting % MIN_ROWS  # matrices of whole tiles
+        step = min(step, max(MIN_ROWS, fitting))
+    if layer.window is not None:
+        # a block reads the keys of its window, and those between its rows
+        step = min(step, max(MIN_ROWS, layer.window))
+    return step, recompute
 
 
 def at_once(free: int) -> int:
@@ -307,7 +318,18 @@ def _biases(encoding: Encoding, q: Tensor, k: Tensor, layer: Layer) -> Tensor | 
     """
     total = None
     if "distance_bias" in encoding.hooks:
-        total = _distance_bias(encoding, layer)
+        rows, keys = layer.rows, layer.keys
+        if layer.consecutive and layer.causal and isinstance(keys, slice):
+            # each distance once
+            n_distances = rows.stop - keys.start
+            distances = torch.arange(n_distances, device=layer.positions.device)
+            by_distance = encoding.distance_bias(distances, layer)
+            if by_distance is not None:
+                total = _by_pairs(by_distance, rows.stop - rows.start)
+        else:
+            by_pair = encoding.distance_bias(layer.distance, layer)
+            if by_pair is not None:
+                total = by_pair.movedim(0, 1)
     if "bias" in encoding.hooks:
         bias = encoding.bias(exact(q), exact(k), layer)
         if total is None:
@@ -315,18 +337,6 @@ def _biases(encoding: Encoding, q: Tensor, k: Tensor, layer: Layer) -> Tensor | 
         if bias is not None:
             total = total + bias
     return total
-
-
-def _distance_bias(encoding: Encoding, layer: Layer) -> Tensor | None:
-    """Return a block's bias by distance, broadcastable to (B, H, Tq, Tk)."""
-    rows, keys = layer.rows, layer.keys
-    if layer.consecutive and layer.causal and isinstance(keys, slice):
-        # each distance once
-        distance = torch.arange(rows.stop - keys.start, device=layer.positions.device)
-        bias = encoding.distance_bias(distance, layer)
-        return None if bias is None else _by_pairs(bias, rows.stop - rows.start)
-    bias = encoding.distance_bias(layer.distance, layer)
-    return None if bias is None else bias.movedim(0, 1)
 
 
 def _by_pairs(by_distance: Tensor, rows: int) -> Tensor:
@@ -438,11 +448,3 @@ def fused_is_fast(q: Tensor, v: Tensor) -> bool:
     if trains and q.shape[2] < FUSED_FROM:
         return False
     return machine.has_amx()
-
-
-def _kept_bytes(device: torch.device) -> int:
-    """Return the bytes that one layer may keep for its backward pass."""
-    if device.type == "cpu":
-        return KEPT_BYTES
-    share = machine.device_memory(device) * KEPT_SHARE_ACCELERATOR
-    return max(KEPT_BYTES, int(share))

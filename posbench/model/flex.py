@@ -56,7 +56,11 @@ def attention(
     modifier = None
     options = {}
     if encoding.hooks & {"distance_bias", "bias"}:
-        biases = _biases(encoding, layer)
+        biases = encoding.key_bias(layer)  # (1|B, H, T)
+        if biases is None and "bias" not in encoding.hooks:
+            positions = layer.positions
+            distances = torch.arange(positions.shape[1], device=positions.device)
+            biases = encoding.distance_bias(distances, layer)  # (H, T)
         if biases is None or (
             biases.requires_grad and torch.are_deterministic_algorithms_enabled()
         ):
@@ -74,18 +78,6 @@ def attention(
         scale=encoding.logit_scale,
         kernel_options=options,
     )
-
-
-def _biases(encoding: Encoding, layer: Layer) -> Tensor | None:
-    """Return biases per key, (1|B, H, T), or per distance, (H, T); None if those of
-    pairs have neither form.
-    """
-    per_key = encoding.key_bias(layer)
-    if per_key is not None or "bias" in encoding.hooks:
-        return per_key
-    positions = layer.positions
-    distances = torch.arange(positions.shape[1], device=positions.device)
-    return encoding.distance_bias(distances, layer)
 
 
 def _bias_modifier(

@@ -76,7 +76,10 @@ class _LinearCrossEntropy(torch.autograd.Function):
         for start in range(0, len(states), block_rows):
             rows = slice(start, start + block_rows)
             logits = states[rows] @ head.mT
-            loss_of = _compiled_loss if _is_worth_compiling(logits) else _loss
+            loss_of = _loss
+            compiles = device.type == "cuda" and not torch.compiler.is_compiling()
+            if compiles and logits.numel() >= COMPILED_FROM:
+                loss_of = _compiled_loss
             pieces = torch.split(logits[:, :vocabulary], piece_rows)
             their_labels = torch.split(labels[rows, None], piece_rows)
             for piece, label in zip(pieces, their_labels, strict=True):
@@ -103,12 +106,6 @@ class _LinearCrossEntropy(torch.autograd.Function):
         hidden_gradient = states_gradient.to(hidden_dtype)
         weight_gradient = head_gradient[: ctx.vocabulary].to(weight_dtype)
         return hidden_gradient * factor, weight_gradient * factor, None, None, None
-
-
-def _is_worth_compiling(logits: Tensor) -> bool:
-    if logits.device.type != "cuda" or torch.compiler.is_compiling():
-        return False
-    return logits.numel() >= COMPILED_FROM
 
 
 def _loss(logits: Tensor, labels: Tensor, differentiate: bool) -> Tensor:

@@ -165,7 +165,13 @@ def _checked_layer(
     """Return what the hooks of a layer read; UserError for inputs that do not fit or
     would bypass the encoding.
     """
-    _refuse_cast(encoding)
+    # in half precision its tables would be rounded
+    for tensor in (*encoding.parameters(), *encoding.buffers()):
+        if tensor.dtype in (torch.bfloat16, torch.float16):
+            raise UserError(
+                f"'{encoding.name}' was cast to {tensor.dtype}: cast the model before"
+                " the encoding is built"
+            )
     _refuse_shapes(encoding, q, k, v, x)
     name, n_layers = encoding.name, encoding.shape.n_layers
     if not 0 <= layer < n_layers:
@@ -173,8 +179,17 @@ def _checked_layer(
             f"layer is {layer}: expected 0 to {n_layers - 1} for this '{name}'"
         )
     consecutive = positions is None
-    positions = _checked_positions(positions, q)
-    check_length(encoding, q.shape[2])  # first, as it matters more than a missing input
+    batch, _, length, _ = q.shape
+    if positions is None:
+        positions = torch.arange(length, device=q.device)
+    if positions.dim() == 1:
+        positions = positions[None]
+    if positions.shape not in ((1, length), (batch, length)):
+        raise UserError(
+            f"positions is {tuple(positions.shape)}: expected {(length,)} or"
+            f" {(batch, length)}"
+        )
+    check_length(encoding, length)  # first, as it matters more than a missing input
     if x is None and "embed" in encoding.hooks:
         raise UserError(
             f"'{name}' acts on the model's input: pass x, made from"
@@ -186,31 +201,6 @@ def _checked_layer(
             " positions=encoding.positions(ids, None)"
         )
     return make_layer(encoding, positions, layer, x, consecutive, causal)
-
-
-def _refuse_cast(encoding: Encoding) -> None:
-    """Raise UserError for an encoding in half precision, whose tables are rounded."""
-    for tensor in (*encoding.parameters(), *encoding.buffers()):
-        if tensor.dtype in (torch.bfloat16, torch.float16):
-            raise UserError(
-                f"'{encoding.name}' was cast to {tensor.dtype}: cast the model before"
-                " the encoding is built"
-            )
-
-
-def _checked_positions(positions: Tensor | None, q: Tensor) -> Tensor:
-    """Return positions as (1|B, T), by default 0, 1, ..."""
-    batch, _, length, _ = q.shape
-    if positions is None:
-        positions = torch.arange(length, device=q.device)
-    if positions.dim() == 1:
-        positions = positions[None]
-    if positions.shape not in ((1, length), (batch, length)):
-        raise UserError(
-            f"positions is {tuple(positions.shape)}: expected {(length,)} or"
-            f" {(batch, length)}"
-        )
-    return positions
 
 
 def _refuse_shapes(
