@@ -52,7 +52,13 @@ def main(
             " --words daughter,called"
         )
     else:
-        pictures = [_picture(*scheme) for scheme in schemes]
+        pictures = []
+        for name, options in schemes:
+            if _is_run(name, options):
+                folder = run_folder(of_id(Path(name)))
+                pictures.append(panels.run_picture(folder))
+            else:
+                pictures.append(panels.picture(*builder(name, options)))
     files.write(png, charts.image_bytes(draw(pictures), "png"))
     print(png)
 
@@ -81,22 +87,12 @@ def print_flips(names: list[str]) -> None:
             label, build = builder(*scheme)
             parts = []
             for length, share in zip(flips.LENGTHS, flips.shares(build), strict=True):
-                parts.append(f"{_share_text(share)} at {length:,} tokens")
+                text = "n/a" if math.isnan(share) else f"{share:.2f}"
+                parts.append(f"{text} at {length:,} tokens")
             print(
                 f"{label}: share of key pairs whose order flips with distance:"
                 f" {', '.join(parts)} (limit 0.5)"
             )
-
-
-def _share_text(share: float) -> str:
-    return "n/a" if math.isnan(share) else f"{share:.2f}"
-
-
-def _picture(name: str, options: list[str]) -> Picture:
-    """Return the picture of a run, or of an encoding."""
-    if _is_run(name, options):
-        return panels.run_picture(run_folder(of_id(Path(name))))
-    return panels.picture(*builder(name, options))
 
 
 def _is_run(name: str, options: list[str]) -> bool:
@@ -137,26 +133,22 @@ def _draw_picture(part: SubFigure, picture: Picture, height: int, columns: int) 
             continue
         axes.set(title=panel.title, xlabel=panel.x_label, ylabel=panel.y_label)
         if panel.image.size:
-            _draw_image(axes, panel)
+            limit = np.nanmax(np.abs(panel.image))
+            image = axes.imshow(
+                panel.image,
+                aspect="auto",
+                cmap="PuOr",
+                vmin=-limit,
+                vmax=limit,
+                interpolation="nearest",
+            )
+            axes.grid(visible=False)
+            axes.yaxis.set_major_locator(MaxNLocator(integer=True))
+            part.colorbar(image, ax=axes, pad=0.02)
         else:
             _draw_curves(axes, panel)
         axes.set_xlim(0, longest - 1)
         axes.axvline(train_length - 0.5, color=charts.DARK, ls=":", lw=1)
-
-
-def _draw_image(axes: Axes, panel: Panel) -> None:
-    limit = np.nanmax(np.abs(panel.image))
-    image = axes.imshow(
-        panel.image,
-        aspect="auto",
-        cmap="PuOr",
-        vmin=-limit,
-        vmax=limit,
-        interpolation="nearest",
-    )
-    axes.grid(visible=False)
-    axes.yaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.figure.colorbar(image, ax=axes, pad=0.02)
 
 
 def _draw_curves(axes: Axes, panel: Panel) -> None:

@@ -59,16 +59,12 @@ def build(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         encoding = encodings.build(name, shape, options)
-        if draw:
-            _draw_tables(encoding)
+        has_maps = "prepare" in encoding.hooks  # of contents
+        for parameter_name, parameter in encoding.named_parameters(recurse=False):
+            is_table = parameter_name == "table" or not has_maps
+            if draw and is_table and parameter.dim() > 1:
+                torch.nn.init.normal_(parameter)
     return encoding
-
-
-def _draw_tables(encoding: Encoding) -> None:
-    has_maps = "prepare" in encoding.hooks  # of contents
-    for name, parameter in encoding.named_parameters(recurse=False):
-        if parameter.dim() > 1 and (name == "table" or not has_maps):
-            torch.nn.init.normal_(parameter)
 
 
 def layer_encoding(encoding: Encoding, layer: int = 0) -> Encoding:
@@ -188,27 +184,21 @@ def pairs_of(
     plain = q @ k.mT * scheme.logit_scale
     if "attend" in scheme.hooks:
         usual = weights
-        weights = _weights_of(scheme, logits, v, block)
+        # the weights of as many keys at a time as values have channels
+        n_keys, width = v.shape[-2:]
+        zero_output = scheme.attend(logits, v, block)  # v is zero
+        parts = []
+        for start in range(0, n_keys, width):
+            one_hot = torch.eye(n_keys, start + width)[:, start:]
+            output = scheme.attend(logits, one_hot.expand_as(v), block)
+            parts.append(output - zero_output)
+        weights = torch.cat(parts, dim=-1)[..., :n_keys]
         # with a sink, weights sum to less than 1
         shares = weights / weights.sum(-1, keepdim=True)
         if not torch.allclose(shares, usual, atol=1e-5):
             least = torch.finfo(torch.float32).tiny
             logits = weights.abs().clamp(min=least).log()
     return Pairs(block, logits, weights, logits - plain)
-
-
-def _weights_of(
-    scheme: Encoding, logits: Tensor, zeros: Tensor, block: Layer
-) -> Tensor:
-    """Return the weights behind `attend`; `zeros`: values (B, H, keys, width)."""
-    keys, width = zeros.shape[-2:]
-    zero_output = scheme.attend(logits, zeros, block)
-    parts = []
-    for start in range(0, keys, width):
-        one_hot = torch.eye(keys, start + width)[:, start:]
-        output = scheme.attend(logits, one_hot.expand_as(zeros), block)
-        parts.append(output - zero_output)
-    return torch.cat(parts, dim=-1)[..., :keys]
 
 
 def by_distance(pairs: Tensor, layer: Layer, length: int) -> Tensor:
@@ -286,9 +276,33 @@ def picture(label: str, build: Build) -> Picture:
 def encoding_panels(encoding: Encoding) -> list[Panel]:
     """Return the panels of an encoding without a model."""
     panels = position_panels(encoding)
+    reach = 2 * encoding.shape.train_length
     if hooks_of(encoding) & PAIRWISE:
-        panels.append(_added_panel(encoding))
-    return [*panels, _attention_panel(encoding)]
+        positions = positions_of(encoding, reach + MARGIN)
+        added = contribution(encoding, positions)[0].flip(-1).numpy()
+        added = np.where(added < TINIEST, np.nan, added)
+        curves = _heads(added)
+        if np.allclose(added, added[:1], equal_nan=True):
+            curves = {"all heads": added[0]}
+        title = "Added to the logit, equal tokens"
+        panels.append(Panel(title, DISTANCE, ADDED, curves))
+
+    # the mean weight for random tokens under random projections; 1 is an even share
+    length = positions_of(encoding, reach).shape[1]
+    tokens = random(SAMPLES, length, encoding.token_dim())
+    q, k, _, x, positions = read(encoding, tokens)
+    pairs = pairs_of(encoding, q, k, x, positions, last=QUERIES)
+    n_seen = torch.arange(1, length + 1)[pairs.layer.rows, None]
+    shares = by_distance(pairs.weights * n_seen, pairs.layer, length)
+    mean = shares.mean((0, 1))[: length - QUERIES + 1].numpy()
+    attention = Panel(
+        "Mean attention, random tokens",
+        DISTANCE,
+        "times an even share",
+        {"mean over heads": mean},
+        log=True,
+    )
+    return [*panels, attention]
 
 
 def position_panels(encoding: Encoding) -> list[Panel]:
@@ -336,40 +350,6 @@ def _products(title: str, q: Tensor, k: Tensor) -> Panel:
 def _heads(values: Numbers) -> dict[str, Numbers]:
     """Return a curve per head of (H, T)."""
     return {f"head {head}": curve for head, curve in enumerate(values, start=1)}
-
-
-def _added_panel(encoding: Encoding) -> Panel:
-    """Draw the contribution of position to the last query's logits if all tokens are
-    equal.
-    """
-    length = 2 * encoding.shape.train_length + MARGIN
-    positions = positions_of(encoding, length)
-    added = contribution(encoding, positions)[0].flip(-1).numpy()
-    added = np.where(added < TINIEST, np.nan, added)
-    curves = _heads(added)
-    if np.allclose(added, added[:1], equal_nan=True):
-        curves = {"all heads": added[0]}
-    return Panel("Added to the logit, equal tokens", DISTANCE, ADDED, curves)
-
-
-def _attention_panel(encoding: Encoding) -> Panel:
-    """Draw the mean weight by distance for random tokens under random projections; 1 is
-    an even share.
-    """
-    length = positions_of(encoding, 2 * encoding.shape.train_length).shape[1]
-    tokens = random(SAMPLES, length, encoding.token_dim())
-    q, k, _, x, positions = read(encoding, tokens)
-    pairs = pairs_of(encoding, q, k, x, positions, last=QUERIES)
-    n_seen = torch.arange(1, length + 1)[pairs.layer.rows, None]
-    shares = by_distance(pairs.weights * n_seen, pairs.layer, length)
-    mean = shares.mean((0, 1))[: length - QUERIES + 1].numpy()
-    return Panel(
-        "Mean attention, random tokens",
-        DISTANCE,
-        "times an even share",
-        {"mean over heads": mean},
-        log=True,
-    )
 
 
 @torch.no_grad()
@@ -428,22 +408,19 @@ def run_picture(folder: Path) -> Picture:
     if config.data.task:
         panels = encoding_panels(model.encoding)
     else:
+        cache = config.runtime.cache
+        tokens: Any = data.data_of(config.data, cache, folder / TOKENIZER)
+        trained_on = (load_record(folder).get("data") or {}).get("sha256")
+        if trained_on not in (None, tokens.record["sha256"]):
+            raise UserError(
+                f"the text of {folder} is no longer the one that it was trained on"
+            )
+        # the beginning of the text that the run was evaluated on
+        ids = getattr(tokens, config.evaluation.split).ids[: WINDOWS * LONGEST]
         panels = position_panels(model.encoding)
-        panels += text_panels(model, config, _text_of(folder, config))
+        panels += text_panels(model, config, torch.from_numpy(ids.astype(np.int64)))
     title = f"{folder.resolve().name}, trained"
     return Picture(title, panels, config.training.train_length)
-
-
-def _text_of(folder: Path, config: Config) -> Tensor:
-    """Return the beginning of the text that a run was evaluated on, as ids."""
-    tokens: Any = data.data_of(config.data, config.runtime.cache, folder / TOKENIZER)
-    trained_on = (load_record(folder).get("data") or {}).get("sha256")
-    if trained_on not in (None, tokens.record["sha256"]):
-        raise UserError(
-            f"the text of {folder} is no longer the one that it was trained on"
-        )
-    ids = getattr(tokens, config.evaluation.split).ids[: WINDOWS * LONGEST]
-    return torch.from_numpy(ids.astype(np.int64))
 
 
 def text_panels(model: GPT, config: Config, ids: Tensor) -> list[Panel]:

@@ -47,7 +47,9 @@ def picture(ropes: Ropes, lengths: Sequence[int]) -> charts.Picture:
             axes.set(yscale="log", title=kind)
             axes.set(xlabel="pair of channels", ylabel="tokens for a whole turn")
             axes.yaxis.set_major_formatter("{x:,.0f}")
-            _add_legend(axes)
+            # each label once
+            lines = {str(line.get_label()): line for line in axes.get_lines()}
+            axes.legend(handles=lines.values(), fontsize=7, framealpha=0)
     return figure
 
 
@@ -75,9 +77,3 @@ def _draw(
 
 def _tokens_per_turn(f: Tensor) -> Tensor:
     return torch.where(f > 0, 2 * math.pi / f, math.nan)
-
-
-def _add_legend(axes: Any) -> None:
-    """Add a legend that has each label once."""
-    lines = {str(line.get_label()): line for line in axes.get_lines()}
-    axes.legend(handles=lines.values(), fontsize=7, framealpha=0)

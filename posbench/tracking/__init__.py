@@ -33,13 +33,6 @@ _VALUES = {
 }
 
 
-def _open(config: Config, run: Run) -> Session:
-    """Open a run's session with its tracker."""
-    cls = registry.load(registry.TRACKERS, config.tracking.backend)
-    session: Session = cls(config, run)
-    return session
-
-
 class Tracker:
     """The mirror of a run. A failure is a warning: `rows.jsonl` has the numbers, and a
     later session sends them.
@@ -56,7 +49,9 @@ class Tracker:
         """Send the rows that the session lacks. The first call opens the session."""
         with self._failure_as_warning():
             if self.session is None:
-                self.session = _open(self._config, self._run)
+                backend = self._config.tracking.backend
+                session_of = registry.load(registry.TRACKERS, backend)
+                self.session = session_of(self._config, self._run)
             for row in self._run.rows[self._seen :]:
                 values = row_values(row, self._config, self._targets)
                 self.session.log(self._seen, values)

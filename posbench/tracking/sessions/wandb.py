@@ -26,7 +26,53 @@ class Wandb:
     """A session of a run at W&B."""
 
     def __init__(self, config: Config, run: Run) -> None:
-        self._run = _init(config, run)
+        """Open the session in the place that the environment names, else where it was
+        before.
+        """
+        import wandb
+
+        online = is_online(config.tracking.mode)
+        if not online:
+            # Each offline session has the whole run: an older one would send it twice.
+            for earlier in run.folder.glob("wandb/offline-run-*"):
+                shutil.rmtree(earlier)
+        place = _place(config, run)
+        run.update(wandb=place)
+        if in_sweep():
+            place = {}  # the agent has chosen it
+
+        # its diary goes to its own debug.log
+        logging.getLogger("wandb").propagate = False
+        # Nothing is printed, and the command line, the environment and the code are not
+        # uploaded.
+        settings = wandb.Settings(
+            silent=True,
+            quiet=True,
+            console="off",
+            init_timeout=60,
+            finish_timeout=60,
+            reinit="create_new",  # several runs in one process do not end each other
+            program="",
+            x_disable_meta=True,
+            save_code=False,
+            disable_code=True,
+            x_save_requirements=False,
+            disable_git=True,
+            x_disable_stats=True,
+            x_disable_machine_info=True,
+        )
+        self._run = wandb.init(
+            **place,
+            name=run.id,
+            group=config.study,
+            job_type="train",
+            resume="allow",
+            mode="online" if online else "offline",
+            tags=[config.encoding.name, *config.tracking.tags],
+            config=to_container(config),
+            settings=settings,
+            dir=run.folder,
+        )
         self._defined = set[str]()
         self._last_step = 0
         self.starting_step = self._run.starting_step
@@ -69,61 +115,6 @@ class Wandb:
             image = wandb.Image(str(picture))
             self._run.log({"curve": image}, step=self._last_step)
         self._run.finish(exit_code=_EXIT_CODES.get(status, 1))
-
-
-def _init(config: Config, run: Run) -> Any:
-    """Open a run's session at W&B, in the place that the environment names, else where
-    it was before.
-    """
-    import wandb
-
-    tracking = config.tracking
-    online = is_online(tracking.mode)
-    if not online:
-        # Each offline session has the whole run: an older one would send it twice.
-        for earlier in run.folder.glob("wandb/offline-run-*"):
-            shutil.rmtree(earlier)
-    place = _place(config, run)
-    run.update(wandb=place)
-    logging.getLogger("wandb").propagate = False  # its diary goes to its own debug.log
-    if in_sweep():
-        place = {}  # the agent has chosen it
-    return wandb.init(
-        **place,
-        name=run.id,
-        group=config.study,
-        job_type="train",
-        resume="allow",
-        mode="online" if online else "offline",
-        tags=[config.encoding.name, *tracking.tags],
-        config=to_container(config),
-        settings=_settings(),
-        dir=run.folder,
-    )
-
-
-def _settings() -> Any:
-    """Return W&B's settings: nothing is printed, and the command line, the environment
-    and the code are not uploaded.
-    """
-    import wandb
-
-    return wandb.Settings(
-        silent=True,
-        quiet=True,
-        console="off",
-        init_timeout=60,
-        finish_timeout=60,
-        reinit="create_new",  # several runs in one process do not end each other
-        program="",
-        x_disable_meta=True,
-        save_code=False,
-        disable_code=True,
-        x_save_requirements=False,
-        disable_git=True,
-        x_disable_stats=True,
-        x_disable_machine_info=True,
-    )
 
 
 def _place(config: Config, run: Run) -> dict[str, Any]:
