@@ -145,6 +145,30 @@ def test_an_experiment_sets_values_beside_a_choice_in_its_own_name_only(
     assert config.training.tokens == tokens
 
 
+@pytest.mark.parametrize(
+    ("words", "rate"),
+    [
+        ([], 0.01),
+        (["encoding=none"], 0.01),
+        (["training.optimizer=adamw"], 0.02),
+        (["training.optimizer=adamw", "encoding=none"], 0.03),
+        (["training.optimizer=adamw", "training.learning_rate=0.04"], 0.04),
+    ],
+)
+def test_an_experiment_sets_values_beside_several_choices(tmp_path, words, rate):
+    mine = "# @package _global_\ndefaults: [demo]\ntraining:\n  learning_rate: 0.01\n"
+    adamw = "training.optimizer=adamw:\n  training: {learning_rate: 0.02}\n"
+    none = (
+        "encoding=none training.optimizer=adamw:\n  training: {learning_rate: 0.03}\n"
+    )
+    write(tmp_path / "experiment" / "mine.yaml", mine + "  optimizer: muon\n")
+    write(tmp_path / "tuned" / "mine.yaml", adamw + none)
+
+    config = compose.single(["experiment=mine", *words], tmp_path)
+
+    assert config.training.learning_rate == rate
+
+
 # Words, a key, and its value.
 TYPED = [
     (["seed=012"], "seed", 12),

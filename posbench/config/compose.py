@@ -96,9 +96,13 @@ def configs(
 
 # room for all encodings; Hydra takes a tenth of a second for each
 @functools.lru_cache(maxsize=128)
-def _hydra_config(overrides: tuple[str, ...], folders: tuple[Path, ...]) -> DictConfig:
-    """Return what Hydra composes, without Hydra's own settings (a third of the time). A
-    caller's Hydra is restored.
+def _hydra_config(
+    overrides: tuple[str, ...], optimizer: str | None, folders: tuple[Path, ...]
+) -> DictConfig:
+    """Return what Hydra composes, without Hydra's own settings (a third of the time),
+    with what the experiment sets for these choices. A caller's Hydra is restored.
+
+    `optimizer` is the one that is typed.
     """
     callers_hydra = GlobalHydra.instance().hydra
     GlobalHydra.instance().clear()
@@ -115,10 +119,11 @@ def _hydra_config(overrides: tuple[str, ...], folders: tuple[Path, ...]) -> Dict
         GlobalHydra.instance().hydra = callers_hydra
 
     OmegaConf.set_struct(cfg, False)
-    chosen = cfg.pop("hydra").runtime.choices
-    tuned = cfg.pop("tuned", {})  # what the experiment sets for a choice
-    for group, name in chosen.items():
-        cfg.merge_with(tuned.get(f"{group}={name}", {}))
+    chosen = {f"{key}={name}" for key, name in cfg.pop("hydra").runtime.choices.items()}
+    chosen.add(f"training.optimizer={optimizer or cfg.training.optimizer}")
+    for choices_of_entry, settings in cfg.pop("tuned", {}).items():
+        if chosen.issuperset(choices_of_entry.split()):
+            cfg.merge_with(settings)
     return cfg
 
 
@@ -205,14 +210,16 @@ def _chosen(
     a data set of the hub stands for.
     """
     groups = {key: text for key, text in point.items() if key in GROUPS}
-    cfg = _base_config(groups, folders)
+    optimizer = point.get("training.optimizer")
+    cfg = _base_config(groups, optimizer, folders)
     if "data" in point:
         return cfg, point
     for name, source in _SOURCES.items():
         is_given = point.get(f"data.{name}", "null") != "null"
         if is_given and cfg.data.get("source") != source:
             chosen = {"data": source}
-            return _base_config(groups | chosen, folders), point | chosen
+            cfg = _base_config(groups | chosen, optimizer, folders)
+            return cfg, point | chosen
     return cfg, point
 
 
@@ -237,7 +244,9 @@ def _study_of(data: dict[str, Any]) -> str:
     return _name_of_file(name)
 
 
-def _base_config(groups: dict[str, str], folders: tuple[Path, ...]) -> DictConfig:
+def _base_config(
+    groups: dict[str, str], optimizer: str | None, folders: tuple[Path, ...]
+) -> DictConfig:
     """Return a composed configuration that the caller may change. Raises UserError if a
     chosen file does not exist.
     """
@@ -253,7 +262,7 @@ def _base_config(groups: dict[str, str], folders: tuple[Path, ...]) -> DictConfi
         if not path.is_relative_to(configs_dir()):
             _refuse_guessed_numbers(path)
     words = tuple(f"{group}={choice}" for group, choice in files.items())
-    cfg = copy.deepcopy(_hydra_config(words, folders))
+    cfg = copy.deepcopy(_hydra_config(words, optimizer, folders))
     if options_of_class is not None:
         cfg.encoding = options_of_class
     return cfg
