@@ -1,8 +1,9 @@
 """Muon for the matrices of the blocks, AdamW for all else.
 
-Source: Jordan et al., "Muon: An optimizer for hidden layers in neural networks" (2024),
-https://kellerjordan.github.io/posts/muon; the size of an update is of Liu et al.,
-"Muon is Scalable for LLM Training" (2025), arXiv:2502.16982, section 2.2.
+Sources: Jordan et al., "Muon: An optimizer for hidden layers in neural networks"
+(2024), https://kellerjordan.github.io/posts/muon; the size of an update is that of Liu
+et al., "Muon is Scalable for LLM Training" (2025), arXiv:2502.16982, section 2.2.
+`torch.optim.Muon` takes the same steps, but one matrix after the other.
 """
 
 import math
@@ -16,17 +17,15 @@ from posbench import machine
 from posbench.config.schema import TrainingConfig
 from posbench.training.optimizers.adamw import AdamW
 
-# of the odd polynomial that brings singular values near 1: Jordan et al. (2024)
+# Jordan et al. (2024): x (A + B x^2 + C x^4), five times, is near 1 for 0 < x <= 1
 A, B, C = 3.4445, -4.7750, 2.0315
 ITERATIONS = 5
 SMALLEST_NORM = 1e-7
 
 
 class Muon(AdamW):
-    """Moves a matrix by the nearest orthogonal one to its mean gradient, at
-    `training.muon_ratio` times the learning rate; all else as AdamW does.
-
-    Parts of one shape are one tensor, so that a device has few kernels to launch.
+    """Moves the parts of a block's matrices by their mean gradients, made orthogonal,
+    at `training.muon_ratio` times the learning rate.
     """
 
     def __init__(self, groups: list[dict[str, Any]], training: TrainingConfig) -> None:
@@ -35,71 +34,92 @@ class Muon(AdamW):
                 group["times"] = training.muon_ratio
         super().__init__(groups, training)
         self.momentum = training.momentum
-        self.precision = training.precision
+        device = groups[0]["params"][0].device
+        self.dtype = machine.resolve_precision(training.precision, device)
 
     @torch.no_grad()
     def step(self) -> None:  # type: ignore[override]
         groups = self.param_groups
         self.param_groups = [group for group in groups if "parts" not in group]
-        super().step()
+        super().step()  # AdamW's
         self.param_groups = groups
-        for group in groups:
-            if "parts" in group:
-                self._step_matrices(group)
 
-    def _step_matrices(self, group: dict[str, Any]) -> None:
-        """Move each part of the group's matrices."""
-        stacks = defaultdict(list)  # by shape: (weight, gradient) of each part
-        for weight, rows in zip(group["params"], group["parts"], strict=True):
-            if weight.grad is not None:
-                parts = zip(weight.split(rows), weight.grad.split(rows), strict=True)
-                for part, gradient in parts:
-                    stacks[part.shape].append((part, gradient))
+        # All parts of a shape are one tensor: a device has few kernels to launch.
+        for group in [group for group in groups if "parts" in group]:
+            weights, gradients = defaultdict(list), defaultdict(list)  # by shape
+            for weight, rows in zip(group["params"], group["parts"], strict=True):
+                gradient = weight.grad
+                if gradient is None:  # nothing reads it in this model
+                    gradient = torch.zeros_like(weight)
+                for part in weight.split(rows):
+                    weights[part.shape].append(part)
+                for part in gradient.split(rows):
+                    gradients[part.shape].append(part)
+            for shape in weights:
+                self._move(weights[shape], torch.stack(gradients[shape]), group)
 
-        rate, decay = group["lr"], group["weight_decay"]
-        for shape, stack in stacks.items():
-            weights, gradients = zip(*stack, strict=True)
-            state = self.state[group["params"][0]]
-            update = self._update(state, torch.stack(gradients))
-            # 1 after an update that was not finite
-            failed = getattr(self, "found_inf", None)
-            if failed is None:
-                failed = update.new_zeros(())
-            size = 0.2 * math.sqrt(
-                max(shape)
-            )  # AdamW's updates have about 0.2 a number
-            finite = 1 - failed
-            update = torch.where(failed > 0, 0.0, update * (rate * size))
-            torch._foreach_mul_(weights, 1 - finite * (rate * decay))
-            torch._foreach_sub_(weights, update.unbind())
-
-    def _update(self, state: dict[str, Tensor], gradient: Tensor) -> Tensor:
-        """Return the update (n, rows, columns) for gradients of that shape."""
-        name = f"momentum {tuple(gradient.shape[1:])}"
+    def _move(
+        self, weights: list[Tensor], gradients: Tensor, group: dict[str, Any]
+    ) -> None:
+        """Move matrices of one shape by their gradients, (n, rows, columns)."""
+        rows, columns = weights[0].shape
+        state = self.state[group["params"][0]]
+        name = f"momentum {rows}x{columns}"
         if name not in state:
-            state[name] = torch.zeros_like(gradient)
-        mean = state[name]
-        failed = getattr(self, "found_inf", None)
-        new = mean.lerp(gradient, 1 - self.momentum)
-        if failed is not None:
-            new = torch.where(failed > 0, mean, new)
-        mean.copy_(new)
-        update = gradient.lerp(mean, self.momentum)  # Nesterov's momentum
-        dtype = machine.resolve_precision(self.precision, gradient.device)
-        return orthogonal(update.to(dtype)).to(gradient.dtype)
+            state[name] = torch.zeros_like(gradients)
+        momentum = state[name]
+
+        is_finite = gradients.new_ones(())
+        if getattr(self, "found_inf", None) is not None:
+            is_finite -= self.found_inf
+        # the momentum in the place of gradients leaves itself as it is
+        gradients = torch.where(is_finite > 0, gradients, momentum)
+        momentum.lerp_(gradients, 1 - self.momentum)
+        gradients.lerp_(momentum, self.momentum)  # Nesterov's
+
+        # A CPU is faster with one matrix at a time.
+        n_at_once = 1 if gradients.device.type == "cpu" else len(gradients)
+        updates: list[Tensor] = []
+        for stack in gradients.split(n_at_once):
+            update = orthogonal(stack.to(self.dtype))
+            updates.extend(update.to(stack.dtype).unbind())
+        # With this factor they are as large as AdamW's: Liu et al. (2025), equation 4.
+        size = 0.2 * math.sqrt(max(rows, columns))
+        rate = is_finite * group["lr"]
+        torch._foreach_mul_(weights, 1 - rate * group["weight_decay"])
+        torch._foreach_sub_(weights, torch._foreach_mul(updates, rate * size))
 
 
-def orthogonal(matrices: Tensor) -> Tensor:
-    """Return (n, rows, columns) with all singular values brought near 1, by five
-    Newton-Schulz iterations.
+def orthogonal(stack: Tensor) -> Tensor:
+    """Return matrices (n, rows, columns) with all singular values brought near 1, by
+    the iteration of Newton and Schulz.
     """
-    is_tall = matrices.shape[1] > matrices.shape[2]
-    x = matrices.mT if is_tall else matrices
-    x = x / x.norm(dim=(1, 2), keepdim=True).clamp(min=SMALLEST_NORM)
-    for _ in range(ITERATIONS):
-        gram = x @ x.mT
-        factor = torch.baddbmm(gram, gram, gram, beta=B, alpha=C)
-        x = torch.baddbmm(x, factor, x, beta=A)
-    if is_tall:
-        x = x.mT
-    return x.contiguous()
+    rows, columns = stack.shape[1:]
+    if rows > columns:
+        return orthogonal(stack.mT).mT.contiguous()
+    norm = stack.norm(dim=(1, 2), keepdim=True).clamp(min=SMALLEST_NORM)
+    x = stack / norm
+    if rows == columns or x.dtype == torch.bfloat16:
+        for _ in range(ITERATIONS):
+            x = _times(_factor(x @ x.mT), x)
+        return x
+
+    # The product of all factors of x follows from x x^T, which has fewer columns. In
+    # bf16 its rounding would grow.
+    gram = x @ x.mT
+    factor = _factor(gram)
+    product = A * torch.eye(rows, device=x.device) + factor
+    for _ in range(ITERATIONS - 1):
+        gram = _times(factor, _times(factor, gram))
+        factor = _factor(gram)
+        product = _times(factor, product)
+    return product @ x
+
+
+def _factor(gram: Tensor) -> Tensor:
+    return torch.baddbmm(gram, gram, gram, beta=B, alpha=C)
+
+
+def _times(factor: Tensor, x: Tensor) -> Tensor:
+    """Return (A + factor) x."""
+    return torch.baddbmm(x, factor, x, beta=A)
