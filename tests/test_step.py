@@ -41,10 +41,14 @@ def batch(step: int = 0, scored: list[int] | None = None) -> Batch:
 
 
 def trainer(
-    config: Config, accumulation: int = 1, encoding: str = "rope", **runtime: Any
+    config: Config,
+    accumulation: int = 1,
+    encoding: str = "rope",
+    optimizer: str = "adamw",
+    **runtime: Any,
 ) -> Trainer:
     config = support.encoded(config, encoding)
-    training = {"accumulation": accumulation}
+    training = {"accumulation": accumulation, "optimizer": optimizer}
     config = support.changed(config, training=training, runtime=runtime)
     model = build(config, V)
     return Trainer(model, config, CPU, torch.float32)
@@ -159,10 +163,11 @@ def nan_loss(model: GPT, hidden: torch.Tensor, *given: Any) -> torch.Tensor:
     return hidden.sum() * math.nan
 
 
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
 def test_an_update_that_is_not_finite_and_all_after_it_change_nothing(
-    tiny_config, monkeypatch
+    tiny_config, monkeypatch, optimizer
 ):
-    fresh = trainer(tiny_config)
+    fresh = trainer(tiny_config, optimizer=optimizer)
     update(fresh, batch(0))
     before = weights(fresh)
     state = copy.deepcopy(fresh.optimizer.state_dict())

@@ -385,10 +385,12 @@ def untimed(row: EvaluationRow) -> EvaluationRow:
     return dataclasses.replace(row, seconds=None, peak_memory_bytes=None)
 
 
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
 def test_a_run_killed_with_sigkill_has_the_numbers_of_an_uninterrupted_one(
-    config, tmp_path
+    config, tmp_path, optimizer
 ):
     # 200 of them: slow/test_kills.py
+    config = changed(config, training={"optimizer": optimizer})
     whole = tmp_path / "whole"
     killed = tmp_path / "killed"
     train(config, whole, [])

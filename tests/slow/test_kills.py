@@ -128,12 +128,16 @@ def check_readable(folder: Path, lost: int) -> None:
         assert n_unsaved <= lost, folder.name
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+@pytest.mark.parametrize(
+    ("number", "optimizer"),
+    [(signal.SIGKILL, "adamw"), (signal.SIGKILL, "muon"), (signal.SIGTERM, "adamw")],
+)
 def test_signals_at_random_moments_leave_nothing_unreadable_and_change_no_number(
-    tiny_config, tmp_path, number
+    tiny_config, tmp_path, number, optimizer
 ):
     """40 updates, saved after every fifth; SIGTERM saves the last one."""
     config = saving(tiny_config, tmp_path, 40, 5)
+    config = changed(config, training={"optimizer": optimizer})
     n_lost = 0 if number == signal.SIGTERM else 5
     chance = random.Random(0)
     kills = 0

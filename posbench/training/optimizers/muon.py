@@ -28,6 +28,9 @@ class Muon(AdamW):
     at `training.muon_ratio` times the learning rate.
     """
 
+    # AdamW's expects its own state of every weight
+    __setstate__ = torch.optim.Optimizer.__setstate__
+
     def __init__(self, groups: list[dict[str, Any]], training: TrainingConfig) -> None:
         for group in groups:
             if "parts" in group:
