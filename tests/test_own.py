@@ -264,3 +264,213 @@ def test_an_encoding_is_around_one_class_of_a_file(capsys):
 
     expected = "encoding has mine.py:Slope and mine.py:Table: expected one class"
     assert expected in capsys.readouterr().err
+
+
+BROKEN = """import random
+import numpy as np
+import torch
+import posbench
+
+
+class Batch(posbench.Encoding):
+    def embed(self, x, positions, ids=None):
+        return x + 0.1 * x.mean(0)
+
+
+class Normed(posbench.Encoding):
+    def __init__(self, shape):
+        super().__init__(shape)
+        self.norm = torch.nn.BatchNorm1d(shape.d_model)
+
+    def embed(self, x, positions, ids=None):
+        return self.norm(x.mT).mT
+
+
+class Keys(posbench.Encoding):
+    def bias(self, q, k, layer):
+        return -q.square().sum((0, 3), keepdim=True).mT.expand(*q.shape[:3], k.shape[2])
+
+
+class Cut(posbench.Encoding):
+    def rotate(self, q, k, layer):
+        return torch.from_numpy(q.detach().cpu().numpy()), k
+
+
+class CutKeys(posbench.Encoding):
+    def rotate(self, q, k, layer):
+        with torch.no_grad():
+            k = k * 2
+        return q, k
+
+
+class CutValues(posbench.Encoding):
+    def map_values(self, v, layer):
+        return v.data * 2
+
+
+class CutInput(posbench.Encoding):
+    def embed(self, x, positions, ids=None):
+        return x.detach() + positions[..., None].sin()
+
+
+class CutSlope(posbench.Encoding):
+    def __init__(self, shape):
+        super().__init__(shape)
+        self.slope = torch.nn.Parameter(torch.ones(()))
+
+    def distance_bias(self, distance, layer):
+        slope = self.slope.item()
+        return -slope * distance.float().expand(self.shape.n_heads, *distance.shape)
+
+
+class Half(posbench.Encoding):
+    def rotate(self, q, k, layer):
+        return q.half(), k.half()
+
+
+class HalfBias(posbench.Encoding):
+    def distance_bias(self, distance, layer):
+        distance = distance.to(torch.bfloat16)
+        return -distance.expand(self.shape.n_heads, *distance.shape)
+
+
+class InPlace(posbench.Encoding):
+    def rotate(self, q, k, layer):
+        q *= 2
+        k.mul_(2)
+        return q, k
+
+
+class InPlaceX(posbench.Encoding):
+    def prepare(self, q, k, layer):
+        layer.x[:] = 0
+
+    def rotate(self, q, k, layer):
+        return q, k
+
+
+class Noise(posbench.Encoding):
+    def embed(self, x, positions, ids=None):
+        return x + torch.randn_like(x)
+
+
+class Dice(posbench.Encoding):
+    def distance_bias(self, distance, layer):
+        bias = -random.random() * distance.float()
+        return bias.expand(self.shape.n_heads, *distance.shape)
+
+
+class Short(posbench.Encoding):
+    def distance_bias(self, distance, layer):
+        if layer.positions.shape[-1] < 12:
+            raise ValueError("too short")
+        return -distance.float().expand(self.shape.n_heads, *distance.shape)
+
+
+class Unused(posbench.Encoding):
+    def __init__(self, shape):
+        super().__init__(shape)
+        self.forgotten = torch.nn.Parameter(torch.ones(3))
+
+    def embed(self, x, positions, ids=None):
+        return x + positions[..., None].sin()
+"""
+
+BREAKS = [
+    ("Batch", "'batch', embed: mine.py, line 8: another row of the batch changes"),
+    ("Normed", "'normed', embed: mine.py, line 17: another row of the batch changes"),
+    ("Keys", "'keys', bias: mine.py, line 22: another row of the batch changes"),
+    ("Cut", "'cut', rotate: mine.py, line 27: gives q and its weights no gradient"),
+    ("CutKeys", "'cutkeys', rotate: mine.py, line 32: gives k and its weights no"),
+    ("CutValues", "'cutvalues', map_values: mine.py, line 39: gives v and its weights"),
+    ("CutInput", "'cutinput', embed: mine.py, line 44: gives the token embeddings no"),
+    ("CutSlope", "'cutslope', distance_bias: mine.py, line 53: gives self.slope no"),
+    ("Half", "'half', rotate: mine.py, line 59: gave torch.float16, expected"),
+    ("HalfBias", "'halfbias', distance_bias: mine.py, line 64: gave torch.bfloat16"),
+    ("InPlace", "'inplace', rotate: mine.py, line 70: changes q in place"),
+    ("InPlaceX", "'inplacex', prepare: mine.py, line 77: changes layer.x in place"),
+    ("Noise", "'noise', embed: mine.py, line 85: gives another result for the same"),
+    ("Dice", "'dice', distance_bias: mine.py, line 90: gives another result for"),
+    ("Short", "at 8 tokens: 'short', distance_bias: mine.py, line 98: ValueError"),
+]
+
+
+@pytest.mark.parametrize(("name", "message"), BREAKS)
+def test_a_class_that_would_train_wrongly_is_refused_at_its_hook(capsys, name, message):
+    Path("mine.py").write_text(BROKEN, encoding="utf-8")
+
+    assert train(f"encoding=mine.py:{name}", "ratio=0.5,1") == 2
+
+    *_, error = capsys.readouterr().err.splitlines()
+    assert message in error
+    assert not os.path.lexists("outputs")
+
+
+def test_a_parameter_that_nothing_uses_is_a_warning(caplog):
+    Path("mine.py").write_text(BROKEN, encoding="utf-8")
+
+    assert train("encoding=mine.py:Unused", "ratio=1") == 0
+
+    expected = "'unused', __init__: mine.py, line 103: nothing uses self.forgotten"
+    assert expected in caplog.text
+
+
+RIGHT = """import torch
+import posbench
+
+
+class Dropped(posbench.Encoding):
+    '''Noise in training alone.'''
+
+    def embed(self, x, positions, ids=None):
+        return torch.nn.functional.dropout(x, 0.1, self.training)
+
+
+class Gated(posbench.Encoding):
+    '''A code whose gate begins at 0: the code has no gradient yet.'''
+
+    def __init__(self, shape):
+        super().__init__(shape)
+        self.gate = torch.nn.Parameter(torch.zeros(()))
+        self.code = torch.nn.Parameter(torch.randn(shape.d_model))
+
+    def embed(self, x, positions, ids=None):
+        return x + self.gate * self.code * positions[..., None]
+
+
+class Blind(posbench.Encoding):
+    '''Logits from positions alone: queries and keys are unread.'''
+
+    def scores(self, logits, q, k, layer):
+        return -layer.distance[:, None].expand_as(logits).float()
+
+
+class Overwriting(posbench.Encoding):
+    '''What these hooks get first is theirs.'''
+
+    def embed(self, x, positions, ids=None):
+        x += positions[..., None].sin()
+        return x
+
+    def scores(self, logits, q, k, layer):
+        logits -= layer.distance[:, None]
+        return logits
+
+
+class Detached(posbench.Encoding):
+    '''A bias whose gradient is stopped on purpose: q has its own.'''
+
+    def bias(self, q, k, layer):
+        return (q.detach() @ k.detach().mT).tanh()
+"""
+
+
+@pytest.mark.parametrize(
+    "name", ["Dropped", "Gated", "Blind", "Overwriting", "Detached"]
+)
+def test_a_class_that_is_merely_unusual_is_trained(name, caplog):
+    Path("mine.py").write_text(RIGHT, encoding="utf-8")
+
+    assert train(f"encoding=mine.py:{name}", "ratio=1") == 0
+
+    assert "nothing uses" not in caplog.text

@@ -9,7 +9,7 @@ import inspect
 import sys
 import traceback
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,8 @@ _EXPECTED: dict[str, Callable[..., tuple[int, ...]]] = {
     "bias": lambda _, q, k, __: (*q.shape[:3], k.shape[2]),
     "attend": lambda _, logits, v, __: (*logits.shape[:3], v.shape[3]),
 }
+# hooks whose first argument nobody else reads
+_OWNERS = ("embed", "distance_bias", "scores", "attend", "map_outputs")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -124,7 +126,7 @@ def construct(cls: type[Encoding], *args: Any, **options: Any) -> Encoding:
     encoding: Encoding = _in_one_line(cls, "__init__", guarded(cls), *args, **options)  # type: ignore[arg-type]
     if "shape" not in vars(encoding):
         raise UserError(
-            f"{_place(cls, '__init__')}: expected super().__init__(shape) first"
+            f"{place_of(cls, '__init__')}: expected super().__init__(shape) first"
         )
     _refuse_signatures(cls)
     if not encoding.hooks:
@@ -139,7 +141,7 @@ def construct(cls: type[Encoding], *args: Any, **options: Any) -> Encoding:
             if has_tensors and not name.startswith("_"):
                 mistake = f"{name} is neither trained nor moved with the model"
                 raise UserError(
-                    f"{_place(cls, '__init__')}: {mistake}: expected nn.Parameter, a"
+                    f"{place_of(cls, '__init__')}: {mistake}: expected nn.Parameter, a"
                     " buffer or a module"
                 )
     return encoding
@@ -158,15 +160,15 @@ def _refuse_signatures(cls: type[Encoding]) -> None:
         except TypeError:
             given = ", ".join(signature.parameters)
             raise UserError(
-                f"{_place(cls, name)}: expected {name}({', '.join(expected)}), not"
+                f"{place_of(cls, name)}: expected {name}({', '.join(expected)}), not"
                 f" {name}({given})"
             ) from None
 
 
 @functools.cache
 def guarded(cls: type[Encoding]) -> type[Encoding]:
-    """Return the class with hooks that turn an error, or a result of a wrong shape,
-    into a one-line UserError.
+    """Return the class with hooks that turn an error, or a result of a wrong shape or
+    in 16 bits, into a one-line UserError; so is an input that a hook has changed.
     """
     members: dict[str, Any] = {
         "__module__": cls.__module__,
@@ -184,26 +186,68 @@ def guarded(cls: type[Encoding]) -> type[Encoding]:
 
 def _guarded(cls: type[Encoding], name: str) -> Any:
     hook = getattr(cls, name)
+    arguments = [*inspect.signature(getattr(Encoding, name)).parameters][1:]
+    if name in _OWNERS:
+        arguments[0] = ""
 
     @functools.wraps(hook)
     def call(self: Encoding, *args: Any) -> Any:
         if torch.compiler.is_compiling():
             return hook(self, *args)
+        shared = _shared(arguments, args)
+        versions = [tensor._version for tensor in shared.values()]
         result = _in_one_line(cls, name, hook, self, *args)
+        for (of_caller, tensor), version in zip(shared.items(), versions, strict=True):
+            if tensor._version != version:
+                raise UserError(
+                    f"{place_of(cls, name)}: changes {of_caller} in place, which others"
+                    f" read: expected a new tensor, as {of_caller} = {of_caller} * 2"
+                    " makes one"
+                )
         if name in _EXPECTED and result is not None:
             expected = _EXPECTED[name](self, *args)
-            parts = result if isinstance(result, tuple) else (result,)
-            shapes = [tuple(getattr(part, "shape", ())) for part in parts]
-            if not _fits(name, shapes, expected):
-                description = str(expected)
-                if name == "rotate":
-                    description = f"two of {expected}"
-                raise UserError(
-                    f"{_place(cls, name)}: gave {shapes}, expected {description}"
-                )
+            _refuse_result(cls, name, result, expected)
         return result
 
     return call
+
+
+def _refuse_result(
+    cls: type[Encoding], name: str, result: Any, expected: tuple[int, ...]
+) -> None:
+    """Raise UserError for a hook's result of a wrong shape, or in 16 bits."""
+    parts = result if isinstance(result, tuple) else (result,)
+    shapes = [tuple(getattr(part, "shape", ())) for part in parts]
+    if not _fits(name, shapes, expected):
+        description = str(expected)
+        if name == "rotate":
+            description = f"two of {expected}"
+        raise UserError(f"{place_of(cls, name)}: gave {shapes}, expected {description}")
+    if name == "attend":  # it has the dtype of its values
+        return
+    for part in parts:
+        dtype = getattr(part, "dtype", None)
+        if dtype in (torch.float16, torch.bfloat16):
+            raise UserError(
+                f"{place_of(cls, name)}: gave {dtype}, expected torch.float32: leave"
+                " out .half(), .bfloat16() or .to()"
+            )
+
+
+def _shared(names: Sequence[str], args: Sequence[Any]) -> dict[str, Tensor]:
+    """Return the inputs of a hook that others read, too, by name; an empty name marks
+    one that the hook may overwrite.
+    """
+    inputs = dict(zip(names, args, strict=False))
+    layer = inputs.get("layer")
+    if layer is not None:
+        inputs |= {"layer.x": layer.x, "layer.positions": layer.positions}
+    shared = {}
+    for name, value in inputs.items():
+        # inference tensors count no versions
+        if name and isinstance(value, Tensor) and not value.is_inference():
+            shared[name] = value
+    return shared
 
 
 def _fits(name: str, shapes: list[tuple[int, ...]], expected: tuple[int, ...]) -> bool:
@@ -218,7 +262,7 @@ def _fits(name: str, shapes: list[tuple[int, ...]], expected: tuple[int, ...]) -
     return shapes == [expected]
 
 
-def _place(cls: type[Encoding], name: str) -> str:
+def place_of(cls: type[Encoding], name: str) -> str:
     """Return where a method of a user's class stands: encoding, method, file and
     line.
     """
