@@ -114,7 +114,18 @@ def register(cls: "type[Encoding]", name: str | None = None) -> "type[Encoding]"
             f"cannot register {cls.__name__} as '{name}': another encoding has that"
             " name"
         )
-    _registered[name] = _named(cls, name), _source_digest(cls)
+    named = _named(cls, name)
+    # of the file that defines the class, or of its text if it was typed in a notebook
+    try:
+        file = Path(inspect.getsourcefile(cls) or "")
+        if file.is_file():
+            source = file.read_bytes()
+        else:
+            source = inspect.getsource(cls).encode()
+        digest = hashlib.sha256(source).hexdigest()
+    except (OSError, TypeError):  # it was typed where no text is kept
+        digest = ""
+    _registered[name] = named, digest
     return cls
 
 
@@ -249,18 +260,3 @@ def installed_files(name: str, options: Mapping[str, Any]) -> dict[str, str]:
         for used, (_, digest) in sorted(_registered.items())
         if digest and json.dumps(used) in settings
     }
-
-
-def _source_digest(cls: type) -> str:
-    """Return the sha256 of the file that defines a class, or of the class's text if it
-    was typed into a notebook.
-    """
-    try:
-        file = Path(inspect.getsourcefile(cls) or "")
-        if file.is_file():
-            source = file.read_bytes()
-        else:
-            source = inspect.getsource(cls).encode()
-        return hashlib.sha256(source).hexdigest()
-    except (OSError, TypeError):  # it was typed where no text is kept
-        return ""

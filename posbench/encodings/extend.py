@@ -137,31 +137,23 @@ def extend_encoding(
     refuse_method(encoding, method)
     stretch = Stretch(train_length, length)
     if isinstance(encoding, Wrapper):
-        return _extend_inners(encoding, method, stretch, options)
+        # inner encodings that do not support the method stay as they are
+        inners = encoding.inner_encodings
+        extended: dict[str, Any] = {}  # facts
+        for number, inner in enumerate(inners):
+            if method in methods_of(inner):
+                reached = encoding.reached(inner, stretch)
+                inners[number], extended[f"{inner.name} {number}"] = extend_encoding(
+                    inner, method, reached.length, reached.train_length, **options
+                )
+        dynamic = any(facts["dynamic"] for facts in extended.values())
+        return encoding.around(inners), {"dynamic": dynamic, "extended": extended}
     try:
         copied, facts = entry.apply(encoding, stretch, **entry.options | options)
     except OptionError as error:
         raise error.under("extension") from None
     copied.name, copied.window = encoding.name, encoding.window
     return copied, facts
-
-
-def _extend_inners(
-    wrapper: Wrapper, method: str, stretch: Stretch, options: dict[str, Any]
-) -> Extended:
-    """Extend the inner encodings of a wrapper; those that do not support the method
-    stay as they are.
-    """
-    inners = wrapper.inner_encodings
-    extended: dict[str, Any] = {}  # facts
-    for number, inner in enumerate(inners):
-        if method in methods_of(inner):
-            reached = wrapper.reached(inner, stretch)
-            inners[number], extended[f"{inner.name} {number}"] = extend_encoding(
-                inner, method, reached.length, reached.train_length, **options
-            )
-    dynamic = any(facts["dynamic"] for facts in extended.values())
-    return wrapper.around(inners), {"dynamic": dynamic, "extended": extended}
 
 
 # -- rotary encodings with other frequencies, and everything else (a decay, a share of
@@ -249,7 +241,16 @@ def misread(
     copied.layout = layout or rope.layout
     copied.attention_factor = rope.attention_factor * attention_factor
     if share is not None:
-        copied.width = _turning(rope, share)
+        is_geometric = isinstance(rope, PartialRoPE) or rope.frequencies == "geometric"
+        expect(is_geometric, "share", share, "none, as `frequencies` are not geometric")
+        head_dim = rope.shape.head_dim
+        copied.width = int(share * head_dim)
+        expect(
+            copied.width >= 2 and copied.width % 2 == 0,
+            "share",
+            plain(share),
+            f"an even number of the {head_dim} channels, at least 2",
+        )
     facts = {
         "layout": copied.layout,
         "turning": copied.width,
@@ -257,21 +258,6 @@ def misread(
         "dynamic": False,
     }
     return copied, facts
-
-
-def _turning(rope: RoPE | PartialRoPE, share: float) -> int:
-    """Return the number of channels of a head in a share that `misread` turns."""
-    is_geometric = isinstance(rope, PartialRoPE) or rope.frequencies == "geometric"
-    expect(is_geometric, "share", share, "none, as `frequencies` are not geometric")
-    head_dim = rope.shape.head_dim
-    width = int(share * head_dim)
-    expect(
-        width >= 2 and width % 2 == 0,
-        "share",
-        plain(share),
-        f"an even number of the {head_dim} channels, at least 2",
-    )
-    return width
 
 
 # -- rotary encodings with more score matrices: near pairs keep their logits, far ones
@@ -490,7 +476,13 @@ def lampe(
     longest = stretch.train_length
     last = stretch.length - 1
     w = window or max(1, longest // 16)
-    m = mapped or _lampe_mapped(stretch)
+    if mapped:
+        m = mapped
+    elif stretch.length < longest:
+        m = int(0.1875 * longest)
+    else:  # the authors' fit
+        growth = 0.859595 * stretch.length / longest - 2.466638
+        m = int(0.757374 * longest / (1 + math.exp(-growth)))
     if stretch.length < 2 * w or last <= m:
         return rope.sharing(), {"window": w, "mapped": None, "dynamic": True}
     a = w - 1 - m * w // last
@@ -505,17 +497,6 @@ def lampe(
 
     facts = {"window": w, "tail_start": tail_start, "mapped": m, "dynamic": True}
     return FarPairs(rope, [w + 1, tail_start], far), facts
-
-
-def _lampe_mapped(stretch: Stretch) -> int:
-    """Return how many positions LaMPE's authors give Llama 3 at a length, in units of
-    its training length of 8,192: 1,536 below it.
-    """
-    longest = stretch.train_length
-    if stretch.length < longest:
-        return int(0.1875 * longest)
-    growth = 0.859595 * stretch.length / longest - 2.466638
-    return int(0.757374 * longest / (1 + math.exp(-growth)))
 
 
 class Squeezed(Encoding):

@@ -100,7 +100,12 @@ class Temperature(Wrapper):
 
         core = core_of(inner)
         if isinstance(core, Heads):
-            _refuse_far_pairs(self, core)
+            for part in core.modules():
+                if isinstance(part, FarPairs):  # its far logits would stay as they are
+                    raise Undefined(
+                        f"'{self.name}' around 'heads' does not reach far pairs: put it"
+                        " into the entries"
+                    )
         if isinstance(core, FarPairs):  # its far logits come from `prepare`
             return self.altered(inner, rotate=rotate, prepare=prepare), inner_layer
         return self.altered(inner, rotate=rotate), inner_layer
@@ -241,14 +246,3 @@ def _refuse_inside(wrapper: Wrapper, *kinds: type[Encoding]) -> None:
                 f"'{wrapper.name}' has no meaning around '{part.name}': expected"
                 " another encoding inside, such as rope"
             )
-
-
-def _refuse_far_pairs(encoding: Encoding, heads: Heads) -> None:
-    """Raise Undefined if some heads have far pairs, whose logits would stay as they
-    are.
-    """
-    if any(isinstance(part, FarPairs) for part in heads.modules()):
-        raise Undefined(
-            f"'{encoding.name}' around 'heads' does not reach far pairs: put it into"
-            " the entries"
-        )
