@@ -584,7 +584,7 @@ def show(
     print("\n\n\n".join(map(listing.page_text, names)))
 
 
-@app.command()
+@app.command(context_settings={"ignore_unknown_options": True})
 def rope(words: Ropes, png: Drawing = None) -> None:
     """Say what a RoPE configuration means.
 

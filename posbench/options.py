@@ -73,8 +73,10 @@ def by_name(words: Sequence[str]) -> list[tuple[str, list[str]]]:
             option = word.removeprefix("encoding.")
             schemes[-1][1].append(rewritten(word, option))
         else:
+            name = word.removeprefix("encoding=")
+            near = f": did you mean '{name}'?" if name != word else ""
             raise UserError(
-                f"'{word}': expected the name of an encoding, then its options, as in"
-                " rope base=100"
+                f"'{word}'{near} (expected the name of an encoding, then its options,"
+                " as in rope base=100)"
             )
     return schemes

@@ -5,6 +5,7 @@ and the command.
 import dataclasses
 import importlib
 import json
+import math
 import re
 import sys
 from pathlib import Path
@@ -17,17 +18,27 @@ from torch.testing import assert_close
 
 from posbench.encodings.rope import frequencies
 from posbench.errors import Undefined, UserError
-from posbench.rope.command import compare_ropes, describe, ropes_of, stretches
+from posbench.rope import formulas
+from posbench.rope.command import (
+    Read,
+    compare_ropes,
+    describe,
+    of_settings,
+    ropes_of,
+    stretches,
+)
+from posbench.rope.engines import notes_on
 from posbench.rope.extension import extension
+from posbench.rope.overrides import joined, overridden
 from posbench.rope.reading import (
     Rope,
     bound_by_base,
     configuration,
+    findings,
     first_difference,
-    layers_of,
-    remarks,
+    in_short,
+    reading,
     ropes,
-    unread,
 )
 from posbench.rope.trial import model_class
 from posbench.show import rope_picture
@@ -72,6 +83,18 @@ SECTIONS: list[dict[str, Any]] = [
 def read(settings: dict[str, Any]) -> list[Rope]:
     """Return what `posbench rope` reads from a config.json."""
     return ropes(configuration(settings))
+
+
+def not_read(settings: dict[str, Any]) -> list[str]:
+    """Return what `posbench rope` says of keys that are not read."""
+    return findings(settings, reading(configuration(settings)))[1]
+
+
+def compared(first: list[Rope], second: list[Rope]) -> list[str]:
+    """Return the lines on where two differ, without their heading."""
+    a, b = Read("a", first, [], []), Read("b", second, [], [])
+    _, _, *lines = compare_ropes(a, b)
+    return lines
 
 
 def scaled(section: dict[str, Any]) -> dict[str, Any]:
@@ -312,8 +335,9 @@ def test_mamba_beside_attention_is_no_layer_of_its_own():
     types = ["mamba", "hybrid", "mamba"]
     settings = {"model_type": "zamba2", "use_mem_rope": True, "num_hidden_layers": 3}
     config = configuration({**settings, "layers_block_type": types})
-    (rope,), others = layers_of(config)
-    assert rope.share == "1 of 3 layers"
+    read = reading(config)
+    (rope,), others = read.ropes, read.others
+    assert rope.share == "1 of 3 layers (1)"
     assert "2 of 3 layers: no attention" in others[0]
 
 
@@ -447,7 +471,8 @@ def number_in(share: str) -> int:
 def test_every_causal_kind_with_rope_is_read_as_its_module_and_its_layers(kind):
     config = configuration({"model_type": kind, **COMPLETED.get(kind, {})})
 
-    every_rope, others = layers_of(config)
+    read = reading(config)
+    every_rope, others = read.ropes, read.others
 
     counts = dict.fromkeys((rope.layers, rope.share) for rope in every_rope)
     n_rotated = sum(number_in(share) for _, share in counts)
@@ -462,7 +487,8 @@ def test_every_causal_kind_with_rope_is_read_as_its_module_and_its_layers(kind):
     rotary_class = getattr(modeling, min(own, key=len))
     for rope in every_rope:
         if rope.layers and kind != "smollm3":  # its layers are all full_attention
-            of_type = map(config.layer_types.count, rope.layers.split(" and "))
+            kinds = rope.layers.removesuffix(" (and a compressed past)").split(" and ")
+            of_type = map(config.layer_types.count, kinds)
             assert sum(of_type) == number_in(rope.share)
         if rope.type == "default":
             of_base = frequencies(rope.width, rope.base)
@@ -524,18 +550,185 @@ def test_a_wrong_configuration_is_refused_in_one_line(settings, message):
 
 NOT_READ = [
     ({"rope_scaling": {**YARN, "yarn_beta_fast": 8}}, "did you mean 'beta_fast'"),
-    ({"rope_pct": 0.5}, "rope_pct is not read by transformers' 'llama'"),
-    ({"dual_chunk_attention_config": {}}, "dual_chunk_attention_config is not read"),
+    ({"rope_pct": 0.5}, "not read by transformers' 'llama': rope_pct"),
+    ({"rope_scaling": {"factor": 4.0}}, "rope_scaling.factor"),
+    ({"partial_rotary_factor": 0.5, "head_dim": 32, "swa": 1}, "swa"),
+    ({"alpha": 2.0, "rope_scaling": {"type": "linear", "factor": 2.0}}, ""),
+    ({"rope_scaling": {**LONGROPE, "beta_fast": 8}}, "rope_scaling.beta_fast"),
+    ({"sliding_window": 64}, "sliding_window"),
+    ({"rope_parameters": {**YARN}, "rope_scaling": {**YARN}}, "rope_parameters.factor"),
 ]
 
 
 @pytest.mark.parametrize(("others", "line"), NOT_READ, ids=str)
-def test_a_key_that_nothing_reads_is_named(others, line):
-    settings = {**LLAMA, **others}
-    findings = remarks(settings)
-    findings += unread(settings, configuration(settings))
-    (finding,) = findings
-    assert line in finding
+def test_a_key_whose_change_moves_nothing_is_named(others, line):
+    lines = not_read({**LLAMA, **others})
+    assert line in " ".join(lines)
+
+
+def test_an_outer_base_beside_the_defaults_of_a_class_is_named():
+    (line,) = not_read(
+        {"model_type": "apertus", "num_hidden_layers": 2, "rope_theta": 2e4}
+    )
+    assert line == "not read by transformers' 'apertus': rope_theta"
+
+
+def test_what_only_images_read_is_not_called_unread():
+    sections = {"rope_theta": 1e6, "rope_type": "default", "mrope_section": [4, 2, 2]}
+    lines = not_read({**LLAMA, "rope_parameters": {**sections, "rope_theta": 1e4}})
+    assert lines == [
+        "nothing for text alone: rope_parameters.mrope_section=[3 numbers from 2 to 4,"
+        " mean 2.666667]"
+    ]
+
+
+def test_rounding_does_not_hide_that_yarn_reads_its_borders():
+    """A tenth more of beta_fast is the same pair, since YaRN rounds."""
+    assert not_read(scaled({**YARN, "beta_fast": 32, "beta_slow": 1})) == []
+
+
+KINDS_OF_LISTS = [
+    ("layer_types", ["full_attention", "sliding_attention"] * 3),
+    ("sliding_window", 24),
+]
+
+
+@pytest.mark.parametrize(("key", "value"), KINDS_OF_LISTS)
+def test_another_mask_is_a_change(key, value):
+    settings = published("gemma2")
+    before = read(settings)
+
+    after = read({**settings, key: value})
+
+    assert [rope.share for rope in before] != [rope.share for rope in after] or [
+        rope.window for rope in before
+    ] != [rope.window for rope in after]
+    assert key not in " ".join(not_read(settings))
+
+
+WRONG_VALUES = [
+    ({"rope_theta": float("nan")}, "rope_theta is NaN: expected a number above 0"),
+    ({"rope_theta": float("inf")}, "rope_theta is Infinity: expected a number"),
+    ({"rope_theta": -1e4}, "rope_theta is -10000.0: expected a number above 0"),
+    ({"rope_theta": True}, "rope_theta is true: expected a number above 0"),
+    ({"rope_theta": [1e4]}, "rope_theta is .10000.0.: expected a number above 0"),
+    ({"rope_scaling": [YARN]}, "rope_scaling is .*: expected keys and values"),
+    ({"rope_scaling": "yarn"}, "rope_scaling is .yarn.: expected keys and values"),
+    ({"rope_scaling": {**YARN, "factor": -4.0}}, "factor is -4.0: expected a number"),
+    ({"rope_scaling": {**YARN, "factor": 0}}, "factor is 0: expected a number above"),
+    ({"rope_scaling": {**YARN, "mscale": -1}}, "mscale is -1: expected a number, 0"),
+    ({"max_position_embeddings": 0.5}, "max_position_embeddings is 0.5: expected a wh"),
+    (
+        {"rope_scaling": {**LONGROPE, "long_factor": [1, float("nan")]}},
+        "long_factor is .*: expected numbers that are not negative",
+    ),
+    ({"rope_scaling": {**YARN, "type": "linear"}}, "two answers, .* expected one type"),
+    (
+        {"rope_parameters": {"rope_type": "default", "rope_theta": 5e6}},
+        "two answers, .* expected one base",
+    ),
+]
+
+
+@pytest.mark.parametrize(("others", "message"), WRONG_VALUES, ids=str)
+def test_a_value_that_no_model_has_is_refused_with_its_key(others, message):
+    with pytest.raises(UserError, match=message) as refusal:
+        configuration({**LLAMA, **others})
+    assert "\n" not in str(refusal.value)
+
+
+def test_a_file_that_is_a_set_of_overrides_says_where_they_belong():
+    with pytest.raises(UserError, match="no model_type: .* typed after one"):
+        configuration({"rope_parameters": YARN})
+
+
+def test_a_section_that_is_null_is_no_section():
+    (rope,) = read({**LLAMA, "rope_scaling": None})
+    assert rope.type == "default"
+
+
+@pytest.mark.parametrize("section", SECTIONS, ids=str)
+def test_the_librarys_types_are_those_of_their_papers(section):
+    rope = one(scaled(section))
+    for length in (64, 129, 2000):
+        f, factor = rope.at(length)
+        own_f, own_factor = formulas.by_its_paper(rope.parameters, len(f), 512, length)
+        assert_close(own_f, f, rtol=1e-5, atol=1e-9)
+        assert own_factor == pytest.approx(factor)
+
+
+def test_a_class_that_never_uses_the_long_divisors_is_told():
+    """Phi-3.5-MoE's module calls its own function without a length."""
+    section = {"type": "longrope", **LONG, "short_mscale": 1.2, "long_mscale": 1.2}
+    settings = {
+        **LLAMA,
+        "model_type": "phimoe",
+        "rope_scaling": {**section, **ORIGINAL},
+    }
+
+    found = " ".join(of_settings("a", settings).lines)
+
+    assert "it never uses the long divisors" in found
+    assert "slowed 4 times" in found
+    assert "rope_scaling.long_factor" in found
+
+
+def test_code_of_the_authors_is_named_and_not_run():
+    settings = {**LLAMA, "auto_map": {"AutoModel": "modeling_mine.Mine"}}
+    assert "auto_map names code" in " ".join(of_settings("a", settings).lines)
+
+
+OVERRIDES = [
+    "rope_parameters.rope_type=yarn rope_scaling.factor=4"
+    " rope_parameters.original_max_position_embeddings=128",
+    "--rope-scaling yarn --rope-scale 4 --yarn-orig-ctx 128",
+    "--rope-scaling=yarn --rope-freq-scale=0.25 --yarn-orig-ctx=128",
+    "llama.rope.scaling.type=yarn llama.rope.scaling.factor=4"
+    " llama.rope.scaling.original_context_length=128",
+    "--override-kv llama.rope.scaling.type=str:yarn --override-kv"
+    " llama.rope.scaling.factor=float:4 --override-kv"
+    " llama.rope.scaling.original_context_length=int:128",
+]
+
+
+@pytest.mark.parametrize("words", OVERRIDES)
+def test_engines_spell_one_override_in_their_own_words(words):
+    settings = overridden(LLAMA, joined(words.split()))
+    assert turn_alike(one(settings), one(scaled(YARN)))
+
+
+def test_a_json_replaces_the_section_as_engines_do():
+    given = json.dumps({"rope_parameters": {**YARN, "rope_theta": 2e4}})
+    before = {**LLAMA, "rope_theta": 2e4, "rope_scaling": LLAMA3}
+
+    settings = overridden(before, joined(["--hf-overrides", given]))
+
+    (rope,) = read(settings)
+    assert rope.type == "yarn"
+    assert "low_freq_factor" not in rope.parameters
+
+
+def test_a_scale_without_a_type_is_linear_as_in_llama_cpp():
+    (rope,) = read(overridden(LLAMA, joined(["--rope-scale", "4"])))
+    assert rope.type == "linear"
+
+
+def test_attn_factor_multiplies_yarns_own():
+    words = "--rope-scaling yarn --rope-scale 4 --yarn-attn-factor 2"
+    (rope,) = read(overridden(LLAMA, joined(words.split())))
+    _, factor = rope.at(512)
+    _, own = one(scaled({"rope_type": "yarn", "factor": 4.0})).at(512)
+    assert factor == pytest.approx(2 * own)
+
+
+def test_notes_on_engines_are_those_of_the_type_and_the_keys():
+    notes = notes_on({**YARN, "attention_factor": 1.0})
+    assert any("vLLM 0.25" in note and "attention_factor" in note for note in notes)
+    assert notes_on({"rope_type": "default"}) == []
+
+
+def test_a_list_is_shown_by_what_tells_it_from_others():
+    assert in_short([1.0, 2.0, 4.5]) == "[3 numbers from 1 to 4.5, mean 2.5]"
 
 
 def test_a_file_without_the_number_of_key_heads_is_read():
@@ -545,16 +738,16 @@ def test_a_file_without_the_number_of_key_heads_is_read():
     assert rope.width == 64
 
 
-def test_nothing_is_said_of_a_key_that_the_kinds_own_class_reads():
-    settings = {"model_type": "minimax_m2", "rotary_dim": 64}
-    assert unread(settings, configuration(settings)) == []
+# What is beside the point in files as authors spell them.
+BESIDE = {
+    "gpt_oss": "rope_theta",
+}
 
 
 @pytest.mark.parametrize("kind", PUBLISHED)
-def test_nothing_is_said_of_a_published_configuration(kind):
-    settings = published(kind)
-    assert remarks(settings) == []
-    assert unread(settings, configuration(settings)) == []
+def test_every_key_of_a_published_configuration_is_read(kind):
+    lines = not_read(published(kind))
+    assert lines == []
 
 
 def test_the_first_pair_that_differs_is_named():
@@ -578,7 +771,7 @@ def test_a_configuration_does_not_differ_from_itself():
 def test_an_encoding_of_posbench_and_a_file_that_say_the_same_turn_alike():
     """The library's frequencies are fp32; ours are fp64."""
     words = ["factor=4", "head_dim=16", "train_length=128"]
-    (ours,), _ = ropes_of("yarn", words)
+    (ours,) = ropes_of("yarn", words).ropes
     theirs = one(scaled(YARN))
     assert first_difference(ours, theirs, 1_000_000) is None
     _, our_factor = ours.at(512)
@@ -589,8 +782,7 @@ def test_an_encoding_of_posbench_and_a_file_that_say_the_same_turn_alike():
 def test_kinds_of_layers_are_compared_each_with_its_own():
     gemma = read(published("gemma3_text"))
     reversed_gemma = gemma[::-1]
-    lines = compare_ropes(["a", "b"], [gemma, reversed_gemma])
-    full, sliding = lines[2:]
+    full, sliding = compared(gemma, reversed_gemma)
     assert "turn alike" in full
     assert "turn alike" in sliding
 
@@ -598,15 +790,14 @@ def test_kinds_of_layers_are_compared_each_with_its_own():
 def test_each_kind_of_layer_is_compared_with_the_only_one_of_the_other():
     gemma = read(published("gemma3_text"))
     plain = read({**LLAMA, "max_position_embeddings": 4096})
-    lines = compare_ropes(["a", "b"], [gemma, plain])
-    full, sliding = lines[2:]
+    full, sliding = compared(gemma, plain)
     assert "turn alike" not in full
     assert "turn alike" in sliding
 
 
 def test_half_of_a_head_differs_from_all_of_it_in_the_second_pair():
-    (whole,), _ = ropes_of("rope", ["head_dim=16"])
-    (half,), _ = ropes_of("rope", ["head_dim=8"])
+    (whole,) = ropes_of("rope", ["head_dim=16"]).ropes
+    (half,) = ropes_of("rope", ["head_dim=8"]).ropes
     assert first_difference(half, whole, 512) == (1, 1)
 
 
@@ -616,29 +807,60 @@ def test_a_difference_in_short_inputs_alone_is_found():
     options |= {"factor": 4.0, "long_factor": stretched}
     right = one(scaled({**options, "short_factor": [1.0] * 8}))
     wrong = one(scaled({**options, "short_factor": stretched}))
-    line = compare_ropes(["a", "b"], [[right], [wrong]])[-1]
+    (line,) = compared([right], [wrong])
     assert "differ from position 1 on, pair 0 first within 128 tokens" in line
 
 
 def test_a_comparison_says_how_many_layers_and_which_window_each_has():
     gemma = read(published("gemma3_text"))
     plain = read(LLAMA)
-    *_, sliding = compare_ropes(["a", "b"], [gemma, plain])
-    assert re.search(r"in \d+ of \d+ layers and in all 2 layers", sliding)
+    *_, sliding = compared(gemma, plain)
+    assert re.search(r"in \d+ of \d+ layers .* and in all 2 layers", sliding)
     assert re.search(r"window of \d+ tokens and no window", sliding)
 
 
-def test_a_comparison_says_that_one_alone_scales_its_queries():
-    scaled_queries = read({"model_type": "ministral3", "num_hidden_layers": 2})
-    not_scaled = [dataclasses.replace(rope, is_scaled=False) for rope in scaled_queries]
-    line = compare_ropes(["a", "b"], [scaled_queries, not_scaled])[-1]
-    assert line.endswith("queries scaled by their position in one alone")
+def test_a_comparison_says_how_much_each_scales_its_queries():
+    kind = {"model_type": "ministral3", "num_hidden_layers": 2}
+    section = {**YARN, "llama_4_scaling_beta": 0.1}
+    first = read({**kind, "rope_parameters": section})
+    second = read({**kind, "rope_parameters": {**section, "llama_4_scaling_beta": 0.5}})
+
+    (line,) = compared(first, second)
+
+    # 1 + beta ln(1 + floor(2^20 / 128))
+    steps = math.log(1 + 2**20 // 128)
+    expected = f"queries times {1 + 0.1 * steps:.4g} and {1 + 0.5 * steps:.4g}"
+    assert expected in line
+
+
+def test_a_comparison_names_layers_in_another_order():
+    settings = published("gemma2")
+    other = {**settings, "layer_types": settings["layer_types"][::-1]}
+    full, _ = compared(read(settings), read(other))
+    assert "in 3 of 6 layers (1, 3, 5) and in 3 of 6 layers (0, 2, 4)" in full
+
+
+def test_a_comparison_names_what_changes_nothing_for_text():
+    (rope,) = read(LLAMA)
+    other = {**rope.parameters, "mrope_section": [4, 2, 2]}
+    (line,) = compared([rope], [dataclasses.replace(rope, parameters=other)])
+    assert line.endswith("another mrope_section, which changes nothing for text alone")
 
 
 def test_a_factor_below_1_is_said_to_turn_faster():
     rope = one(scaled({"rope_type": "linear", "factor": 0.5}))
     f, _ = rope.at(512)
     assert stretches(rope, f) == "pairs 0 to 7 2 times as fast"
+    yarn = one(scaled({**YARN, "factor": 0.25}))
+    f, _ = yarn.at(512)
+    assert stretches(yarn, f).endswith("4 times as fast")
+
+
+def test_one_rotation_in_two_spellings_has_one_bound():
+    f = frequencies(64, 1e6)
+    with_pairs_that_stand_still = torch.cat((f, torch.zeros(32, dtype=f.dtype)))
+    assert bound_by_base(with_pairs_that_stand_still, 131_072) == 6235
+    assert bound_by_base(f, 131_072) == 6235
 
 
 @pytest.fixture(scope="module")
@@ -692,7 +914,22 @@ def files(tmp_path, monkeypatch):
     Path("one.json").write_text(json.dumps(LLAMA))
     other = {**LLAMA, "rope_theta": 2e4}
     Path("other.json").write_text(json.dumps(other))
+    Path("twice.json").write_text('{"rope_theta": 1, "rope_theta": 2}')
     return tmp_path
+
+
+def test_overrides_are_compared_with_the_file_as_it_is(files, capsys):
+    assert posbench("rope", "one.json", "rope_theta=20000", "lenght=8") == 0
+    shown = capsys.readouterr().out
+    assert "default, base 20,000" in shown
+    assert "without the overrides and with them" in shown
+    assert "differ from position 1 on, pair 1 first" in shown
+
+
+def test_an_encoding_is_described_at_any_length(capsys):
+    words = ["yarn", "factor=4", "head_dim=128", "train_length=32768"]
+    assert posbench("rope", *words) == 0
+    assert "at 32,768 and 131,072 tokens" in capsys.readouterr().out
 
 
 def test_the_command_compares(files, capsys):
@@ -731,8 +968,10 @@ def test_pairs_that_turn_are_counted_at_the_trained_length():
 
 
 WRONG_WORDS = [
-    ("one.json lenght=8", "'lenght=8' is not for one.json"),
-    ("one.json train_length=8", "'train_length=8' is not for one.json"),
+    ("one.json --rope-scal yarn", "did you mean '--rope-scale'"),
+    ("one.json --hf-overrides yarn", "overrides are yarn: expected JSON"),
+    ("one.json llama.rope.freq_bas=1", "did you mean 'rope.freq_base'"),
+    ("twice.json", "rope_theta is there twice, 1 and 2: expected one"),
     ("yarn train_length=8,16", "train_length is 8,16: expected one whole number"),
     ("layered/gemma3", "no configuration of RoPE"),
     ("one.json length=16k", "expected lengths in tokens"),

@@ -11,7 +11,9 @@ import yaml
 
 from posbench.encodings.rope import frequencies
 from posbench.errors import Undefined, UserError
-from posbench.rope.reading import Rope, configuration, layers_of
+from posbench.rope.command import describe
+from posbench.rope.keys import changes, of_positions, with_value
+from posbench.rope.reading import Rope, configuration, findings, reading, ropes
 
 pytest.importorskip("transformers")
 from test_rope import number_in
@@ -60,7 +62,7 @@ def read(rope: Rope) -> dict[str, Any]:
         "channels": 2 * int(turning.sum()),
         "factor": factor,
         "slowed": float(slower.max()),
-        "scaled": rope.is_scaled,
+        "scaled": rope.scale != 1,
     }
     if rope.window:
         tokens, is_chunk = rope.window
@@ -83,11 +85,12 @@ def test_the_rope_of_a_published_model_is_read_as_it_is(model):
     settings = evaluated(MODELS[model]["config"])
     settings["num_hidden_layers"] = 2
 
-    (rope,), others = layers_of(configuration(settings))
+    found = reading(configuration(settings))
 
+    (rope,) = found.ropes
     (expected,) = typed(model)
     assert read(rope) == pytest.approx({**expected, "layers": 2}, rel=1e-4)
-    assert others == []
+    assert found.others == []
 
 
 @pytest.mark.slow
@@ -95,12 +98,14 @@ def test_the_rope_of_a_published_model_is_read_as_it_is(model):
 def test_the_kinds_of_layers_of_a_published_model_are_read_as_they_are(model):
     entry = MODELS[model]
 
-    ropes, others = layers_of(configuration(evaluated(entry["config"])))
+    found = reading(configuration(evaluated(entry["config"])))
 
-    for rope, expected in zip(ropes, typed(model), strict=True):
+    for rope, expected in zip(found.ropes, typed(model), strict=True):
         assert read(rope) == pytest.approx(expected, rel=1e-4)
-    without_rope = [number_in(line) for line in others if "no RoPE" in line]
-    without_attention = [number_in(line) for line in others if "no attention" in line]
+    without_rope = [number_in(line) for line in found.others if "no RoPE" in line]
+    without_attention = [
+        number_in(line) for line in found.others if "no attention" in line
+    ]
     assert sum(without_rope) == entry.get("without_rope", 0)
     assert sum(without_attention) == entry.get("without_attention", 0)
 
@@ -110,7 +115,7 @@ def test_the_kinds_of_layers_of_a_published_model_are_read_as_they_are(model):
 def test_a_published_model_without_rope_is_not_believed_to_have_it(model):
     settings = TABLE["no_rope"][model]
     with pytest.raises(Undefined, match=f"'{settings['model_type']}' has no RoPE"):
-        layers_of(configuration(settings))
+        ropes(configuration(settings))
 
 
 @pytest.mark.parametrize("model", TABLE["unknown"])
@@ -131,7 +136,7 @@ def test_factors_of_a_file_are_not_computed_anew():
         "original_max_position_embeddings": 4096,
     }
     settings = {"model_type": "phimoe", "num_hidden_layers": 2, "rope_scaling": section}
-    (rope,), _ = layers_of(configuration({**settings, "max_position_embeddings": 8192}))
+    (rope,) = ropes(configuration({**settings, "max_position_embeddings": 8192}))
     _, short = rope.at(4096)
     _, long = rope.at(4097)
     assert short == pytest.approx(1.2431)
@@ -145,6 +150,6 @@ def test_the_base_of_a_layer_is_the_one_that_turns_it():
         "layer_types": ["sliding_attention"] * 3 + ["full_attention"],
         "layer_rope_theta": [5e4, 5e4, 5e4, 1e6],
     }
-    (full, sliding), _ = layers_of(configuration(settings))
+    full, sliding = ropes(configuration(settings))
     assert full.base == 1e6
     assert sliding.base == 5e4

@@ -12,7 +12,7 @@ from posbench import files, machine
 from posbench.data import hub
 from posbench.errors import UserError, did_you_mean
 from posbench.rope.imports import library_errors, transformers
-from posbench.rope.reading import language_part, rope_sections
+from posbench.rope.keys import language_part, rope_sections
 from posbench.run import TOKENIZER
 
 _WEIGHTS = "model*.safetensors"

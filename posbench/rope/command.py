@@ -2,41 +2,55 @@
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from posbench import encodings, files
+from posbench import encodings
 from posbench.config import compose, shipped
 from posbench.config.overrides import LENGTH, value
 from posbench.config.schema import Config
 from posbench.data import hub
 from posbench.encodings.rope import Rotary, frequencies
 from posbench.errors import UserError, unknown
-from posbench.options import by_name, plain
+from posbench.options import by_name
+from posbench.rope import engines, overrides
+from posbench.rope.imports import transformers
+from posbench.rope.keys import OF_IMAGES, Settings, read_json
 from posbench.rope.parameters import parameters_of
 from posbench.rope.reading import (
     ALL,
     ROUNDING,
     Rope,
     bound_by_base,
+    by_paper_if_other,
     configuration,
     described,
+    findings,
     first_difference,
-    layers_of,
+    in_short,
     of_encoding,
-    remarks,
+    reading,
     titled,
-    unread,
 )
+from posbench.rope.trial import FAR
 from posbench.run import RECORD, find
 from posbench.run.model import model_of, tokenizer_of
 from posbench.run.run import load_config
 
 # of an encoding that is described by its name: a head's channels, and tokens
 _SIZE = {"head_dim": "128", "train_length": "4096"}
+
+
+class Read(NamedTuple):
+    """What a name stands for."""
+
+    label: str
+    ropes: list[Rope]  # by kind of layer
+    others: list[str]  # a line for each kind of layer without RoPE
+    lines: list[str]  # which keys are read, and what engines do with them
 
 
 def main(words: Sequence[str]) -> tuple[dict[str, list[Rope]], list[int]]:
@@ -46,8 +60,9 @@ def main(words: Sequence[str]) -> tuple[dict[str, list[Rope]], list[int]]:
     Args:
         words: config.json files, folders or names of models, runs, or names of
             encodings, each with its options, `head_dim=` and `train_length=4096` after
-            it; `length=16384` is for all.
+            it, or overrides after a configuration; `length=16384` is for all.
     """
+    words = overrides.joined(words)
     of_all = [word for word in words if word.startswith("length=")]
     schemes = by_name([word for word in words if word not in of_all])
     if not 1 <= len(schemes) <= 2 or len(of_all) > 1:
@@ -56,16 +71,19 @@ def main(words: Sequence[str]) -> tuple[dict[str, list[Rope]], list[int]]:
             " compare; length= once"
         )
     lengths = _lengths(of_all)
-    labels = [" ".join([name, *options]) for name, options in schemes]
-    read = [ropes_of(name, options) for name, options in schemes]
-    for label, (layers, others) in zip(labels, read, strict=True):
-        print("\n".join(describe(label, layers, lengths)))
-        for line in others:
+    every = [ropes_of(name, options) for name, options in schemes]
+    for read in every:
+        print("\n".join(describe(read.label, read.ropes, lengths)))
+        for line in [*read.others, *read.lines]:
             print(line)
-    every_rope = [layers for layers, _ in read]
-    if len(labels) == 2:
-        print("\n".join(compare_ropes(labels, every_rope, lengths)))
-    return dict(zip(labels, every_rope, strict=True)), lengths
+    if len(every) == 2:
+        print("\n".join(compare_ropes(*every, lengths)))
+    name, options = schemes[0]
+    if len(every) == 1 and options and every[0].lines:  # of a file
+        before = ropes_of(name, [])._replace(label="without the overrides")
+        after = every[0]._replace(label="with them")
+        print("\n".join(compare_ropes(before, after, lengths)))
+    return {read.label: read.ropes for read in every}, lengths
 
 
 def _lengths(words: Sequence[str]) -> list[int]:
@@ -79,14 +97,13 @@ def _lengths(words: Sequence[str]) -> list[int]:
     return lengths
 
 
-def ropes_of(name: str, options: Sequence[str]) -> tuple[list[Rope], list[str]]:
-    """Return what a name stands for, by kind of layer, and lines on the layers without
-    RoPE and on what is not read.
-    """
+def ropes_of(name: str, options: Sequence[str]) -> Read:
+    """Return what a name stands for, with the options or overrides after it."""
+    label = " ".join([name, *options])
     choices = [*encodings.names(), *shipped.choices("encoding", (), shipped.EVERY)]
     if name in choices:
         config = _configured(name, options)
-        return [_of_encoding(config.build_encoding(), config)], []
+        return Read(label, [_of_encoding(config.build_encoding(), config)], [], [])
 
     path = find.of_id(Path(name))
     file = path if path.suffix == ".json" else path / "config.json"
@@ -99,21 +116,62 @@ def ropes_of(name: str, options: Sequence[str]) -> tuple[list[Rope], list[str]]:
             choices,
             "expected a config.json, a model, a run or an encoding",
         )
-    if options:
-        raise UserError(
-            f"'{options[0]}' is not for {name}, which is no encoding's name: expected"
-            " length=16384 or nothing"
-        )
     if is_run:
+        if options:
+            raise UserError(f"'{options[0]}' is not for a run, which is as it is")
         config = load_config(path)
         encoding = config.build_encoding()
         if [*encoding.parameters()]:  # perhaps learned frequencies
             encoding = model_of(path, config, tokenizer_of(path)).encoding
-        return [_of_encoding(encoding, config)], []
+        return Read(label, [_of_encoding(encoding, config)], [], [])
     if not is_file:
         folder, _ = hub.model_folder(name, ["config.json"])
         file = folder / "config.json"
-    return _of_settings(files.read_json(file))
+    settings = overrides.overridden(read_json(file), options)
+    return of_settings(label, settings)
+
+
+def of_settings(label: str, settings: Settings) -> Read:
+    """Return what a config.json says, which of its keys are read, and what engines are
+    known to do with it.
+    """
+    read = reading(configuration(settings))
+    taken, findings_ = findings(settings, read)
+    version = transformers().__version__.removesuffix(".0")
+    lines = []
+    for rope in read.ropes:
+        lines += _beside_its_paper(rope, version)
+    lines += findings_
+    if "auto_map" in settings:
+        lines.append(
+            "auto_map names code of its authors, which may read other keys than"
+            f" transformers' '{settings['model_type']}': it is not run"
+        )
+    notes: dict[str, None] = {}
+    for rope in read.ropes:
+        notes.update(dict.fromkeys(engines.notes_on(rope.parameters)))
+    marked = [f"! {line}" for line in [*dict.fromkeys(lines), *notes]]
+    read_line = f"read: {' '.join(taken) or 'none of its keys'}"
+    return Read(label, read.ropes, read.others, [read_line, *marked])
+
+
+def _beside_its_paper(rope: Rope, version: str) -> list[str]:
+    """Return a line if the library computes other than the type's paper says."""
+    for length in sorted({rope.train_length, rope.longest}):
+        other = by_paper_if_other(rope, length)
+        if other is None:
+            continue
+        f, factor = other
+        line = (
+            f"{titled(rope.layers, rope.type)}: by its paper, at {length:,} tokens,"
+            f" {stretches(rope, f)}; q and k times {factor:.4g}. transformers"
+            f" {version} runs what stands above"
+        )
+        library_f, _ = rope.at(length)
+        if rope.type == "longrope" and library_f.equal(rope.at(1)[0]):
+            line += ": it never uses the long divisors"
+        return [line]
+    return []
 
 
 def _configured(name: str, words: Sequence[str]) -> Config:
@@ -135,6 +193,8 @@ def _configured(name: str, words: Sequence[str]) -> Config:
         "model.n_heads=1",
         "evaluation.targets=1",
         f"training.train_length={size['train_length']}",
+        "training.batch_size=1",
+        f"training.tokens={size['train_length']}",
     ]
     return compose.single([f"encoding={name}", *options, *model])
 
@@ -153,18 +213,11 @@ def _of_encoding(encoding: Any, config: Config) -> Rope:
     return of_encoding(lambda length: encoding, parameters, original, longest)
 
 
-def _of_settings(settings: Mapping[str, Any]) -> tuple[list[Rope], list[str]]:
-    config = configuration(settings)
-    every_rope, others = layers_of(config)
-    findings = [*remarks(settings), *unread(settings, config)]
-    return every_rope, [*others, *(f"! {finding}" for finding in findings)]
-
-
 def describe(name: str, layers: Sequence[Rope], lengths: Sequence[int]) -> list[str]:
     """Return lines that say what a configuration means."""
     lines = [name]
     for rope in layers:
-        title = titled(rope.layers, rope.share) + described(rope.window, rope.is_scaled)
+        title = titled(rope.layers, rope.share) + described(rope.window, rope.scale)
         lines += ["", title, *_describe_rope(rope, lengths)]
     return lines
 
@@ -177,10 +230,8 @@ def _describe_rope(rope: Rope, lengths: Sequence[int]) -> list[str]:
     ]
     options = []
     for key, option in rope.parameters.items():
-        if isinstance(option, list):
-            options.append(f"{key}=[{len(option)} numbers]")
-        elif key != "rope_type" and option is not None and option != rope.base:
-            options.append(f"{key}={plain(option)}")
+        if key not in ("rope_type", "rope_theta") and option is not None:
+            options.append(f"{key}={in_short(option)}")
     if options:
         lines.append(f"  {' '.join(options)}")
 
@@ -214,7 +265,8 @@ def stretches(rope: Rope, f: Tensor) -> str:
     """
     # inf where a pair stands still
     divisors: list[float] = (frequencies(rope.width, rope.base) / f).tolist()
-    largest = max(divisors)
+    finite = [divisor for divisor in divisors if math.isfinite(divisor)]
+    largest = max(finite, key=lambda divisor: abs(math.log(divisor)))
     extreme = f"slowed {largest:.4g} times"
     if largest < 1:
         extreme = f"{1 / largest:.4g} times as fast"
@@ -237,18 +289,19 @@ def stretches(rope: Rope, f: Tensor) -> str:
     return ", ".join(parts)
 
 
-def compare_ropes(
-    names: Sequence[str], ropes: Sequence[list[Rope]], lengths: Sequence[int] = ()
-) -> list[str]:
-    """Return lines that say where the rotations of two configurations differ."""
-    lines = ["", f"{names[0]} and {names[1]}"]
-    pairs = [*itertools.product(ropes[0], ropes[1])]
-    if len(ropes[0]) > 1 and len(ropes[1]) > 1:
-        alike = [(a, b) for a, b in pairs if a.layers == b.layers]
-        pairs = alike or [*zip(ropes[0], ropes[1], strict=False)]
+def compare_ropes(a: Read, b: Read, lengths: Sequence[int] = ()) -> list[str]:
+    """Return lines that say where two configurations differ."""
+    lines = ["", f"{a.label} and {b.label}"]
+    pairs = [*itertools.product(a.ropes, b.ropes)]
+    if len(a.ropes) > 1 and len(b.ropes) > 1:
+        alike = [pair for pair in pairs if pair[0].layers == pair[1].layers]
+        pairs = alike or [*zip(a.ropes, b.ropes, strict=False)]
     for first, second in pairs:
         layers = first.layers or second.layers or ALL
         lines.append(f"  {layers}: {_compared(first, second, lengths)}")
+    if a.others != b.others:
+        without = ["; ".join(read.others) or "none" for read in (a, b)]
+        lines.append(f"  layers without RoPE: {without[0]} and {without[1]}")
     return lines
 
 
@@ -273,15 +326,25 @@ def _compared(first: Rope, second: Rope, lengths: Sequence[int]) -> str:
         parts.append(f"q and k times {a:.4g} and {b:.4g}")
     if first.share != second.share and ALL not in (first.share, second.share):
         parts.append(f"in {first.share} and in {second.share}")
-    if first.is_scaled != second.is_scaled:
-        parts.append("queries scaled by their position in one alone")
+    if first.scale != second.scale:
+        parts.append(
+            f"queries times {first.scale:.4g} and {second.scale:.4g} at position"
+            f" {FAR:,}"
+        )
     if first.window != second.window:
         parts.append(f"{_window(first)} and {_window(second)}")
+    ends = [f"{rope.train_length:,} to {rope.longest:,}" for rope in (first, second)]
+    if ends[0] != ends[1]:
+        parts.append(f"made for {ends[0]} and for {ends[1]} tokens")
+    for key in {**first.parameters, **second.parameters}:
+        sections = [rope.parameters.get(key) for rope in (first, second)]
+        if OF_IMAGES.search(key) and sections[0] != sections[1]:
+            parts.append(f"another {key}, which changes nothing for text alone")
     return "; ".join(parts)
 
 
 def _window(rope: Rope) -> str:
-    return described(rope.window, False).removeprefix(", ") or "no window"
+    return described(rope.window, 1).removeprefix(", ") or "no window"
 
 
 def shown_lengths(rope: Rope, lengths: Sequence[int]) -> Sequence[int]:

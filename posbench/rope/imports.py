@@ -3,6 +3,7 @@
 import contextlib
 import importlib
 import os
+import warnings
 from collections.abc import Iterator
 from typing import Any
 
@@ -30,10 +31,13 @@ def library_errors(
     problem: str, error_class: type[PosbenchError] = UserError
 ) -> Iterator[None]:
     """Turn whatever a library raises into one line; our own errors, our mistakes and a
-    lack of memory stay what they are.
+    lack of memory stay what they are. What is deprecated in it concerns its own
+    authors.
     """
     try:
-        yield
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)
+            yield
     except Exception as error:  # transformers has no common class
         if isinstance(error, PosbenchError) or is_own_mistake(error):
             raise

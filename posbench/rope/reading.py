@@ -1,15 +1,17 @@
-"""The frequencies that a configuration of transformers gives, by kind of layer.
+"""What a configuration of transformers does with positions, by kind of layer.
 
-The library's own model computes them, from its own configuration class: defaults of a
-class, old spellings and exceptions of single models are the library's.
+The library's own model computes it, from its own configuration class: defaults of a
+class, old spellings and exceptions of single models are the library's. Which keys are
+read is found by changing them.
 """
 
 import copy
 import dataclasses
-import inspect
-import re
-import sys
-from collections.abc import Callable, Iterator, Mapping
+import functools
+import itertools
+import json
+import operator
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -17,28 +19,27 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from posbench.encodings.rope import Rotary
-from posbench.errors import Undefined, UserError, did_you_mean, unknown
+from posbench.errors import PosbenchError, Undefined, UserError, did_you_mean, unknown
 from posbench.rope import trial
+from posbench.rope.formulas import by_its_paper
 from posbench.rope.imports import library_errors, transformers
-from posbench.rope.trial import Window, is_rotary
+from posbench.rope.keys import (
+    KNOWN,
+    OF_IMAGES,
+    SECTIONS,
+    Path_,
+    Settings,
+    changes,
+    misspelt,
+    of_positions,
+    refuse_values,
+    rope_sections,
+    with_value,
+)
+from posbench.rope.trial import Trial, Window, is_rotary
 
-Settings = Mapping[str, Any]  # the content of a config.json
-SECTIONS = ("rope_scaling", "rope_parameters")
 # types with a factor by which the longest input exceeds the trained length
 STRETCHED = ("yarn", "longrope", "llama3", "dynamic")
-# keys of single models, which `RopeParameters` of the library lacks
-_BESIDE = (
-    "type",
-    "alpha",
-    "interleaved",
-    "mrope_interleaved",
-    "max_position_embeddings",
-    "llama_4_scaling_beta",
-    "short_mscale",
-    "long_mscale",
-)
-# keys beside the sections whose values are numbers: rope_theta, rotary_pct, ...
-_NUMBER = re.compile("(rope|rotary).*(theta|base|factor|pct|dim)")
 ALL = "all layers with RoPE"  # of an encoding
 TOLERANCE = 1e-3  # largest difference of cosines that count as equal
 # the same, relative, of frequencies: the library's are fp32
@@ -50,14 +51,14 @@ class Rope:
     """The RoPE of one kind of layer."""
 
     layers: str | None  # the kind, such as full_attention; None: all that have RoPE
-    share: str  # how many layers of the model they are
+    share: str  # how many layers of the model they are, and which
     key: str | None  # of this kind in `rope_parameters`; None if there is one kind
     parameters: Mapping[str, Any]  # as in `rope_parameters`, of this kind alone
     base: float
     train_length: int  # tokens, before any stretching
     longest: int  # the longest input that it is made for, in tokens
     window: Window  # its tokens, and whether it is a chunk
-    is_scaled: bool  # queries are scaled by their position, too
+    scale: float  # on queries at position FAR, by their position; 1 without
     # Of inputs of a length: radians per position of each pair, (P,) fp64, and the
     # factor on q and k.
     at: Callable[[int], tuple[Tensor, float]]
@@ -72,11 +73,14 @@ class Rope:
         return 2 * len(self.at(self.train_length)[0])
 
 
-def language_part(settings: Settings) -> Settings:
-    """Return the part of a config.json on the language model: a section if the model
-    has several parts, else all.
-    """
-    return settings.get("text_config") or settings
+@dataclasses.dataclass(frozen=True)
+class Reading:
+    """What is read of a configuration of the library."""
+
+    base: Trial
+    kinds: Mapping[trial.Layers, list[int]]
+    ropes: list[Rope]
+    others: list[str]  # a line for each kind of layer without RoPE
 
 
 def configuration(settings: Settings) -> Any:
@@ -84,83 +88,39 @@ def configuration(settings: Settings) -> Any:
 
     Raises UserError if the library has no such kind of model, or refuses a value.
     """
+    refuse_values(settings)
     kind = settings.get("model_type")
     classes = transformers().CONFIG_MAPPING
+    if kind is None:
+        raise UserError(
+            "no model_type: expected a config.json of transformers; overrides and GGUF"
+            " keys are typed after one, as in config.json rope_parameters.factor=4"
+        )
     if kind not in classes:
         raise unknown(
             "model_type", str(kind), classes, "expected one that transformers has"
         )
-    problem = "; ".join([f"transformers refuses this '{kind}'", *remarks(settings)])
+    problem = "; ".join([f"transformers refuses this '{kind}'", *misspelt(settings)])
     with library_errors(problem):
-        config = classes[kind].from_dict(copy.deepcopy(dict(settings)))
-        return config.get_text_config()
+        return _of_library(settings)
 
 
-def remarks(settings: Settings) -> list[str]:
-    """Return a line for each key on RoPE that transformers does not read.
-
-    Raises UserError for a text in place of a number, which the library would compute
-    with.
-    """
-    from transformers.modeling_rope_utils import RopeParameters
-
-    text = language_part(settings)
-    known = (*RopeParameters.__annotations__, *_BESIDE)
-    for key, value in text.items():
-        if _NUMBER.search(key):
-            _refuse_text(key, value)
-
-    lines = []
-    for path, part in rope_sections(text):
-        for key, value in part.items():
-            if key not in known:
-                lines.append(f"{path}.{key} is not read{did_you_mean(key, known)}")
-            elif key not in ("rope_type", "type"):
-                _refuse_text(f"{path}.{key}", value)
-    return lines
-
-
-def _refuse_text(key: str, value: Any) -> None:
-    if isinstance(value, str):
-        raise UserError(f"{key} is '{value}': expected a number")
-
-
-def rope_sections(text: Settings) -> Iterator[tuple[str, Settings]]:
-    """Yield each section on RoPE, or its parts by kind of layer, with its path."""
+def _of_library(settings: Settings) -> Any:
+    copied = copy.deepcopy(dict(settings))
     for name in SECTIONS:
-        section = text.get(name) or {}
-        is_nested = False
-        for kind, part in section.items():
-            if isinstance(part, Mapping):
-                is_nested = True
-                yield f"{name}.{kind}", part
-        if section and not is_nested:
-            yield name, section
-
-
-def unread(settings: Settings, config: Any) -> list[str]:
-    """Return a line for each key beside the sections that the library's class keeps,
-    but nowhere names.
-    """
-    sources = ""
-    for cls in type(config).__mro__[:-1]:
-        sources += inspect.getsource(sys.modules[cls.__module__])
-    lines = []
-    for key in language_part(settings):
-        is_unread = key in vars(config) and key not in sources
-        if is_unread and re.search("rope|rotary|ntk|dual_chunk", key):
-            lines.append(f"{key} is not read by transformers' '{config.model_type}'")
-    return lines
+        if copied.get(name, ...) is None:  # MiMo V2's class cannot read it
+            del copied[name]
+    config = transformers().CONFIG_MAPPING[copied["model_type"]].from_dict(copied)
+    return config.get_text_config()
 
 
 def ropes(config: Any) -> list[Rope]:
     """Return the RoPE of each kind of layer of a configuration of the library."""
-    return layers_of(config)[0]
+    return reading(config).ropes
 
 
-def layers_of(config: Any) -> tuple[list[Rope], list[str]]:
-    """Return the RoPE of each kind of layer of a configuration of the library, and a
-    line for each kind without.
+def reading(config: Any) -> Reading:
+    """Read a configuration of the library.
 
     Raises Undefined if no layer of the library's model has RoPE, or if the model cannot
     be tried; UserError for an unknown type.
@@ -174,7 +134,7 @@ def layers_of(config: Any) -> tuple[list[Rope], list[str]]:
             raise unknown("rope_type", part["rope_type"], types)
 
     with library_errors(f"transformers cannot try a '{config.model_type}'", Undefined):
-        base = trial.Trial(config)
+        base = Trial(config).read()
         kinds = trial.kinds_of(config, base)
     names = getattr(config, "layer_types", None) or []
     every_rope = []
@@ -183,7 +143,7 @@ def layers_of(config: Any) -> tuple[list[Rope], list[str]]:
         layers = None
         share = f"all {len(numbers)} layers"
         if len(kinds) > 1:
-            share = f"{len(numbers)} of {len(base.layers)} layers"
+            share = f"{len(numbers)} of {len(base.layers)} layers ({spans(numbers)})"
             if len(names) == len(base.layers):
                 own_names = dict.fromkeys(names[number] for number in numbers)
                 layers = " and ".join(own_names)
@@ -193,31 +153,46 @@ def layers_of(config: Any) -> tuple[list[Rope], list[str]]:
             rope = _rope(config, part, layers, share, kind, rotation[0], at)
             every_rope.append(rope)
         if not kind.rotations:
-            others.append(f"{titled(layers, share)}: {_without_rope(kind)}")
+            text = "no attention"
+            if kind.attends:
+                text = f"no RoPE{described(kind.window, kind.scale)}"
+            others.append(f"{titled(layers, share)}: {text}")
     if not every_rope:
         raise trial.no_rope(config)
-    return sorted(every_rope, key=lambda rope: rope.layers or ""), others
+    every_rope.sort(key=lambda rope: rope.layers or "")
+    return Reading(base, kinds, every_rope, others)
+
+
+def spans(numbers: Sequence[int]) -> str:
+    """Return numbers of layers in short: `0-4, 6-10`, or `3, 7 .. 31` in even steps."""
+    steps = {b - a for a, b in itertools.pairwise(numbers)}
+    if len(numbers) > 3 and len(steps) == 1 and steps != {1}:
+        return f"{numbers[0]}, {numbers[1]} .. {numbers[-1]}"
+    parts = []
+    start = numbers[0]
+    for number, following in zip(numbers, [*numbers[1:], -1], strict=True):
+        if following != number + 1:
+            parts.append(f"{start}" if start == number else f"{start}-{number}")
+            start = following
+    return ", ".join(parts)
 
 
 def titled(layers: str | None, share: str) -> str:
     return f"{layers}, {share}" if layers else share
 
 
-def _without_rope(kind: trial.Layers) -> str:
-    if not kind.attends:
-        return "no attention"
-    return f"no RoPE{described(kind.window, kind.is_scaled)}"
-
-
-def described(window: Window, is_scaled: bool) -> str:
+def described(window: Window, scale: float) -> str:
     """Return what else there is to say of attention."""
     text = ""
     if window is not None:
         tokens, is_chunk = window
         noun = "chunks" if is_chunk else "window"
         text += f", {noun} of {tokens:,} tokens"
-    if is_scaled:
-        text += ", queries scaled by their position, too"
+    if scale != 1:
+        text += (
+            ", queries scaled by their position, too (times"
+            f" {scale:.4g} at {trial.FAR:,})"
+        )
     return text
 
 
@@ -235,12 +210,15 @@ def _rope(
         return factors.angle(), float(factors[0].abs())
 
     longest = getattr(config, "max_position_embeddings", None)
-    train_length = part.get("original_max_position_embeddings") or longest
+    train_length = longest
+    factor = 1.0
+    if part["rope_type"] in STRETCHED:
+        train_length = part.get("original_max_position_embeddings") or longest
+        factor = part.get("factor") or 1.0
     if not train_length:
         raise UserError("no length of a sequence: expected max_position_embeddings")
-    factor = 1.0
-    if part["rope_type"] in STRETCHED and part.get("factor"):
-        factor = part["factor"]
+    if layers and "compressed" in layers:
+        layers += " (and a compressed past)"
     return Rope(
         layers=layers,
         share=share,
@@ -250,9 +228,130 @@ def _rope(
         train_length=train_length,
         longest=max(longest or 0, round(factor * train_length)),
         window=kind.window,
-        is_scaled=kind.is_scaled,
+        scale=kind.scale,
         at=at,
     )
+
+
+def findings(settings: Settings, read: Reading) -> tuple[list[str], list[str]]:
+    """Return the keys on positions of a config.json that are read, as `key=value`, and
+    lines on those that are not: their change moves no frequency, factor, window or
+    layer.
+    """
+    moves = _Moves(settings, read)
+    taken = []
+    unread = []
+    of_images = []
+    for path, value in of_positions(settings):
+        text = ".".join(path)
+        name = path[-1]
+        if name in ("rope_type", "type", "max_position_embeddings") or moves(path):
+            taken.append(f"{text}={in_short(value)}")
+        elif OF_IMAGES.search(name):
+            of_images.append(f"{text}={in_short(value)}")
+        else:
+            is_known = name in KNOWN or len(path) == 1
+            unread.append(text + ("" if is_known else did_you_mean(name, KNOWN)))
+    lines = []
+    if unread:
+        kind = settings["model_type"]
+        lines.append(f"not read by transformers' '{kind}': {', '.join(unread)}")
+    if of_images:
+        lines.append(f"nothing for text alone: {', '.join(of_images)}")
+    return taken, lines
+
+
+def in_short(value: Any) -> str:
+    """Return a value on one line, a list by what tells it from others."""
+    if isinstance(value, list) and value and isinstance(value[0], int | float):
+        mean = sum(value) / len(value)
+        ends = f"{min(value):g} to {max(value):g}"
+        return f"[{len(value)} numbers from {ends}, mean {mean:.7g}]"
+    if isinstance(value, list) and value:
+        kinds = dict.fromkeys(map(str, value))
+        return f"[{len(value)} of {', '.join(kinds)}]"
+    if isinstance(value, float):
+        return f"{value:g}"
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+class _Moves:
+    """Whether another value of a key changes what reaches a layer."""
+
+    def __init__(self, settings: Settings, read: Reading) -> None:
+        self.settings = settings
+        self.base = read.base
+        # the first and the last layer of each kind stand for all
+        self.tried = set[int]()
+        for numbers in read.kinds.values():
+            first, last = numbers[0], numbers[-1]
+            self.tried |= {self.base.numbers[first], self.base.numbers[last]}
+        lengths = set[int]()
+        for rope in read.ropes:
+            near = rope.train_length
+            lengths |= {near, near + near // 20, rope.longest, 4 * rope.longest}
+        self.lengths = sorted(lengths)
+        self.turned = self.base.turned(self.base.asked, self.lengths)
+
+    def __call__(self, path: Path_) -> bool:
+        """Try other values of a key; one that the library refuses is read, too."""
+        value = functools.reduce(operator.getitem, path, self.settings)
+        others = changes(value)
+        try:
+            with library_errors(""):
+                configs = [
+                    _of_library(with_value(self.settings, path, other))
+                    for other in others
+                ]
+                if any(map(self._turns, configs)):
+                    return True
+                # a list may change any layer
+                tried = (
+                    set(self.base.numbers) if isinstance(value, list) else self.tried
+                )
+                return any(self._reaches(config, tried) for config in configs[:1])
+        except PosbenchError:
+            return True
+
+    def _turns(self, config: Any) -> bool:
+        """Return whether its rotary modules turn otherwise."""
+        found = Trial(config).turned(self.base.asked, self.lengths)
+        pairs = zip(self.turned, found, strict=True)
+        return not all(torch.equal(*pair) for pair in pairs)
+
+    def _reaches(self, config: Any, tried: set[int]) -> bool:
+        """Return whether the layers that are tried are given other numbers, or have
+        other masks.
+        """
+        base = self.base
+        if trial.scale_by_count(config) != trial.scale_by_count(base.config):
+            return True
+        outputs = {key: base.outputs[key] for key in base.outputs if key not in tried}
+        hidden: list[list[Window]] = [[]]
+        former = [base.given]
+        if len(base.alone) > 1:  # which layers have which of several masks
+            window, digests = next(iter(base.alone.items()))
+            hidden.append([window])
+            former.append(digests)
+        for windows, digests in zip(hidden, former, strict=True):
+            changed = Trial(config, hidden=windows, outputs=outputs).read()
+            if [*changed.windows] != [*base.windows]:
+                return True
+            if any(changed.given[number] != digests[number] for number in tried):
+                return True
+        return False
+
+
+def by_paper_if_other(rope: Rope, length: int) -> tuple[Tensor, float] | None:
+    """Return the frequencies and the factor that the type's paper gives for inputs of a
+    length, where the library's are others.
+    """
+    f, factor = rope.at(length)
+    own_f, own_factor = by_its_paper(rope.parameters, len(f), rope.longest, length)
+    is_alike = torch.allclose(f, own_f, rtol=10 * ROUNDING, atol=ROUNDING * ROUNDING)
+    if is_alike and abs(factor - own_factor) < ROUNDING:
+        return None
+    return own_f, own_factor
 
 
 def of_encoding(
@@ -283,7 +382,7 @@ def of_encoding(
         train_length=train_length,
         longest=longest,
         window=window,
-        is_scaled=False,
+        scale=1.0,
         at=at,
     )
 
@@ -328,12 +427,13 @@ def first_difference(first: Rope, second: Rope, length: int) -> tuple[int, int] 
 
 
 def bound_by_base(f: Tensor, length: int) -> int:
-    """Return the first distance with a negative sum of cosines over pairs: below it,
-    equal tokens beat random ones.
+    """Return the first distance with a negative sum of cosines over the pairs that
+    turn: below it, equal tokens beat random ones.
 
     Source: Men et al., "Base of RoPE Bounds Context Length" (2024), arXiv:2405.14591,
     section 4. At most `length`.
     """
+    f = f[f > 0]
     for start in range(0, length, 4096):
         end = min(start + 4096, length)
         distances = torch.arange(start, end, dtype=torch.float64)[:, None]

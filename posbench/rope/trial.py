@@ -10,10 +10,12 @@ layer is reached by what changes the numbers that its weights, or a softmax, are
 import copy
 import dataclasses
 import functools
+import hashlib
 import importlib
+import math
 import operator
-from collections.abc import Callable, Collection
-from typing import Any
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -37,52 +39,111 @@ Window = tuple[int, bool] | None  # its tokens, and whether it is a chunk
 
 
 class Trial(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """One reading of two tokens by a new model.
+    """A new model, which `read` lets read two tokens.
 
     Args:
-        second: the second token's position.
         turns: whether a rotation turns, or stays as at position 0; None: each turns.
         hidden: the masks under which a token sees itself alone.
+        outputs: what layers return that are not tried, by their number.
     """
 
     def __init__(
         self,
         config: Any,
-        second: int = FAR,
         turns: Callable[[Rotation], bool] | None = None,
         hidden: Collection[Window] = (),
+        outputs: Mapping[int, Any] | None = None,
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
+        self.config = config
         self.turns = turns
         self.hidden = hidden
+        self.skipped = outputs or {}
         # each as a function of the second position
         self.rotations: dict[Rotation, Callable[[int], Any]] = {}
         # of each, as in `rope_parameters` of its module's configuration
         self.parameters: dict[Rotation, Any] = {}
-        self.windows: set[Window] = set()
-        self._layer: nn.Module | None = None
-        self._seen: dict[nn.Module | None, float] = {}
+        # what each rotary module was asked for, with its inputs
+        self.asked: dict[tuple[int, Kind], tuple[Tensor, Tensor]] = {}
+        self.windows: dict[Window, None] = {}  # a set in their order
+        # what each layer is given where one of the masks hides, from `kinds_of`
+        self.alone: dict[Window, dict[int, bytes]] = {}
+        # what each layer returned
+        self.outputs: dict[int, Any] = {}
+        self.rotaries: list[Any] = []
+        self._layer = -1  # before the first
+        # what the weights and softmaxes of each layer were given, and the logit of the
+        # second token's query for the first one's key
+        self._seen: dict[int, Any] = {}
+        self._logits: dict[int, float] = {}
+        self.model = self._build(config)
 
-        model = self._build(config)
-        self._run(model, torch.tensor([[FIRST, second]]))
-        # what the weights and softmaxes of each layer were given, in one number
-        self.layers = [
-            self._seen[layer] for layer in model.modules() if layer in self._seen
-        ]
-        if not self.layers:
-            raise Undefined(f"the layers of '{config.model_type}' cannot be told apart")
+    def read(self, second: int = FAR) -> Self:
+        """Let the model read two tokens, the second at a position."""
+        from transformers.masking_utils import AttentionMaskInterface
+
+        positions = torch.tensor([[FIRST, second]])
+        masks: Any = AttentionMaskInterface
+        original = masks()["eager"]
+        masks.register("eager", functools.partial(self._mask, original))
+        try:
+            with self, torch.no_grad():
+                self.model(
+                    torch.tensor([[0, 1]]),
+                    position_ids=positions,
+                    attention_mask=torch.ones_like(positions),
+                    use_cache=False,
+                )
+        finally:
+            masks.register("eager", original)
+        if not self._seen:
+            kind = self.config.model_type
+            raise Undefined(f"the layers of '{kind}' cannot be told apart")
+        return self
+
+    @property
+    def numbers(self) -> list[int]:
+        """The layers that were reached at all, by their place in the model."""
+        return sorted(self._seen)
+
+    @property
+    def given(self) -> dict[int, bytes]:
+        """What each layer was given, as a digest."""
+        return {number: self._seen[number].digest() for number in self.numbers}
+
+    @property
+    def layers(self) -> list[bytes]:
+        """The same, in the order of the layers."""
+        return [*self.given.values()]
+
+    @property
+    def logits(self) -> list[float]:
+        """The logit of the second query for the first key, summed, of each layer."""
+        return [self._logits.get(number, 0.0) for number in self.numbers]
 
     def reached(self, other: "Trial") -> set[int]:
         """Return the layers that differ from another trial's."""
         pairs = enumerate(zip(self.layers, other.layers, strict=True))
         return {number for number, (mine, theirs) in pairs if mine != theirs}
 
+    def turned(self, asked: Mapping[Any, Any], lengths: Sequence[int]) -> list[Tensor]:
+        """Return what the rotary modules return for inputs of some lengths, asked as
+        another trial's were.
+        """
+        found = []
+        for (number, kind), (x, positions) in asked.items():
+            rotary = self.rotaries[number]
+            for length in lengths:
+                result = _new_rotation(rotary, x, positions, kind, length - 1)
+                found += [result] if torch.is_tensor(result) else result
+        return found
+
     def _build(self, config: Any) -> Any:
         from transformers.modeling_layers import GradientCheckpointingLayer
 
         config = copy.deepcopy(config)
         config._attn_implementation = "eager"
-        config._experts_implementation = "eager"
+        config._experts_implementation = "batched_mm"
         # A short file may leave out a number of heads, which does not matter here. Some
         # kinds refuse to give one that may differ by layer, so `vars` is asked.
         n_heads = vars(config).get("num_attention_heads")
@@ -93,81 +154,72 @@ class Trial(TorchDispatchMode):  # type: ignore[no-untyped-call]
         with torch.device("meta"):
             model = model_class(config)(config).eval()
         model.to("meta")  # DiffLlama draws some of its weights elsewhere
-        has_rotary = False
+        n_layers = 0
         for parent in [*model.modules()]:
             # a layer may have another within it, of Mamba beside its attention
             is_list = isinstance(parent, nn.ModuleList)
             for name, module in [*parent.named_children()]:
                 if is_list and isinstance(module, GradientCheckpointingLayer):
-                    module.register_forward_pre_hook(self._enter)
+                    self._follow(module, n_layers)
+                    n_layers += 1
                 if is_rotary(module):
                     rotary = type(module)(config=module.config)
-                    rotary.forward = functools.partial(self._rotate, rotary)
+                    number = len(self.rotaries)
+                    rotary.forward = functools.partial(self._rotate, rotary, number)
                     setattr(parent, name, rotary)
-                    has_rotary = True
-        if not has_rotary:
+                    self.rotaries.append(rotary)
+        if not self.rotaries:
             raise no_rope(config)
         return model
 
-    def _run(self, model: Any, positions: Tensor) -> None:
-        from transformers.masking_utils import AttentionMaskInterface
+    def _follow(self, layer: Any, number: int) -> None:
+        """Tell when a layer begins, and keep what it returns."""
 
-        masks: Any = AttentionMaskInterface
-        original = masks()["eager"]
-        masks.register("eager", functools.partial(self._mask, original))
-        try:
-            with self, torch.no_grad():
-                model(
-                    torch.tensor([[0, 1]]),
-                    position_ids=positions,
-                    attention_mask=torch.ones_like(positions),
-                    use_cache=False,
-                )
-        finally:
-            masks.register("eager", original)
+        def enter(layer: nn.Module, inputs: Any) -> None:
+            self._layer = number
+            self._seen.setdefault(number, hashlib.sha256())
 
-    def _enter(self, layer: nn.Module, inputs: Any) -> None:
-        self._layer = layer
-        self._seen.setdefault(layer, 0.0)
+        def leave(layer: nn.Module, inputs: Any, output: Any) -> None:
+            self.outputs[number] = pytree.tree_map(_copied, output)
+
+        if number in self.skipped:
+            output = self.skipped[number]
+            layer.forward = lambda *args, **kwargs: pytree.tree_map(_copied, output)
+        layer.register_forward_pre_hook(enter)
+        layer.register_forward_hook(leave)
 
     def _rotate(
-        self, rotary: Any, x: Tensor, position_ids: Tensor, layer_type: Kind = None
+        self,
+        rotary: Any,
+        number: int,
+        x: Tensor,
+        position_ids: Tensor,
+        layer_type: Kind = None,
     ) -> Any:
         kinds = [layer_type] if layer_type else []
-
-        def rotation(positions: Tensor) -> Any:
-            # a new one: it may keep what it has read
-            return type(rotary)(config=rotary.config)(x, positions, *kinds)
-
-        def until(second: int) -> Any:
-            positions = torch.full_like(position_ids, second)
-            positions[..., 0] = FIRST
-            return rotation(positions)
-
-        turned = rotation(position_ids)
+        # a new one, which keeps nothing that it has read
+        turned = type(rotary)(config=rotary.config)(x, position_ids, *kinds)
         if not position_ids.numel():
             return turned
         key = (layer_type, tuple(factors(turned).tolist()))
+        until = functools.partial(_new_rotation, rotary, x, position_ids, layer_type)
         self.rotations.setdefault(key, until)
+        self.asked.setdefault((number, layer_type), (x, position_ids))
         parameters = rotary.config.rope_parameters
         if layer_type:
             parameters = parameters[layer_type]
         self.parameters.setdefault(key, parameters)
         if self.turns is None or self.turns(key):
             return turned
-        return rotation(torch.zeros_like(position_ids))
+        still = torch.zeros_like(position_ids)
+        return type(rotary)(config=rotary.config)(x, still, *kinds)
 
     def _mask(self, original: Callable[..., Any], **options: Any) -> Any:
         window = window_of(options["mask_function"])
-        self.windows.add(window)
+        self.windows[window] = None
         if window in self.hidden:
             options["mask_function"] = _itself
         return original(**options)
-
-    def _hear(self, activation: Tensor) -> None:
-        if activation.is_floating_point():
-            number = float(activation.double().sin().nansum())
-            self._seen[self._layer] = self._seen.get(self._layer, 0.0) + number
 
     def __torch_dispatch__(
         self, operation: Any, types: Any, args: Any = (), kwargs: Any = None
@@ -175,15 +227,23 @@ class Trial(TorchDispatchMode):  # type: ignore[no-untyped-call]
         options = dict(kwargs or {})
         if operation is torch.ops.aten._to_copy.default:
             options.pop("device", None)  # nothing moves between devices
-        tensors = []
-        for leaf in pytree.tree_leaves((args, options)):
-            if torch.is_tensor(leaf):
-                tensors.append(leaf)
+        tensors = [
+            leaf
+            for leaf in pytree.tree_leaves((args, options))
+            if isinstance(leaf, Tensor)
+        ]
         activations = [tensor for tensor in tensors if not tensor.is_meta]
         is_mixed = 0 < len(activations) < len(tensors)
-        if is_mixed or operation is torch.ops.aten._softmax.default:
+        is_softmax = operation is torch.ops.aten._softmax.default
+        seen = self._seen.get(self._layer)
+        if seen and (is_mixed or is_softmax):
             for activation in activations:
-                self._hear(activation)
+                if activation.is_floating_point():
+                    seen.update(activation.double().numpy().tobytes())
+                if is_softmax and activation.dim() == 4:
+                    logit = float(activation[..., -1, 0].double().sum())
+                    former = self._logits.get(self._layer, 0.0)
+                    self._logits[self._layer] = former + logit
         if not is_mixed:
             return pytree.tree_map(_without_large, operation(*args, **options))
 
@@ -200,7 +260,7 @@ class Layers:
     rotations: tuple[Rotation, ...]
     attends: bool
     window: Window
-    is_scaled: bool  # queries are scaled by their position, too
+    scale: float  # on queries at position FAR, by their position; 1 without
 
 
 def kinds_of(config: Any, base: Trial) -> dict[Layers, list[int]]:
@@ -209,56 +269,88 @@ def kinds_of(config: Any, base: Trial) -> dict[Layers, list[int]]:
     """
     turned = {}
     for rotation in base.rotations:
-        still = Trial(config, turns=functools.partial(operator.ne, rotation))
+        still = Trial(config, turns=functools.partial(operator.ne, rotation)).read()
         turned[rotation] = base.reached(still)
     shown = {}
     for window in base.windows:
-        alone = Trial(config, hidden=[window])
+        alone = Trial(config, hidden=[window]).read()
         shown[window] = base.reached(alone)
+        base.alone[window] = alone.given
     # where nothing turns, a position still scales
-    near = Trial(config, NEAR, turns=_never)
-    scaled = near.reached(Trial(config, FAR, turns=_never))
-    # Llama 4 counts tokens itself, whatever their positions
-    counts = getattr(config, "attn_temperature_tuning", False)
+    near = Trial(config, turns=_never).read(NEAR)
+    if len(base.rotations) > 1:
+        still = Trial(config, turns=_never).read()
+    scaled = near.reached(still)
+    counted = scale_by_count(config)
 
     kinds: dict[Layers, list[int]] = {}
     for layer in range(len(base.layers)):
         rotations = tuple(each for each in turned if layer in turned[each])
         windows = [each for each in shown if layer in shown[each]]
-        window = windows[0] if windows else None
         attends = bool(rotations or windows)
-        kind = Layers(
-            rotations=rotations,
-            attends=attends,
-            window=window,
-            is_scaled=layer in scaled or (counts and attends and not rotations),
-        )
+        scale = 1.0
+        if layer in scaled and near.logits[layer]:
+            scale = round(still.logits[layer] / near.logits[layer], 4)
+        if attends and not rotations and counted != 1:
+            scale = counted
+        kind = Layers(rotations, attends, windows[0] if windows else None, scale)
         kinds.setdefault(kind, []).append(layer)
     return kinds
+
+
+def scale_by_count(config: Any) -> float:
+    """Return the factor on queries at position FAR in Llama 4's layers without RoPE,
+    which count tokens themselves, whatever their positions.
+    """
+    if not getattr(config, "attn_temperature_tuning", False):
+        return 1.0
+    if not hasattr(config, "floor_scale"):
+        return 1.0
+    steps = math.floor((FAR + 1) / config.floor_scale)
+    return round(1 + config.attn_scale * math.log1p(steps), 4)
+
+
+def _new_rotation(
+    rotary: Any, x: Tensor, position_ids: Tensor, kind: Kind, second: int
+) -> Any:
+    """Return what a new rotary module makes of two tokens, the second at a position."""
+    positions = torch.full_like(position_ids, second)
+    positions[..., 0] = FIRST
+    kinds = [kind] if kind else []
+    return type(rotary)(config=rotary.config)(x, positions, *kinds)
 
 
 def _never(rotation: Rotation) -> bool:
     return False
 
 
+def _copied(value: Any) -> Any:
+    return value.clone() if torch.is_tensor(value) else value
+
+
 def _without_large(result: Any) -> Any:
-    if torch.is_tensor(result) and result.numel() > _MOST_NUMBERS:
+    if isinstance(result, Tensor) and result.numel() > _MOST_NUMBERS:
         return result.to("meta")
     return result
 
 
 def _to_meta(argument: Any) -> Any:
-    return argument.to("meta") if torch.is_tensor(argument) else argument
+    return argument.to("meta") if isinstance(argument, Tensor) else argument
 
 
 def _stand_in(result: Any) -> Any:
     """Return numbers that depend on a tensor's shape alone."""
-    if not torch.is_tensor(result) or result.numel() > _MOST_NUMBERS:
+    if not isinstance(result, Tensor) or result.numel() > _MOST_NUMBERS:
         return result
     if not result.is_floating_point():
         return torch.zeros(result.shape, dtype=result.dtype)
+    return _numbers(result.shape).to(result.dtype, copy=True)
+
+
+@functools.lru_cache(256)
+def _numbers(shape: torch.Size) -> Tensor:
     rng = torch.Generator().manual_seed(0)
-    return torch.randn(result.shape, generator=rng).to(result.dtype)
+    return torch.randn(shape, generator=rng)
 
 
 def _itself(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:

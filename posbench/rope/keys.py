@@ -1,0 +1,220 @@
+"""The keys of a config.json that say what its positions do: the values that they can
+have, and changes of them.
+"""
+
+import copy
+import json
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from posbench import files
+from posbench.errors import UserError, did_you_mean
+
+Settings = Mapping[str, Any]  # the content of a config.json
+Path_ = tuple[str, ...]  # of a key: its parts, then its name
+SECTIONS = ("rope_scaling", "rope_parameters")
+KNOWN = (
+    "rope_theta",
+    "rope_type",
+    "type",
+    "factor",
+    "original_max_position_embeddings",
+    "max_position_embeddings",
+    "beta_fast",
+    "beta_slow",
+    "short_factor",
+    "long_factor",
+    "short_mscale",
+    "long_mscale",
+    "low_freq_factor",
+    "high_freq_factor",
+    "attention_factor",
+    "mscale",
+    "mscale_all_dim",
+    "truncate",
+    "alpha",
+    "partial_rotary_factor",
+    "mrope_section",
+    "mrope_interleaved",
+    "llama_4_scaling_beta",
+)
+
+# Keys outside the sections. Most say a number or a kind of each layer.
+_POSITIONS = re.compile(
+    "rope|rotary|theta|yarn|ntk|position_embeddings|window|sliding|swa|chunk_size"
+    "|dual_chunk|layer_types|layers_block|layer_pattern|temperature_tuning|attn_scale"
+    "|floor_scale|compress_r|global_attn|local_attention|(?<!v_)head_dim"
+)
+_PARTS = re.compile("text|thinker|language|decoder|llm")  # others: vision, audio, ...
+_LIST = re.compile("short_factor|long_factor|section|rope_layers|layer_rope")
+_COUNT = re.compile("max_position|window|chunk_size|_dim$")
+_ABOVE_0 = re.compile("theta|base_freq|emb_base|factor|beta_(fast|slow)|alpha|_pct")
+_NUMBER = re.compile("mscale|scaling_beta|attn_scale|floor_scale")
+# What only tokens of images and video read: in a text their positions are all equal.
+OF_IMAGES = re.compile("mrope|section")
+
+
+def read_json(file: Path) -> dict[str, Any]:
+    """Return the content of a config.json; UserError for a key that is there twice."""
+
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        content = dict[str, Any]()
+        for key, value in pairs:
+            if key in content:
+                raise UserError(
+                    f"{file}: {key} is there twice, {_short(content[key])} and"
+                    f" {_short(value)}: expected one"
+                )
+            content[key] = value
+        return content
+
+    content = files.read_json(file)  # refuses what is no JSON
+    json.loads(file.read_text(encoding="utf-8"), object_pairs_hook=unique)
+    if not isinstance(content, dict):
+        raise UserError(f"{file}: expected the keys of a config.json")
+    return content
+
+
+def language_part(settings: Settings) -> Settings:
+    """Return the part of a config.json on the language model: a section if the model
+    has several parts, else all.
+    """
+    return settings.get("text_config") or settings
+
+
+def rope_sections(text: Settings) -> Iterator[tuple[str, Settings]]:
+    """Yield each section on RoPE, or its parts by kind of layer, with its path."""
+    for name in SECTIONS:
+        section = text.get(name) or {}
+        is_nested = False
+        for kind, part in section.items():
+            if isinstance(part, Mapping):
+                is_nested = True
+                yield f"{name}.{kind}", part
+        if section and not is_nested:
+            yield name, section
+
+
+def of_positions(
+    settings: Settings, parents: Path_ = ()
+) -> Iterator[tuple[Path_, Any]]:
+    """Yield the path and the value of each key on positions."""
+    is_section = bool({*SECTIONS} & {*parents})
+    for key, value in settings.items():
+        path = (*parents, key)
+        if isinstance(value, Mapping):
+            if is_section or key in SECTIONS or _PARTS.search(key):
+                yield from of_positions(value, path)
+            elif _POSITIONS.search(key):
+                yield path, value
+        elif value is not None and (is_section or _POSITIONS.search(key)):
+            yield path, value
+
+
+def refuse_values(settings: Settings) -> None:
+    """Raise UserError for a value that no model can have, and for two answers to one
+    question.
+    """
+    for path, value in of_positions(settings):
+        expected = _expected(path[-1], value)
+        if expected:
+            raise UserError(f"{'.'.join(path)} is {_short(value)}: expected {expected}")
+    text = language_part(settings)
+    types = _answers(text, ("rope_type", "type"))
+    bases = _answers(text, ("rope_theta",))
+    if bases and text.get("rope_theta") is not None:
+        bases["rope_theta"] = text["rope_theta"]
+    for what, answers in (("type", types), ("base", bases)):
+        if len({*answers.values()}) > 1:
+            said = " and ".join(f"{key} {value}" for key, value in answers.items())
+            raise UserError(f"two answers, {said}: expected one {what}")
+
+
+def _expected(name: str, value: Any) -> str:
+    """Return what a key wants, where it has another value; else an empty text."""
+    if name in SECTIONS:
+        return "keys and values, such as rope_type and factor"
+    if isinstance(value, Mapping):  # by kind of layer
+        return ""
+    if _LIST.search(name):
+        numbers = value if isinstance(value, list) else [value]
+        is_right = all(_is_number(number) for number in numbers)
+        return "" if is_right else "numbers that are not negative"
+    if _COUNT.search(name):
+        # Some files have -1 for no window; a list is by layer
+        is_count = _is_number(value) and value == int(value)
+        is_right = is_count or value == -1 or isinstance(value, list)
+        return "" if is_right else "a whole number"
+    if _ABOVE_0.search(name):
+        may_be_0 = "partial" in name or name.endswith("pct")
+        is_right = _is_number(value) and (value > 0 or may_be_0)
+        return "" if is_right else "a number above 0"
+    if _NUMBER.search(name):
+        return "" if _is_number(value) else "a number, 0 or above"
+    return ""
+
+
+def _answers(text: Settings, names: Sequence[str]) -> dict[str, Any]:
+    """Return what the sections that hold for all layers say under some names."""
+    answers = {}
+    for path, part in rope_sections(text):
+        for name in names:
+            if path in SECTIONS and part.get(name) is not None:
+                answers[f"{path}.{name}"] = part[name]
+    return answers
+
+
+def _is_number(value: Any) -> bool:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return is_number and math.isfinite(value) and value >= 0
+
+
+def _short(value: Any) -> str:
+    return json.dumps(value)[:60]
+
+
+def misspelt(settings: Settings) -> list[str]:
+    """Return a line for each key of a section that no engine has."""
+    lines = []
+    for path, part in rope_sections(language_part(settings)):
+        for key in part:
+            if key not in KNOWN and not OF_IMAGES.search(key):
+                near = did_you_mean(key, KNOWN)
+                lines.append(f"{path}.{key} is not read{near}")
+    return lines
+
+
+def with_value(settings: Settings, path: Path_, value: Any) -> dict[str, Any]:
+    """Return a copy of a config.json with another value."""
+    changed = copy.deepcopy(dict(settings))
+    part = changed
+    for key in path[:-1]:
+        part = part[key]
+    part[path[-1]] = value
+    return changed
+
+
+def changes(value: Any) -> list[Any]:
+    """Return other values of a key: a number is changed by a tenth, then doubled and
+    halved, since YaRN rounds; a flag is turned; a list is changed or shifted.
+    """
+    if isinstance(value, bool):
+        return [not value]
+    if isinstance(value, int):
+        return [value + max(1, round(value / 10)), 2 * value, value // 2]
+    if isinstance(value, float):
+        return [1.1 * value, 2 * value, value / 2]
+    if isinstance(value, list) and value:
+        if len({*map(str, value)}) > 1 and not isinstance(value[0], float):
+            return [[*value[1:], value[0]]]
+        if isinstance(value[0], str):
+            others = ["sliding_attention", "full_attention"]
+            return [[other, *value[1:]] for other in others if other != value[0]]
+        if isinstance(value[0], int) and value[0] in (0, 1):
+            return [[1 - value[0], *value[1:]]]
+        if isinstance(value[0], int | float):
+            return [[1.1 * number for number in value]]
+    return []
