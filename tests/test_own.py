@@ -1,5 +1,6 @@
 """A user's own encodings: what is wrong with one is said before anything is written."""
 
+import json
 import os
 import shutil
 from pathlib import Path
@@ -14,6 +15,7 @@ from posbench import encodings
 from posbench.config.schema import load_saved
 from posbench.encodings.base import Layer, Shape
 from posbench.run.rows import EvaluationRow, evaluation_rows
+from posbench.show import flips
 from posbench.training import train as training
 
 OWN = """import torch
@@ -474,3 +476,41 @@ def test_a_class_that_is_merely_unusual_is_trained(name, caplog):
     assert train(f"encoding=mine.py:{name}", "ratio=1") == 0
 
     assert "nothing uses" not in caplog.text
+
+
+MEASURED = """import torch
+import posbench
+
+
+class Ends(posbench.Encoding):
+    def __init__(self, shape):
+        super().__init__(shape)
+        self.max_length = 64
+        self.table = torch.nn.Embedding(64, shape.d_model)
+
+    def embed(self, x, positions, ids=None):
+        return x + self.table(positions)
+
+
+class Stated(posbench.Encoding):
+    def prepare(self, q, k, layer):
+        return {"norm": k.norm(dim=-1, keepdim=True)}
+
+    def rotate(self, q, k, layer):
+        angle = 0.1 * layer.positions[:, None, :, None].float()
+        return q * angle.cos(), k * angle.cos() / layer.state["norm"]
+"""
+
+
+@pytest.mark.parametrize("name", ["Ends", "Stated"])
+def test_a_class_that_trains_is_measured_and_drawn(capsys, monkeypatch, name):
+    monkeypatch.setattr(flips, "QUERIES", 1)
+    Path("mine.py").write_text(MEASURED, encoding="utf-8")
+
+    assert posbench("properties", f"mine.py:{name}", "--json") == 0
+    (numbers,) = json.loads(capsys.readouterr().out)
+    assert posbench("show", f"mine.py:{name}") == 0
+
+    assert numbers["order"] > 0.99
+    assert numbers["unique"] > 1e-6
+    assert Path("show.png").stat().st_size > 10_000

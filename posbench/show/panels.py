@@ -19,7 +19,7 @@ from torch import Tensor
 from posbench import encodings
 from posbench.config.schema import Config
 from posbench.data import tokens as data
-from posbench.encodings.base import PAIRWISE, Encoding, Layer, Shape
+from posbench.encodings.base import PAIRWISE, Encoding, Layer, Shape, check_length
 from posbench.errors import UserError
 from posbench.model.attention import attention, logits_by_rows, make_layer
 from posbench.model.gpt import GPT
@@ -90,6 +90,7 @@ def input_code(encoding: Encoding, positions: Tensor) -> Tensor:
     """Return the code added to or concatenated with the token embeddings: (1, T) to (T,
     D).
     """
+    check_length(encoding, positions.shape[-1])
     ids = torch.zeros_like(positions, dtype=torch.long)
     tokens = torch.zeros(*positions.shape, encoding.token_dim())
     return encoding.embed(tokens, positions, ids)[0]
@@ -104,6 +105,8 @@ def rotated_ones(encoding: Encoding, positions: Tensor) -> tuple[Tensor, Tensor]
     ones = torch.ones(1, shape.n_heads, length, shape.head_dim)
     x = random(1, 1, shape.d_model, seed=1).expand(-1, length, -1)
     scheme, layer = encoding.at(make_layer(encoding, positions, x=x))
+    if "prepare" in scheme.hooks:
+        layer = layer.replace(state=scheme.prepare(ones, ones, layer))
     q, k = scheme.rotate(ones, ones, layer)
     return q[0, 0], k[0, 0]
 

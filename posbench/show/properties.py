@@ -6,6 +6,7 @@ ai course, slides) for mean, spread and relative logits.
 """
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 import pandas as pd
@@ -14,7 +15,7 @@ from torch import Tensor
 
 from posbench import encodings
 from posbench.encodings.base import Encoding, Shape
-from posbench.errors import UserError
+from posbench.errors import Undefined, UserError
 from posbench.model.standalone import attention_output
 from posbench.options import by_name
 from posbench.reports.render import Column, Row, Table
@@ -90,13 +91,13 @@ def measure(words: list[str] | None = None) -> pd.DataFrame:
         flips_1x, flips_8x = flips.shares(build)
         row: dict[str, object] = {
             "encoding": label,
-            "order": _order(encoding),
-            "unique": _unique(encoding),
-            "relative_logit": _relative_logit(encoding),
-            "relative_code": _relative_code(encoding),
-            "continuous": _continuous(encoding),
-            "invariant": _invariant(encoding),
-            "purpose": _purpose(encoding),
+            "order": _defined(_order, encoding),
+            "unique": _defined(_unique, encoding),
+            "relative_logit": _defined(_relative_logit, encoding),
+            "relative_code": _defined(_relative_code, encoding),
+            "continuous": _defined(_continuous, encoding),
+            "invariant": _defined(_invariant, encoding),
+            "purpose": _defined(_purpose, encoding),
             "mean": float(code.mean()),
             "spread": float(code.square().mean().sqrt()),
             "flips_1x": flips_1x,
@@ -104,6 +105,16 @@ def measure(words: list[str] | None = None) -> pd.DataFrame:
         }
         rows.append(row)
     return pd.DataFrame(rows)
+
+
+def _defined(measured: Callable[[Encoding], object], encoding: Encoding) -> object:
+    """Return what is measured of an encoding; NaN if it ends before the lengths that
+    this takes.
+    """
+    try:
+        return measured(encoding)
+    except Undefined:
+        return math.nan
 
 
 def _input_code(encoding: Encoding, length: int) -> Tensor:
@@ -115,7 +126,10 @@ def _input_code(encoding: Encoding, length: int) -> Tensor:
 
 def _unique(encoding: Encoding) -> float:
     """Return the smallest distance of two codes."""
-    codes = panels.code(encoding, torch.arange(2 * LENGTH)[None])
+    length = 2 * LENGTH
+    if encoding.max_length is not None:  # keys of a query stand at so many distances
+        length = min(length, encoding.max_length - panels.MARGIN)
+    codes = panels.code(encoding, torch.arange(length)[None])
     distances = (codes[:, None] - codes).norm(dim=-1)
     return float(distances.fill_diagonal_(math.inf).min())
 
@@ -143,9 +157,12 @@ def _relative_code(encoding: Encoding) -> float:
 
 def _invariant(encoding: Encoding) -> float:
     """Return the change of the first outputs when as many tokens follow."""
-    tokens = panels.random(1, 2 * LENGTH, encoding.token_dim())
-    alone = _output(encoding, tokens[:, :LENGTH])
-    followed = _output(encoding, tokens)[:, :, :LENGTH]
+    length = LENGTH
+    if encoding.max_length is not None:
+        length = min(length, encoding.max_length // 2)
+    tokens = panels.random(1, 2 * length, encoding.token_dim())
+    alone = _output(encoding, tokens[:, :length])
+    followed = _output(encoding, tokens)[:, :, :length]
     return float((followed - alone).abs().max())
 
 
