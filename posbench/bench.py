@@ -89,8 +89,9 @@ def bench(words: list[str], sizes: Sizes, rounds: int = 5) -> pd.DataFrame:
         flops[name] = train_flops_per_token(model, length)
         updates[name] = update_of(model, config, sizes.vocab_size)
         updates[name]()
-        if device.type == "cuda":
-            peaks[name] = machine.peak_memory(device) - held_before
+        peak = machine.peak_memory(device)
+        if peak is not None and held_before is not None:
+            peaks[name] = peak - held_before
 
     training = configs[BASE].training
     frame = compared(take_turns(updates, rounds, device), training.tokens_per_step)

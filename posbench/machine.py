@@ -8,8 +8,6 @@ import os
 import platform
 import random
 import re
-import resource
-import sys
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -328,15 +326,10 @@ def reset_peak_memory(device: torch.device) -> None:
         torch.cuda.reset_peak_memory_stats(device)
 
 
-def peak_memory(device: torch.device) -> int:
-    """Return memory in bytes: on CUDA the peak since the last reset, on MPS what is in
-    use, else the process's peak.
+def peak_memory(device: torch.device) -> int | None:
+    """Return the peak of memory on CUDA since the last reset, in bytes; None elsewhere,
+    where only the whole process has one, which nothing resets.
     """
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device)
-    if device.type == "mps":
-        return torch.mps.driver_allocated_memory()
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    if sys.platform == "darwin":
-        return peak
-    return peak * 1024
+    if device.type != "cuda":
+        return None
+    return torch.cuda.max_memory_allocated(device)

@@ -262,7 +262,7 @@ class Clock:
         # of earlier attempts
         self._wall = saved.get("train_seconds", 0)
         self._cpu = saved.get("cpu_seconds", 0)
-        self._memory = saved.get("peak_memory_bytes", 0)
+        self._memory: int | None = saved.get("peak_memory_bytes")
         self._last_row = tokens, self._wall
         # tokens per second at the devices' peak; None if it is not known
         self.full_speed: float | None = None
@@ -282,10 +282,12 @@ class Clock:
         self._start()
         self._wall += self._began - began
         self._cpu += (self._cpu_began - cpu_began) * self._trainer.world.size
-        self._memory = max(self._memory, machine.peak_memory(self._trainer.device))
+        peak = machine.peak_memory(self._trainer.device)
+        if peak is not None:
+            self._memory = max(self._memory or 0, peak)
 
-    def totals(self) -> dict[str, float]:
-        """Return wall seconds, CPU seconds and peak bytes so far."""
+    def totals(self) -> dict[str, float | None]:
+        """Return wall seconds, CPU seconds and peak bytes so far; None: not known."""
         self._add_span()
         return {
             "train_seconds": round(self._wall, 3),
