@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from posbench.model import loss as module
+from posbench.model.compiled import compiled
 from posbench.model.loss import linear_cross_entropy
 
 TOKENS = 40
@@ -84,3 +85,47 @@ def test_labels_that_are_no_token_are_refused(label):
     labels = torch.tensor([0, label, 1])
     with pytest.raises((IndexError, RuntimeError)):
         linear_cross_entropy(logits, torch.eye(3), labels)
+
+
+def failing(changes: bool) -> Any:
+    """Return what stands for torch.compile: its program fails, perhaps halfway."""
+
+    def compile_(function: Any, **options: Any) -> Any:
+        def program(x: Tensor) -> Tensor:
+            if changes:
+                x += 1
+            raise RuntimeError("no room on the device")
+
+        return program
+
+    return compile_
+
+
+def add_one(x: Tensor) -> Tensor:
+    x += 1
+    return x
+
+
+def test_what_fails_halfway_is_not_run_again_on_changed_inputs(monkeypatch):
+    monkeypatch.setattr(torch, "compile", failing(changes=True))
+    x = torch.zeros(3)
+
+    with pytest.raises(RuntimeError, match="no room"):
+        compiled(add_one)(x)
+
+    assert x.tolist() == [1, 1, 1]
+
+
+@pytest.mark.parametrize(("writes", "runs"), [(False, True), (True, False)])
+def test_what_fails_runs_uncompiled_if_it_cannot_have_written(
+    monkeypatch, writes, runs
+):
+    monkeypatch.setattr(torch, "compile", failing(changes=False))
+    x = torch.zeros(3)
+    function = compiled(add_one, writes=writes)
+
+    if runs:
+        assert function(x).tolist() == [1, 1, 1]
+    else:
+        with pytest.raises(RuntimeError, match="no room"):
+            function(x)

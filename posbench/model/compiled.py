@@ -2,7 +2,7 @@
 
 import functools
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import ParamSpec, TypeVar
 
 import torch
@@ -16,13 +16,14 @@ _R = TypeVar("_R")
 
 
 def compiled(
-    function: Callable[_P, _R], dynamic: bool | None = None
+    function: Callable[_P, _R], dynamic: bool | None = None, writes: bool = False
 ) -> Callable[_P, _R]:
     """Return the function, which is compiled at its first call; if that fails, it warns
-    once and runs uncompiled.
+    once and runs uncompiled, unless its inputs may have changed meanwhile.
 
     `dynamic`: True makes one graph for all shapes, False one per shape, None one for
-    the first and one for the others.
+    the first and one for the others. `writes`: it writes into its inputs; it is then
+    compiled whole, before any of it runs, and only the compiler's errors are no end.
     """
     program: Callable[_P, _R] | None = None
 
@@ -34,13 +35,17 @@ def compiled(
             torch._dynamo.config.recompile_limit = max(
                 256, torch._dynamo.config.recompile_limit
             )
-            program = torch.compile(function, dynamic=dynamic)
+            program = torch.compile(function, dynamic=dynamic, fullgraph=writes)
+        inputs = [*args, *kwargs.values()]
+        before = _versions(inputs)
         try:
             return program(*args, **kwargs)
         except _OF_THE_DEVICE:
             raise
         except Exception as error:  # from the compiler, Triton or a driver
-            if program is function:
+            is_of_compiler = isinstance(error, torch._dynamo.exc.TorchDynamoException)
+            may_have_run = writes and not is_of_compiler
+            if program is function or may_have_run or _versions(inputs) != before:
                 raise
             logger.warning(
                 "%s cannot be compiled here: %s",
@@ -51,3 +56,9 @@ def compiled(
             return function(*args, **kwargs)
 
     return call
+
+
+def _versions(inputs: Sequence[object]) -> list[int]:
+    """Return how often each tensor was written to; inference tensors cannot."""
+    tensors = [item for item in inputs if isinstance(item, torch.Tensor)]
+    return [tensor._version for tensor in tensors if not tensor.is_inference()]

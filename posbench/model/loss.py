@@ -125,4 +125,4 @@ def _loss(logits: Tensor, labels: Tensor, differentiate: bool) -> Tensor:
     return nll
 
 
-_compiled_loss = compiled(_loss)
+_compiled_loss = compiled(_loss, writes=True)
