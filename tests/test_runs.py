@@ -311,3 +311,22 @@ def test_another_version_of_an_own_encodings_file_is_told(tiny_config, monkeypat
     (line,) = other_code(tiny_config, record)
     assert line.startswith("'own' was trained with another version of its file")
     assert other_code(tiny_config, {}) == []
+
+
+def test_adding_rows_makes_no_run(folder, tiny_config):
+    opened = Run.open(folder, tiny_config, command=None)
+    with pytest.raises(UserError, match="holds no run"), opened:
+        pass
+
+    assert list(folder.parent.iterdir()) == []
+
+
+def test_cutting_rows_leaves_one_file_open(folder, tiny_config):
+    with Run.open(folder, tiny_config, COMMAND) as run:
+        before = len(os.listdir("/proc/self/fd"))
+        for step in range(5):
+            run.log({"step": step, "tokens": step})
+            run.cut(step - 1)
+        after = len(os.listdir("/proc/self/fd"))
+
+    assert after == before

@@ -101,9 +101,11 @@ class Run:
         UserError if it holds another run.
 
         `command`: the command line of a training, whose final error is recorded; None
-        only adds rows. `restart` moves an old folder aside, to `<folder>.old-1`, `-2`
-        ...; so does training anew after all weights are lost.
+        only adds rows to a run that exists. `restart` moves an old folder aside, to
+        `<folder>.old-1`, `-2` ...; so does training anew after all weights are lost.
         """
+        if command is None and not (folder / RECORD).exists():
+            raise UserError(f"{folder} holds no run: 'posbench train' makes one")
         with contextlib.ExitStack() as stack:
             with files.full_disk_as_failure(folder):
                 folder.parent.mkdir(parents=True, exist_ok=True)
@@ -152,6 +154,7 @@ class Run:
         kept = [row for row in self.rows if step_of(row) <= step]
         if kept != self.rows:
             lines = "".join(json.dumps(row) + "\n" for row in kept)
+            self._file.close()
             files.write(self.folder / ROWS, lines.encode())
             self._open_rows()
 
