@@ -111,3 +111,11 @@ FITTING = [(11, [0, 1, 2]), (10, [0, 1]), (6, [0, 1]), (5, [1])]
 def test_columns_that_do_not_fit_are_dropped_in_order(room, columns):
     fitting = console.fitting_columns([2, 2, 3], [2, 0], room)
     assert fitting == columns
+
+
+@pytest.mark.parametrize("columns", ["0", "00", ""])
+def test_a_width_of_zero_is_no_width(monkeypatch, columns):
+    monkeypatch.setenv("COLUMNS", columns)
+    monkeypatch.setenv("LINES", columns)
+
+    assert console.stdout(file=io.StringIO()).width == 80

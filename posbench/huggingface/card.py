@@ -85,7 +85,7 @@ def write_card(
         parity,
         f"```yaml\n{yaml.safe_dump(shown, sort_keys=False, allow_unicode=True)}```\n",
     ]
-    (new / "README.md").write_text("\n\n".join(parts))
+    (new / "README.md").write_text("\n\n".join(parts), encoding="utf-8")
 
 
 def _results(run: Path, config: Config) -> str:

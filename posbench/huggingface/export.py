@@ -249,7 +249,7 @@ def _write(new: Path, exported: Exported, tokenizer: Tokenizer, length: int) -> 
     weights = new / "model.safetensors"
     safetensors.torch.save_file(exported.tensors, weights, metadata={"format": "pt"})
     for name, text in exported.code.items():
-        (new / name).write_text(text)
+        (new / name).write_text(text, encoding="utf-8")
 
     description = json.dumps(tokenizer.description | {"post_processor": None})
     their_tokenizer = library.PreTrainedTokenizerFast(

@@ -3,10 +3,12 @@
 import contextlib
 import functools
 import logging
+import os
 import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import timedelta
+from typing import Any
 
 from rich import box
 from rich.console import Console, ConsoleOptions, RenderableType
@@ -33,6 +35,14 @@ class _Console(Console):
     """A console without markup and emoji codes: output is data. Control characters are
     escaped; line breaks stay.
     """
+
+    def __init__(self, **options: Any) -> None:
+        # COLUMNS=0 means that the width is unknown, which rich takes for a width
+        environ = dict(os.environ)
+        for name in ("COLUMNS", "LINES"):
+            if not environ.get(name, "").strip("0"):
+                environ.pop(name, None)
+        super().__init__(_environ=environ, **options)
 
     def render(
         self, renderable: RenderableType, options: ConsoleOptions | None = None
