@@ -16,8 +16,8 @@ import pandas as pd
 import torch
 
 from posbench import encodings, machine, reports
-from posbench.config.overrides import apply
-from posbench.config.schema import AnyConfig, load_saved
+from posbench.config.overrides import KEYS, apply
+from posbench.config.schema import AnyConfig, load_saved, value_type
 from posbench.data.tokenizer import Tokenizer
 from posbench.errors import RunFailed, UserError
 from posbench.evaluation.job import evaluate_run
@@ -428,10 +428,24 @@ def _words(
                 parts = {"encoding": parts.pop("encoding.name"), **parts}
             words += _words((), parts, several)
         elif several and isinstance(value, Sequence) and not isinstance(value, str):
-            words.append(Typed(f"{key}={','.join(map(_typed_value, value))}"))
+            items = [_typed_value(_quoted(key, item)) for item in value]
+            words.append(Typed(f"{key}={','.join(items)}"))
         else:
-            words.append(Typed(f"{key}={_typed_value(value)}"))
+            words.append(Typed(f"{key}={_typed_value(_quoted(key, value))}"))
     return words
+
+
+def _quoted(key: str, value: Any) -> Any:
+    """Return a text with a comma in quotation marks, if its key holds one text: in
+    Python a list has several values.
+    """
+    type_ = value_type(KEYS.get(key))
+    holds_text = type_.item == "text" and not type_.is_list
+    if holds_text and isinstance(value, str) and "," in value:
+        mark = "'" if '"' in value else '"'
+        if not value.startswith(("'", '"')):
+            return f"{mark}{value}{mark}"
+    return value
 
 
 def _typed_value(value: Any) -> str:

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from posbench import api
 from posbench.config import compose, overrides, schema
 from posbench.config.overrides import apply
 from posbench.config.schema import Config, load_saved, to_container, validate
@@ -568,3 +569,12 @@ def test_a_saved_file_that_is_no_configuration_is_one_line(
     assert str(path) in said
     assert message in said
     assert "\n" not in said
+
+
+def test_a_comma_of_a_python_call_is_in_the_text_and_a_list_has_several():
+    one = api._words((), {"data": {"path": "a,b.txt"}})
+    several = api._words((), {"data": {"path": ["a,b.txt", "c"]}}, several=True)
+
+    configs = [config for _, config in compose.configs(several)]
+    assert compose.single(one).data.path == "a,b.txt"
+    assert [config.data.path for config in configs] == ["a,b.txt", "c"]
