@@ -283,7 +283,7 @@ def outcome(
         status = Status("failed", "error", message)
     with (
         contextlib.suppress(PosbenchError, OSError),
-        Run.open(plan.folder, plan.config, command=None) as run,
+        Run.open(plan.folder, plan.config, list(plan.command)) as run,
     ):
         run.finish(*status)
     return status

@@ -62,7 +62,7 @@ def train(plan: Plan, restart: bool = False) -> bool:
     except RankFailed as error:  # rank 0 knows at most that another rank has ended
         with (
             contextlib.suppress(PosbenchError, OSError),
-            Run.open(plan.folder, config, command=None) as run,
+            Run.open(plan.folder, config, command) as run,
         ):
             run.ended_by(error)
         raise
