@@ -29,7 +29,8 @@ from posbench.encodings.own import class_of
 from posbench.results.compare import compare
 from posbench.results.estimate import estimate
 from posbench.results.frame import read
-from posbench.rope.command import compare_ropes
+from posbench.rope.command import Read, compare_ropes
+from posbench.rope.engines import NOTES
 from posbench.rope.reading import configuration, ropes
 from posbench.run import checkpoint
 from posbench.run.rows import read_rows
@@ -234,15 +235,27 @@ def test_faults_of_engines_differ_as_posbench_rope_says():
     for fault, (report, name, difference, kind) in zip(faults, lines, strict=False):
         right = {"model_type": "llama", "num_hidden_layers": 2, **fault["right"]}
         wrong = {**right, **fault["wrong"]}
-        both = [ropes(configuration(settings)) for settings in (right, wrong)]
-        *_, line = compare_ropes(["right", "wrong"], both)
-        said = re.findall(r"position \d+|pair \d+|q and k[^;]*|in \d of.*", line)
+        both = []
+        for settings in (right, wrong):
+            both.append(Read("", ropes(configuration(settings)), [], []))
+        _, _, line, *_ = compare_ropes(*both)
+        said = re.findall(r"position \d+|pair \d+|q and k[^;]*|in \d of[^;]*", line)
         assert difference == ", ".join(said)
         assert name == fault["fault"]
         assert kind == fault.get("kind", "")
         assert report.startswith(str(fault["date"]))
         for thread in fault["threads"]:
             assert f"{thread})" in report
+
+
+def test_notes_on_engines_are_those_of_posbench_rope():
+    section = text_of("docs/models.md").partition("Engines read other keys")[2]
+    _head, _rule, *lines = rows_of(section)
+    expected = []
+    for note in NOTES:
+        keys = [f"`{word}`" for word in [*note.types.split(), *note.keys.split()]]
+        expected.append([note.engines, " ".join(keys), note.does])
+    assert lines == expected
 
 
 def test_what_faults_cost_is_that_of_the_rows_beside_the_page():

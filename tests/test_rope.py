@@ -638,7 +638,7 @@ def test_a_value_that_no_model_has_is_refused_with_its_key(others, message):
 
 
 def test_a_file_that_is_a_set_of_overrides_says_where_they_belong():
-    with pytest.raises(UserError, match="no model_type: .* typed after one"):
+    with pytest.raises(UserError, match=r"no model_type: .* typed after one"):
         configuration({"rope_parameters": YARN})
 
 
@@ -736,12 +736,6 @@ def test_a_file_without_the_number_of_key_heads_is_read():
         {"model_type": "qwen2", "hidden_size": 448, "num_attention_heads": 7}
     )
     assert rope.width == 64
-
-
-# What is beside the point in files as authors spell them.
-BESIDE = {
-    "gpt_oss": "rope_theta",
-}
 
 
 @pytest.mark.parametrize("kind", PUBLISHED)

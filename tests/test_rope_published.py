@@ -3,6 +3,7 @@ from their configurations. The facts are in data/rope_published.yaml.
 """
 
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +12,12 @@ import yaml
 
 from posbench.encodings.rope import frequencies
 from posbench.errors import Undefined, UserError
-from posbench.rope.command import describe
+from posbench.rope.command import Read, describe, of_settings
 from posbench.rope.keys import changes, of_positions, with_value
-from posbench.rope.reading import Rope, configuration, findings, reading, ropes
+from posbench.rope.reading import Rope, configuration, reading, ropes
 
 pytest.importorskip("transformers")
-from test_rope import number_in
+from test_rope import COMPLETED, WITH_ROPE, number_in
 
 TABLE = yaml.safe_load(
     Path(__file__).with_name("data").joinpath("rope_published.yaml").read_text()
@@ -153,3 +154,68 @@ def test_the_base_of_a_layer_is_the_one_that_turns_it():
     full, sliding = ropes(configuration(settings))
     assert full.base == 1e6
     assert sliding.base == 5e4
+
+
+# The defaults of the library's classes: what a file that leaves out all keys means.
+DEFAULTS = sorted({*WITH_ROPE} - {"blt", "hrm_text"})
+
+
+def of_defaults(kind: str) -> dict[str, Any]:
+    """Return the keys on positions that a class of the library fills in."""
+    settings = {"model_type": kind, **COMPLETED.get(kind, {})}
+    config = configuration(settings).to_dict()
+    keys = {path[0]: config[path[0]] for path, _ in of_positions(config)}
+    sections = {"rope_parameters": config["rope_parameters"]}
+    return {**settings, **keys, **sections, "num_hidden_layers": 4}
+
+
+def silent_changes(settings: dict[str, Any]) -> list[str]:
+    """Return the keys whose change neither changes what is read nor is named, or is
+    named as not read and changes a rotation.
+    """
+    before = of_settings("", settings)
+    named = " ".join(line for line in before.lines if line.startswith("! not read"))
+    silent = []
+    for path, value in of_positions(settings):
+        key = ".".join(path)
+        is_named = re.search(rf"[ ,]{re.escape(key)}(,|:|$|\s)", named) is not None
+        for other in changes(value)[:1]:
+            try:
+                after = of_settings("", with_value(settings, path, other))
+            except UserError:  # a change that is refused is read
+                assert not is_named, key
+                continue
+            if is_named:
+                assert turned(after.ropes) == turned(before.ropes), key
+            elif printed(after) == printed(before):
+                silent.append(key)
+    return silent
+
+
+def printed(read: Read) -> list[str]:
+    return [*describe(read.label, read.ropes, []), *read.others, *read.lines]
+
+
+def turned(every_rope: list[Rope]) -> list[Any]:
+    """Return what reaches the layers: which they are, frequencies, factors, windows."""
+    found = []
+    for rope in every_rope:
+        for length in (512, rope.train_length, rope.longest):
+            f, factor = rope.at(length)
+            found.append((rope.share, rope.window, rope.scale, f.tolist(), factor))
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model", MODELS)
+def test_a_change_of_any_key_of_a_published_model_is_seen_or_the_key_is_named(model):
+    settings = evaluated(MODELS[model]["config"])
+    if model in ALIKE:
+        settings["num_hidden_layers"] = 2
+    assert silent_changes(settings) == []
+
+
+@pytest.mark.sample(20)
+@pytest.mark.parametrize("kind", DEFAULTS)
+def test_a_change_of_any_default_of_a_class_is_seen_or_the_key_is_named(kind):
+    assert silent_changes(of_defaults(kind)) == []

@@ -18,23 +18,16 @@ class Note(NamedTuple):
     does: str
 
 
-_OWN_FACTOR = "YaRN's own factor, 0.1 ln(factor) + 1"
 NOTES = [
     Note("transformers 5.23", "yarn", "attn_factor", "not read"),
     Note("transformers 4.57", "proportional", "", "plain RoPE"),
     Note(
-        "transformers 4.55",
-        "yarn",
-        "factor",
-        "max_position_embeddings / original_max_position_embeddings instead",
-    ),
-    Note(
         "vLLM 0.25, SGLang",
         "yarn",
         "attention_factor",
-        f"not read: {_OWN_FACTOR}, instead",
+        "not read: YaRN's own instead",
     ),
-    Note("vLLM 0.25, SGLang", "yarn", "attn_factor", f"times {_OWN_FACTOR}"),
+    Note("vLLM 0.25, SGLang", "yarn", "attn_factor", "times YaRN's own"),
     Note(
         "vLLM 0.25, SGLang",
         "yarn",
@@ -43,13 +36,13 @@ NOTES = [
     ),
     Note("vLLM 0.25, SGLang", "dynamic longrope", "", "turns by the longest input"),
     Note(
-        "llama.cpp, converting",
+        "llama.cpp",
         "yarn",
         "attention_factor attn_factor mscale mscale_all_dim truncate",
         "not read",
     ),
-    Note("llama.cpp, converting", "dynamic", "", "plain RoPE"),
-    Note("llama.cpp, converting", "longrope", "", "turns by the longest input"),
+    Note("llama.cpp", "dynamic", "", "plain RoPE"),
+    Note("llama.cpp", "longrope", "", "turns by the longest input"),
 ]
 
 
