@@ -110,7 +110,7 @@ def of_positions(
                 yield from of_positions(value, path)
             elif _POSITIONS.search(key):
                 yield path, value
-        elif value is not None and (is_section or _POSITIONS.search(key)):
+        elif value not in (None, []) and (is_section or _POSITIONS.search(key)):
             yield path, value
 
 
@@ -143,6 +143,8 @@ def _expected(name: str, value: Any) -> str:
         numbers = value if isinstance(value, list) else [value]
         is_right = all(_is_number(number) for number in numbers)
         return "" if is_right else "numbers that are not negative"
+    if _NUMBER.search(name):
+        return "" if _is_number(value) else "a number, 0 or above"
     if _COUNT.search(name):
         # Some files have -1 for no window; a list is by layer
         is_count = _is_number(value) and value == int(value)
@@ -152,8 +154,6 @@ def _expected(name: str, value: Any) -> str:
         may_be_0 = "partial" in name or name.endswith("pct")
         is_right = _is_number(value) and (value > 0 or may_be_0)
         return "" if is_right else "a number above 0"
-    if _NUMBER.search(name):
-        return "" if _is_number(value) else "a number, 0 or above"
     return ""
 
 
@@ -173,7 +173,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _short(value: Any) -> str:
-    return json.dumps(value)[:60]
+    return f"'{value}'" if isinstance(value, str) else json.dumps(value)[:60]
 
 
 def misspelt(settings: Settings) -> list[str]:
@@ -198,15 +198,16 @@ def with_value(settings: Settings, path: Path_, value: Any) -> dict[str, Any]:
 
 
 def changes(value: Any) -> list[Any]:
-    """Return other values of a key: a number is changed by a tenth, then doubled and
-    halved, since YaRN rounds; a flag is turned; a list is changed or shifted.
+    """Return other values of a key: a number is changed by a tenth, then by more, since
+    YaRN rounds and clamps; a flag is turned; a list is changed or shifted.
     """
     if isinstance(value, bool):
         return [not value]
     if isinstance(value, int):
-        return [value + max(1, round(value / 10)), 2 * value, value // 2]
+        tenth = max(1, round(value / 10))
+        return [value + tenth, 2 * value, value // 2, 10 * value, value // 10]
     if isinstance(value, float):
-        return [1.1 * value, 2 * value, value / 2]
+        return [1.1 * value, 2 * value, value / 2, 10 * value, value / 10]
     if isinstance(value, list) and value:
         if len({*map(str, value)}) > 1 and not isinstance(value[0], float):
             return [[*value[1:], value[0]]]
