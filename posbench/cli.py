@@ -52,18 +52,16 @@ def _run(arguments: list[str]) -> None:
         # only Typer's own have it: an unknown command or option
         if not hasattr(error, "format_message"):
             raise
-        raise UserError(f"{error.format_message()} {_hint(error)}") from None
+        # what an unknown option may mean: `--seed 3` is `seed=3`
+        name = getattr(error, "option_name", "").lstrip("-").replace("-", "_")
+        if name == "config_name":
+            hint = "(experiment=NAME chooses a file, --config-dir=DIR has further ones)"
+        elif name in ("seed", "study", *GROUPS, *WORDS) or "." in name:
+            hint = f"Settings are key=value, without dashes: {name}=..."
+        else:
+            hint = "('posbench --help' shows all)"
+        raise UserError(f"{error.format_message()} {hint}") from None
     raise SystemExit(code)
-
-
-def _hint(error: Exception) -> str:
-    """Return what an unknown option may mean: `--seed 3` is `seed=3`."""
-    name = getattr(error, "option_name", "").lstrip("-").replace("-", "_")
-    if name == "config_name":
-        return "(experiment=NAME chooses a file, --config-dir=DIR has further ones)"
-    if name not in ("seed", "study", *GROUPS, *WORDS) and "." not in name:
-        return "('posbench --help' shows all)"
-    return f"Settings are key=value, without dashes: {name}=..."
 
 
 _SETTINGS = """\b

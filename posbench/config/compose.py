@@ -156,7 +156,18 @@ def _config(point: dict[str, str], folders: tuple[Path, ...]) -> Config:
     if "data" in point and run == "null" and "study" not in point:
         plain["study"] = _study_of(data) or plain["study"]
 
-    config = _with_paths(validate(Config, plain))
+    config = validate(Config, plain)
+    # each path is spelt in one way: one file is one run
+    data_config = config.data
+    if data_config.path:
+        path = relative_path(data_config.path)
+        data_config = dataclasses.replace(data_config, path=path)
+    if os.path.exists(os.path.expanduser(data_config.tokenizer)):  # else a name
+        tokenizer = relative_path(data_config.tokenizer)
+        data_config = dataclasses.replace(data_config, tokenizer=tokenizer)
+    outputs = os.path.expanduser(config.runtime.outputs)
+    runtime = dataclasses.replace(config.runtime, outputs=outputs)
+    config = dataclasses.replace(config, data=data_config, runtime=runtime)
     if LENGTH in point:  # no key: it needs the training length
         typed_ratios = tuple(ratios(value(LENGTH, point[LENGTH]), config))
         evaluation = dataclasses.replace(config.evaluation, ratios=typed_ratios)
@@ -187,20 +198,6 @@ def _plain(cfg: DictConfig) -> dict[str, Any]:
                 f"missing key '{key}': begin your file with 'defaults: [_base]'"
             )
     return plain
-
-
-def _with_paths(config: Config) -> Config:
-    """Return a configuration with `~` expanded, and each path to a text spelt in one
-    way: one file is one run.
-    """
-    data = config.data
-    if data.path:
-        data = dataclasses.replace(data, path=relative_path(data.path))
-    if os.path.exists(os.path.expanduser(data.tokenizer)):  # else a name
-        data = dataclasses.replace(data, tokenizer=relative_path(data.tokenizer))
-    outputs = os.path.expanduser(config.runtime.outputs)
-    runtime = dataclasses.replace(config.runtime, outputs=outputs)
-    return dataclasses.replace(config, data=data, runtime=runtime)
 
 
 def _chosen(
@@ -259,8 +256,18 @@ def _base_config(
     for group, choice in files.items():
         classes = encodings.names() if group == "encoding" else ()
         path = choice_file(group, choice, folders, classes)
-        if not path.is_relative_to(configs_dir()):
-            _refuse_guessed_numbers(path)
+        if path.is_relative_to(configs_dir()):
+            continue
+        # in a user's file YAML reads some numbers as others: 010 as 8, 12:30 as 750
+        for token in yaml.scan(path.read_bytes()):
+            if not isinstance(token, yaml.ScalarToken) or not token.plain:
+                continue
+            if _GUESSED.fullmatch(token.value):
+                line = token.start_mark.line + 1
+                raise UserError(
+                    f"{path}, line {line}: YAML reads {token.value} as another number:"
+                    " write that, or put it into quotation marks"
+                )
     words = tuple(f"{group}={choice}" for group, choice in files.items())
     cfg = copy.deepcopy(_hydra_config(words, optimizer, folders))
     if options_of_class is not None:
@@ -289,21 +296,6 @@ def _signature(name: str) -> DictConfig:
         if default is inspect.Parameter.empty:
             options[key] = "???"  # it has to be given
     return OmegaConf.create({"name": str(name), **options, **source})
-
-
-def _refuse_guessed_numbers(path: Path) -> None:
-    """Raise UserError for a number in a user's file that YAML reads as another: 010 as
-    8, 12:30 as 750.
-    """
-    for token in yaml.scan(path.read_bytes()):
-        if not isinstance(token, yaml.ScalarToken) or not token.plain:
-            continue
-        if _GUESSED.fullmatch(token.value):
-            line = token.start_mark.line + 1
-            raise UserError(
-                f"{path}, line {line}: YAML reads {token.value} as another number:"
-                " write that, or put it into quotation marks"
-            )
 
 
 def _not_typed(place: str) -> UserError:

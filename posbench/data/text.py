@@ -92,6 +92,11 @@ def load(
             " words, as a licence"
         )
 
+    def parts() -> Iterator[bytes]:
+        for split in SPLITS:
+            yield split.encode()
+            yield from map(str.encode, splits[split])
+
     record = {
         "name": config.name,
         "revision": source.commit,
@@ -102,7 +107,7 @@ def load(
             "dropped_documents": len(dropped),
             "in_training": repeated(splits["train"]),
         },
-        "sha256": _sha256(splits),
+        "sha256": digest(parts()),
         "documents": {split: len(splits[split]) for split in SPLITS},
     }
     if split_by == "stretches":
@@ -288,12 +293,3 @@ def _passages(text: str) -> np.ndarray:
     # of word i: the sum over s of words[i + s] · _FACTORS[s], modulo 2^64
     passages = np.correlate(padded, _FACTORS, "valid")
     return passages[: len(words)]  # a text without words has none
-
-
-def _sha256(splits: dict[str, Texts]) -> str:
-    def parts() -> Iterator[bytes]:
-        for split in SPLITS:
-            yield split.encode()
-            yield from map(str.encode, splits[split])
-
-    return digest(parts())
