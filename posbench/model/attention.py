@@ -70,8 +70,16 @@ def attention(
         layer = layer.replace(rows=slice(length - (last or length), length))
 
         output = None
-        if layer.causal and layer.rows.start == 0:
-            output = _by_kernel(encoding, q, k, v, layer)
+        is_whole = layer.causal and layer.rows.start == 0
+        if is_whole and not encoding.hooks & {"scores", "attend"}:
+            # by a fused kernel, if one is faster than blocks of rows
+            is_fast = layer.window is None and fused_is_fast(q, v)
+            if is_fast and not encoding.hooks & PAIRWISE:
+                output = F.scaled_dot_product_attention(
+                    q, k, v, is_causal=True, scale=encoding.logit_scale
+                )
+            elif flex.serves(q, v):
+                output = flex.attention(encoding, q, k, v, layer)
         if output is None:
             output = by_rows(encoding, q, k, v, layer, compiles)
         if "map_outputs" in encoding.hooks:
@@ -409,24 +417,6 @@ _kept_mask = functools.lru_cache(64)(torch.inference_mode(False)(_mask))
 
 # -- the choice of a kernel
 # --------------------------------------------------------------------------------------
-
-
-def _by_kernel(
-    encoding: Encoding, q: Tensor, k: Tensor, v: Tensor, layer: Layer
-) -> Tensor | None:
-    """Return causal attention of all rows by a fused kernel; None if there is none that
-    is faster than blocks of rows.
-    """
-    if encoding.hooks & {"scores", "attend"}:
-        return None
-    is_fast = layer.window is None and fused_is_fast(q, v)
-    if is_fast and not encoding.hooks & PAIRWISE:
-        return F.scaled_dot_product_attention(
-            q, k, v, is_causal=True, scale=encoding.logit_scale
-        )
-    if flex.serves(q, v):
-        return flex.attention(encoding, q, k, v, layer)
-    return None
 
 
 def fused_is_fast(q: Tensor, v: Tensor) -> bool:

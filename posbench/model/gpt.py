@@ -342,7 +342,21 @@ def build(config: Config, vocab_size: int, vocabulary: tuple[str, ...] = ()) -> 
         torch.manual_seed(derive(config.seed, "encoding"))
         gpt = GPT(config.model, vocab_size, config.build_encoding(vocabulary))
     gpt.recomputes = config.runtime.checkpointing
-    _initialise(gpt, config.model, config.seed)
+
+    for name, weight in gpt.named_parameters():
+        if name.startswith("encoding.") or weight.dim() < 2:
+            continue
+        if name == "tokens.weight":
+            std = config.model.token_rms
+        elif config.model.init == "fan_in":
+            std = weight.shape[1] ** -0.5
+        # as in GPT-2: the more projections into the residual stream, the smaller they
+        # start
+        elif name.endswith(("attention.out.weight", "mlp.down.weight")):
+            std = 0.02 / math.sqrt(2 * config.model.n_layers)
+        else:
+            std = 0.02
+        nn.init.normal_(weight, 0, std, generator(config.seed, "weights", name))
     return gpt
 
 
@@ -380,21 +394,3 @@ def _norm(config: ModelConfig) -> nn.Module:
     if config.norm == "rmsnorm":
         return nn.RMSNorm(config.d_model, RMS_EPS)
     return nn.LayerNorm(config.d_model, bias=False)
-
-
-@torch.no_grad()
-def _initialise(model: GPT, config: ModelConfig, seed: int) -> None:
-    for name, weight in model.named_parameters():
-        if name.startswith("encoding.") or weight.dim() < 2:
-            continue
-        if name == "tokens.weight":
-            std = config.token_rms
-        elif config.init == "fan_in":
-            std = weight.shape[1] ** -0.5
-        # as in GPT-2: the more projections into the residual stream, the smaller they
-        # start
-        elif name.endswith(("attention.out.weight", "mlp.down.weight")):
-            std = 0.02 / math.sqrt(2 * config.n_layers)
-        else:
-            std = 0.02
-        weight.normal_(0, std, generator=generator(seed, "weights", name))
