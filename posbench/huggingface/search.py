@@ -106,7 +106,17 @@ def search(subject: str | Path, words: Sequence[str]) -> None:
             f"no extension has a number at {length} tokens: its RoPE is not plain, or"
             " the text too short"
         )
-    _print_ranking(table, length, train_length)
+    order = f"loss: in {PROBE} none beats chance"
+    if table["retrieves"].any():
+        order = f"worse rank of loss and {PROBE}"
+    title = f"{length:,} tokens of validation text, best first by {order}"
+    columns = [
+        Column("extension", "extension", "", text=True),
+        Column("nll", f"loss at {length:,}", ".4f"),
+        Column("accuracy", f"{PROBE} right", ".0%"),
+        Column("loss_at_1x", f"loss at {train_length:,}", ".4f"),
+    ]
+    Table(title, table, columns).print(console.stdout())
 
     ranking = [*table["extension"], "none"]
     best = ranking[0]
@@ -162,20 +172,6 @@ def _evaluate(subject: str | Path, words: list[str]) -> Path:
     refuse_several(config.runtime.processes)
     evaluate_run(subject, config)
     return subject
-
-
-def _print_ranking(table: pd.DataFrame, length: int, train_length: int) -> None:
-    order = f"loss: in {PROBE} none beats chance"
-    if table["retrieves"].any():
-        order = f"worse rank of loss and {PROBE}"
-    title = f"{length:,} tokens of validation text, best first by {order}"
-    columns = [
-        Column("extension", "extension", "", text=True),
-        Column("nll", f"loss at {length:,}", ".4f"),
-        Column("accuracy", f"{PROBE} right", ".0%"),
-        Column("loss_at_1x", f"loss at {train_length:,}", ".4f"),
-    ]
-    Table(title, table, columns).print(console.stdout())
 
 
 def _print_difference(

@@ -5,8 +5,6 @@ what room they take.
 import textwrap
 from pathlib import Path
 
-import pandas as pd
-
 from posbench import files
 from posbench.reports.render import Column, Row, Table
 from posbench.results.frame import read
@@ -33,9 +31,18 @@ def main(paths: list[Path]) -> None:
     runs["loss"] = runs["folder"].map(losses)
     runs["study"] = [Path(folder).parent.name for folder in runs["folder"]]
     runs["mb"] = [files.size(Path(folder)) / 1e6 for folder in runs["folder"]]
+
+    # what sets each run apart from the others of its study: `base=500 seed=1`
     runs["apart"] = ""
     for _, study in runs.groupby("study"):
-        runs.loc[study.index, "apart"] = _words_apart(study)
+        differing = differing_settings(study)
+        for place, run in study.iterrows():
+            words = []
+            if run["label"] != run["encoding"]:
+                words.append(run["label"])
+            for key, value in differing.get(run["setting"], {}).items():
+                words.append(f"{key.rpartition('.')[2]}={value}")
+            runs.loc[place, "apart"] = " ".join(words)
 
     console = terminal.stdout()
     if not console.is_terminal:
@@ -55,17 +62,3 @@ def main(paths: list[Path]) -> None:
         Column("mb", "MB", ",.1f", spare=1),
     ]
     Table("", runs, columns).print(console)
-
-
-def _words_apart(study: pd.DataFrame) -> list[str]:
-    """Return what sets each run of a study apart from the others: `base=500 seed=1`."""
-    differing = differing_settings(study)
-    texts = []
-    for run in study.to_dict("records"):
-        words = []
-        if run["label"] != run["encoding"]:
-            words.append(run["label"])
-        for key, value in differing.get(run["setting"], {}).items():
-            words.append(f"{key.rpartition('.')[2]}={value}")
-        texts.append(" ".join(words))
-    return texts
