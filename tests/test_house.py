@@ -1,4 +1,4 @@
-"""How large and how dense the code may be, room by room, and the project's surface.
+"""How large and how dense the code may be, and the project's surface.
 
 Tokens of code are counted: no comments, docstrings, blank lines or indentation. So
 packing a line gains nothing, and a comment or an empty line costs nothing.
@@ -19,34 +19,23 @@ from posbench.cli import app
 from posbench.config.schema import keys
 
 ROOT = Path(__file__).parents[1]
-# Tokens of code, and tokens per statement, of a room; "files" are the modules beside
-# the rooms. A ceiling rises only in a commit that says why.
+# Tokens of code of each part: what stands beside the experiment, and all the rest of
+# posbench. A ceiling rises only in a commit that says why.
+SATELLITES = ("reports", "huggingface", "rope", "show", "claims", "bench")
 CEILINGS = {
-    "api": (2_223, 11.3),
-    "bench": (1_407, 10.6),
-    "claims": (4_404, 9.6),
-    "cli": (2_623, 11.9),
-    "config": (8_726, 9.5),
-    "data": (10_240, 11.2),
-    "evaluation": (13_641, 11.2),
-    "files": (6_639, 10.2),
-    "huggingface": (7_884, 10.4),
-    "launch": (6_586, 9.2),
-    "model": (8_050, 12.0),
-    "reports": (15_557, 10.7),
-    "results": (9_496, 11.1),
-    "rope": (7_644, 10.4),
-    "run": (6_130, 9.7),
-    "scripts": (8_162, 11.0),
-    "show": (7_650, 12.0),
-    "tasks": (4_256, 11.9),
-    "terminal": (1_963, 9.1),
-    "tests": (137_503, 11.2),
-    "tracking": (2_338, 10.0),
-    "training": (5_236, 10.2),
+    "core": 91_400,  # the aim: 84,000
+    "satellites": 49_200,  # the aim: 45,000
+    "scripts": 8_200,
+    "tests": 145_200,
 }
 # The same for each scheme: an encoding that is added brings the room that it needs.
-PER_SCHEME = {"encodings": (481, 13.0), "oracles": (294, 11.2)}
+PER_SCHEME = {"encodings": 487, "oracles": 294}  # the aim for encodings: 480
+# Tokens per statement in a room, and in the rooms that formulas make denser.
+DENSITY = 11.5
+DENSER = {"cli": 11.9, "encodings": 13.0, "model": 12.0, "show": 12.0, "tasks": 11.9}
+# Private functions that one place calls: a reader jumps for each, so each must be an
+# idea of its own. The aim: 130.
+USED_ONCE = 212
 WORDS = {"docs": 25_000, "README": 1_000}
 COMMANDS = """bench evaluate export list prepare properties report reproduce rope runs
     sample show sweep sync train"""
@@ -116,9 +105,17 @@ def room_of(path: Path) -> str:
     if folder != "posbench":
         return folder
     room = first.removesuffix(".py")
-    if deeper or room in CEILINGS:
+    if deeper or room in ("api", "bench", "cli"):
         return room
     return "files"
+
+
+def part_of(room: str) -> str:
+    if room in SATELLITES:
+        return "satellites"
+    if room in (*CEILINGS, *PER_SCHEME):
+        return room
+    return "core"
 
 
 @pytest.fixture(scope="module")
@@ -130,32 +127,40 @@ def rooms():
     return counts
 
 
-@pytest.fixture(scope="module")
-def ceilings():
-    ceilings = dict(CEILINGS)
-    schemes = len(encodings.names())
-    for room, (tokens, density) in PER_SCHEME.items():
-        ceilings[room] = (tokens * schemes, density)
-    return ceilings
-
-
-def test_no_room_has_more_tokens_than_its_ceiling(rooms, ceilings):
-    over = {}
+def test_no_part_has_more_tokens_than_its_ceiling(rooms):
+    tokens = Counter[str]()
     for room, counts in rooms.items():
-        most, _ = ceilings[room]
-        if counts["tokens"] > most:
-            over[room] = counts["tokens"]
+        tokens[part_of(room)] += counts["tokens"]
+
+    ceilings = dict(CEILINGS)
+    for part, of_scheme in PER_SCHEME.items():
+        ceilings[part] = of_scheme * len(encodings.names())
+    over = {part: count for part, count in tokens.items() if count > ceilings[part]}
     assert over == {}
 
 
-def test_no_room_is_denser_than_its_ceiling(rooms, ceilings):
+def test_no_room_is_denser_than_its_ceiling(rooms):
     over = {}
     for room, counts in rooms.items():
-        _, most = ceilings[room]
         density = counts["tokens"] / counts["statements"]
-        if density > most:
+        if density > DENSER.get(room, DENSITY):
             over[room] = density
     assert over == {}
+
+
+def used_once(path: Path) -> list[str]:
+    """Return a file's private functions that the file names in one other place."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    uses = Counter(node.id for node in ast.walk(tree) if isinstance(node, ast.Name))
+    functions = [node.name for node in tree.body if isinstance(node, ast.FunctionDef)]
+    return [name for name in functions if name.startswith("_") and uses[name] == 1]
+
+
+def test_few_private_functions_are_used_once():
+    found = []
+    for path in (ROOT / "posbench").rglob("*.py"):
+        found += used_once(path)
+    assert len(found) <= USED_ONCE
 
 
 def words_of(pages: Iterable[Path]) -> int:
