@@ -15,7 +15,7 @@ from posbench.config.schema import DataConfig
 from posbench.errors import UserError, is_own_mistake
 
 # the transport's own errors: no network, time-out, a captive portal
-_NO_ANSWER = (errors.HTTPError, OSError, ValueError)
+_NO_ANSWER = (errors.HTTPError, OSError, ValueError)  # type: ignore[attr-defined]
 _commits: dict[tuple[str, str | None], str] = {}  # what the hub has answered
 
 
@@ -62,7 +62,7 @@ def _without_network() -> Iterator[None]:
     """
     import datasets
 
-    settings = datasets.config, huggingface_hub.constants
+    settings: list[Any] = [datasets.config, huggingface_hub.constants]
     before = [module.HF_HUB_OFFLINE for module in settings]
     for module in settings:
         module.HF_HUB_OFFLINE = True

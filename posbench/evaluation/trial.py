@@ -252,14 +252,17 @@ def _refuse_cut_gradients(model: GPT, ids: Tensor) -> None:
     if of_embedding is None or not of_embedding.any():
         raise _cut(model, ids, "the token embeddings", ("embed",))
 
-    for block in model.blocks:
-        qkv = block.attention.qkv.weight
+    width = model.config.d_model // model.config.n_heads
+    blocks: list[Any] = list(model.blocks)
+    for block in blocks:
+        qkv: Tensor = block.attention.qkv.weight
         gradient = by_weight[qkv]
         if gradient is None:
             gradient = torch.zeros_like(qkv)
-        width = model.config.d_model // model.config.n_heads
         sizes = [heads * width for heads in block.attention.heads_of_qkv]
-        parts = zip("qkv", qkv.split(sizes), gradient.split(sizes), strict=True)
+        parts = zip(
+            "qkv", torch.split(qkv, sizes), torch.split(gradient, sizes), strict=True
+        )
         for letter, part, of_part in parts:
             if not of_part.any() and _acts(model, ids, part, hidden):
                 raise _cut(model, ids, f"{letter} and its weights", _HOOKS_OF[letter])
