@@ -27,7 +27,7 @@ from posbench.launch import sweep as many
 from posbench.model.gpt import GPT
 from posbench.reports import charts
 from posbench.results import frame as results
-from posbench.results.headline import TEXTS, Headline, headline
+from posbench.results.headline import TEXTS, Headline, Measure, headline, measures
 from posbench.run import CONFIG, find
 from posbench.run.model import model_of, tokenizer_of
 from posbench.run.rows import (
@@ -259,9 +259,16 @@ def runs(*paths: str | Path) -> pd.DataFrame:
             f"left out, unreadable: {run.folder}: {run.run_reason}", stacklevel=2
         )
     frame = frame[~unreadable]
-    headlines = {folder: headline(rows) for folder, rows in frame.groupby("folder")}
+    found = {folder: measures(rows) for folder, rows in frame.groupby("folder")}
+    headlines = {}
+    for folder, values in found.items():
+        headlines[folder] = {measure.name: value for measure, value in values.items()}
     measured = pd.DataFrame.from_dict(headlines, "index")
-    numbers = sorted({*measured} - {*TEXTS} | {"nll_1x"}, key=_order)
+
+    known = {Measure("nll", 1)}.union(*found.values())
+    of_numbers = [measure for measure in known if measure.kind not in TEXTS]
+    of_numbers.sort(key=lambda each: (_ORDER.index(each.kind), each.ratio or 0))
+    numbers = [measure.name for measure in of_numbers]
 
     names = _FACTS | _LAST
     facts = frame.drop_duplicates("folder", ignore_index=True)[[*names]]
@@ -272,13 +279,6 @@ def runs(*paths: str | Path) -> pd.DataFrame:
     return table.astype(
         dict.fromkeys([*numbers, "seconds", "learning_rate"], "float64")
     )
-
-
-def _order(name: str) -> tuple[int, float]:
-    if name in _ORDER:
-        return _ORDER.index(name), 0.0
-    measure, _, ratio = name.rpartition("_")  # rise_4x
-    return _ORDER.index(measure), float(ratio.removesuffix("x"))
 
 
 def plot(*runs: LoadedRun | str | Path, reference: str | None = None) -> charts.Picture:

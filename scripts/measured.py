@@ -58,7 +58,7 @@ def table_of_study(study: str) -> pd.DataFrame:
     """Return the comparison of a kept study: a row per scheme, by its label."""
     rows = read([ROWS / f"{study}.parquet"])
     # only runs of one precision are compared
-    tables = [compare(part) for _, part in rows.groupby("dtype")]
+    tables = [compare(part).frame for _, part in rows.groupby("dtype")]
     return pd.concat(tables).set_index("label")
 
 

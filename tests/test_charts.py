@@ -54,7 +54,7 @@ def test_the_band_of_a_curve_is_its_interval():
 
 def test_the_intervals_of_differences_are_the_adjusted_ones():
     frame = rows_of_study("six_reader")
-    fox = compare(frame).set_index("label").loc["fox"]
+    fox = compare(frame).frame.set_index("label").loc["fox"]
     low = fox["nll_difference_adjusted_low"]
     high = fox["nll_difference_adjusted_high"]
 

@@ -170,7 +170,7 @@ def cells_of_rows(rows: pd.DataFrame) -> dict[str, set[str]]:
     """Return what a page may print of each scheme of a setting: losses, rises, reach,
     uses, differences, adjusted intervals, the share of the cache, and passkeys.
     """
-    table = compare(rows)
+    table = compare(rows).frame
     known = collections.defaultdict(set)
     for label, *cells in cells_of(table):
         known[label].update(cells)
@@ -280,7 +280,7 @@ def test_what_faults_cost_is_that_of_the_rows_beside_the_page():
 
 def table_of_catalogue(study: str) -> pd.DataFrame:
     rows = read([ROOT / "docs" / "rows" / f"{study}.parquet"])
-    tables = [compare(part) for _, part in rows.groupby("dtype")]
+    tables = [compare(part).frame for _, part in rows.groupby("dtype")]
     table = pd.concat(tables)
     return table.set_index("label")
 

@@ -30,6 +30,7 @@ from posbench.encodings.base import Shape
 from posbench.errors import Undefined
 from posbench.model.gpt import build
 from posbench.results.compare import NOT_RESOLVED, compare
+from posbench.results.comparison import Comparison
 
 HERE = Path(__file__).parent
 ROWS = HERE.parent / "docs" / "rows"
@@ -175,11 +176,12 @@ def cell(row, name):
     return f"{mean:+.3f} ±{half:.3f}"
 
 
-def cells(table: pd.DataFrame) -> list[list[str]]:
+def cells(comparison: Comparison) -> list[list[str]]:
     """Return the cells of the three main tables, without adjusted intervals, which have
     replaced joint ones.
     """
     rows = []
+    table = comparison.frame
     if "holds_to" not in table:  # no scheme has learned
         table = table.assign(holds_to=math.nan, uses=math.nan)
     for row in table.to_dict("records"):
@@ -191,8 +193,7 @@ def cells(table: pd.DataFrame) -> list[list[str]]:
         units = [f"{row['perplexity']:.2f}", f"{row['bits_per_byte']:.3f}"]
         rows.append([label, seeds, loss, learned, *spread, *units])
 
-        ratios = table.attrs["ratios"]
-        rises = [cell(row, f"rise_{ratio:g}x") for ratio in ratios]
+        rises = [cell(row, f"rise_{ratio:g}x") for ratio in comparison.ratios]
         rows.append([label, loss, *rises, learned, reach(row), context(row)])
         if label != "rope":
             nll = cell(row, "nll_difference")
@@ -239,20 +240,20 @@ def frozen_cells(study: str, table: pd.DataFrame) -> list[list[str]]:
     "study", ["six_reader", pytest.param("six_demo", marks=pytest.mark.slow)]
 )
 def test_the_main_tables_have_their_frozen_numbers(study):
-    table = compare(rows_of_study(study))
-    printed = cells(table)
-    frozen = frozen_cells(study, table)
+    comparison = compare(rows_of_study(study))
+    printed = cells(comparison)
+    frozen = frozen_cells(study, comparison.frame)
     assert sorted(printed) == sorted(frozen)
 
 
 def test_the_main_table_of_six_has_its_frozen_order():
-    table = compare(rows_of_study("six_reader"))
+    table = compare(rows_of_study("six_reader")).frame
     by_loss = ["fox", "rope", "t5", "alibi", "sinusoidal", "none"]
     assert list(table["label"]) == by_loss
 
 
 def test_the_main_tables_of_six_have_their_frozen_words():
-    table = compare(rows_of_study("six_reader")).set_index("label")
+    table = compare(rows_of_study("six_reader")).frame.set_index("label")
     for name, *_, frozen in FROZEN["tables"]["six_reader"]:
         if ";" in frozen:
             words = set(table.loc[name, ["nll_word", "rise_word"]])
@@ -265,7 +266,7 @@ def test_the_main_tables_of_six_demo_have_their_words():
     """Differences at the training length need no gate; rises do, which rope of six_demo
     has not passed.
     """
-    table = compare(rows_of_study("six_demo")).set_index("label")
+    table = compare(rows_of_study("six_demo")).frame.set_index("label")
     table = table.drop("rope")
     words = table["nll_word"].to_dict()
     assert words == {

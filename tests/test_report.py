@@ -331,11 +331,11 @@ def append(run: Path, rows: list[dict[str, Any]]) -> None:
 
 def test_a_run_that_is_evaluated_further_stays_in_its_study(extended):
     run, rows = extended
-    before = compare(read([run.parent]))
+    before = compare(read([run.parent])).frame
 
     append(run, rows)
 
-    after = compare(read([run.parent]))
+    after = compare(read([run.parent])).frame
     pd.testing.assert_frame_equal(after, before)
 
 
@@ -437,7 +437,7 @@ def test_rows_csv_has_every_row(study, text_of_study):
 def test_table_csv_has_the_digits_of_the_table(study, text_of_study):
     table = pd.read_csv(study / "report" / "table.csv")
 
-    expected = compare(read([study]))
+    expected = compare(read([study])).frame
     losses = list(expected["nll"])
     assert list(table["label"]) == list(expected["label"])
     assert list(table["nll"]) == pytest.approx(losses, rel=1e-5, nan_ok=True)

@@ -2,6 +2,7 @@
 numbers.
 """
 
+import dataclasses
 import json
 import math
 from collections import Counter
@@ -41,7 +42,7 @@ def six():
 
 
 def by_label(frame: pd.DataFrame) -> pd.DataFrame:
-    return compare.compare(frame).set_index("label")
+    return compare.compare(frame).frame.set_index("label")
 
 
 @pytest.fixture(scope="module")
@@ -325,20 +326,17 @@ def test_intervals_cover_and_wrong_words_are_rare(six):
     for losses in simulated(six, reports):
         labels = list(losses.seeds)
         schemes = [compare.numbers(losses, label, 6) for label in labels]
-        lengths = {row["holds_to"] for row in schemes}
-        contexts = {row["uses"] for row in schemes}
+        lengths = {scheme.holds_to for scheme in schemes}
+        contexts = {scheme.uses for scheme in schemes}
         wrong["holds_to"] += 512 in lengths
         wrong["uses"] += 64 in contexts
 
         labels.remove("rope")
         words = set()
         for label in labels:
-            pair = compare.against(losses, label, "rope", 6, compare.LEAST)
-            for name in ("nll", "rise"):
-                words.add(pair[f"{name}_word"])
-                low = pair[f"{name}_difference_low"]
-                high = pair[f"{name}_difference_high"]
-                covered.append(low <= 0 <= high)
+            for pair in compare.against(losses, label, "rope", 6, compare.LEAST):
+                words.add(pair.word)
+                covered.append(pair.interval.low <= 0 <= pair.interval.high)
         is_right = words <= {NOT_RESOLVED, ""}
         wrong["nll or rise"] += not is_right
 
@@ -369,9 +367,11 @@ def of_copy(copy):
 
 
 def test_schemes_are_compared_on_a_task(of_copy):
-    assert of_copy.attrs == {"reference": "rope", "tests": 5}
-    assert list(of_copy["label"]) == ["alibi", "rope", "randomized", "none"]
-    alibi = of_copy.set_index("label").loc["alibi"]
+    assert of_copy.reference == "rope"
+    assert of_copy.n_tests == 5
+    table = of_copy.frame
+    assert list(table["label"]) == ["alibi", "rope", "randomized", "none"]
+    alibi = table.set_index("label").loc["alibi"]
     assert alibi["learned"] == 5
     assert alibi["seeds"] == 5
     assert alibi["learned_low"] == pytest.approx(0.478176, abs=1e-6)
@@ -382,13 +382,19 @@ def test_schemes_are_compared_on_a_task(of_copy):
 
 
 def test_a_scheme_that_has_not_learned_a_task_is_not_compared(of_copy):
-    none = of_copy.set_index("label").loc["none"]
+    none = of_copy.frame.set_index("label").loc["none"]
     assert none["learned_word"] == "learned by fewer seeds"
     assert pd.isna(none["accuracy_2x_word"])
 
 
 def test_equal_best_schemes_of_a_task_are_named_together(copy, of_copy):
-    equal = of_copy.assign(accuracy_4x=1.0, ranked=[True, True, False, False])
+    schemes = []
+    for scheme in of_copy.schemes:
+        all_right = dataclasses.replace(scheme.shares[4], median=1.0)
+        ranked = scheme.label in ("alibi", "rope")
+        shares = scheme.shares | {4: all_right}
+        schemes.append(dataclasses.replace(scheme, shares=shares, ranked=ranked))
+    equal = dataclasses.replace(of_copy, schemes=schemes)
     sentence, *_ = answer.task_answer(copy, equal).sentences
     assert "trained problem: alibi, rope, 100% right" in sentence
 

@@ -42,6 +42,7 @@ class Section:
     figure: "Figure | None"
     panels: Sequence["Figure"]  # the figure in parts, which a page stacks
     main: Table | None  # None: nothing was measured
+    columns: pd.DataFrame  # the comparison as plain values, for table.csv
     by_length: Table | None  # the losses of the main protocol
     more: Sequence[Table]
 
@@ -119,7 +120,7 @@ def _write_section(folder: Path, number: int, section: Section) -> None:
         latex = section.main.latex(f"posbench-{number}")
         if section.by_length:
             latex += "\n" + section.by_length.latex(f"posbench-{number}-lengths")
-        files.write(folder / "table.csv", csv_text(section.main.frame).encode())
+        files.write(folder / "table.csv", csv_text(section.columns).encode())
         files.write(folder / "table.tex", latex.encode())
 
 
@@ -273,21 +274,24 @@ def _sort_key(group: pd.DataFrame) -> tuple[str, bool, int]:
 def _task_section(heading: str, group: pd.DataFrame, reference: str | None) -> Section:
     from posbench.reports import charts
 
-    table = tasks.compare_tasks(group, reference)
+    comparison = tasks.compare_tasks(group, reference)
     figure = charts.task_figure(group)
     figures = []
     if figure:
         figures.append(figure)
     main = None
-    if len(table):
-        main = tables.task_table(table)
+    columns = pd.DataFrame()
+    if comparison:
+        main = tables.task_table(comparison)
+        columns = comparison.frame
     return Section(
         heading,
         answer.facts_line(group),
-        answer.task_answer(group, table),
+        answer.task_answer(group, comparison),
         figure,
         figures,
         main,
+        columns,
         None,
         tables.length_tables(group),
     )
@@ -302,24 +306,25 @@ def _text_section(
 ) -> Section:
     from posbench.reports import charts
 
-    table = compare.compare(group, reference, least)
+    comparison = compare.compare(group, reference, least)
     by_length = None
-    if table.attrs["schemes"]:
-        by_length = tables.loss_table(group, table)
-    more = [card.card_table(group, table), tables.facts_table(table)]
+    if comparison.measured:
+        by_length = tables.loss_table(group, comparison)
+    more = [card.card_table(group, comparison), tables.facts_table(comparison)]
     more += tables.training_tables(group)
     more += tables.length_tables(group)
-    panels = charts.text_panels(group, table, figure)
+    panels = charts.text_panels(group, comparison, figure)
     whole = None
     if panels:
         whole = charts.panels_figure(panels, figure)
     return Section(
         heading,
         answer.facts_line(group),
-        answer.text_answer(group, table),
+        answer.text_answer(group, comparison),
         whole,
         [charts.panels_figure([panel], figure) for panel in panels],
-        tables.main_table(table),
+        tables.main_table(comparison),
+        comparison.frame,
         by_length,
         more,
     )

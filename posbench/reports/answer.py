@@ -3,8 +3,8 @@ and what to type next.
 """
 
 import dataclasses
-from collections.abc import Iterable, Sequence
-from typing import Any
+import math
+from collections.abc import Iterable, Mapping, Sequence
 
 import pandas as pd
 
@@ -21,8 +21,17 @@ from posbench.results.compare import (
     NOT_BEATEN,
     NOT_RESOLVED,
 )
+from posbench.results.comparison import (
+    Comparison,
+    Difference,
+    Numbers,
+    Scheme,
+    TaskComparison,
+    TaskScheme,
+)
 from posbench.terminal.exits import plural
 
+Found = dict[str, list[str]]  # names of schemes by the word that they have
 MOST_NAMED = 5
 
 
@@ -60,34 +69,43 @@ def facts_line(frame: pd.DataFrame) -> str:
     return ", ".join(parts)
 
 
-def text_answer(frame: pd.DataFrame, table: pd.DataFrame) -> Answer:
-    """Return the answer on the schemes of one setting; `table`: what
-    `results.compare.compare` returns.
+def text_answer(frame: pd.DataFrame, comparison: Comparison) -> Answer:
+    """Return the answer on the schemes of one setting; `comparison`: what
+    `results.compare.compare` returns for rows `frame`.
     """
-    if not table.attrs["schemes"]:
+    measured = comparison.measured
+    if not measured:
         return Answer(["No run has a loss at its training length yet."], "")
-    measured = table[table["nll"].notna()]
-    is_unlearned = measured["learned"].isin(NOT_BEATEN)
-    judged = measured[~is_unlearned]
+    unlearned = []
+    judged = []
+    unused = []
+    for scheme, numbers in measured:
+        if numbers.learned in NOT_BEATEN:
+            unlearned.append(scheme.label)
+            continue
+        judged.append((scheme, numbers))
+        if numbers.uses_context in NOT_BEATEN:
+            unused.append(scheme.label)
 
-    sentences = [_best_sentence(measured)]
-    sentences += _reach_sentences(judged)
-    if is_unlearned.any():
-        unlearned = measured.loc[is_unlearned, "label"]
-        sentences.append(_unlearned_sentence(measured, unlearned))
-    unused = judged.loc[judged["uses_context"].isin(NOT_BEATEN), "label"]
-    if len(unused):
+    sentences = [_best_sentence(comparison)]
+    sentences += _reach_sentences(comparison, judged)
+    if unlearned:
+        text = "Not shown to have learned more than an n-gram model"
+        if "ngram" in comparison.readers:
+            text += f" ({comparison.readers['ngram']:.3f})"
+        sentences.append(f"{text}: {list_names(unlearned)}.")
+    if unused:
         sentences.append(
             "Not shown to use more context than the n-gram model with the window:"
             f" {list_names(unused)}."
         )
-    largest = table.attrs["largest_document"]
+    largest = comparison.largest_document
     if largest >= HALF:
         sentences.append(
             f"One document has {largest:.0%} of the targets: nothing is said of other"
             " text."
         )
-    return _answer_with_missing(sentences, frame, missing_on_text(frame, table))
+    return _answer_with_missing(sentences, frame, missing_on_text(frame, comparison))
 
 
 def _answer_with_missing(
@@ -103,131 +121,138 @@ def _answer_with_missing(
     return Answer([*sentences, sentence], command)
 
 
-def _best_sentence(measured: pd.DataFrame) -> str:
+def _best_sentence(comparison: Comparison) -> str:
     """Return the lowest loss, and how others compare with the reference."""
-    best = measured.iloc[0]
+    measured = comparison.measured
+    best, numbers = measured[0]
     has_others = len(measured) > 1
     result = "the lowest loss" if has_others else "a loss of"
     text = (
-        f"At {measured.attrs['train_length']} tokens {short_label(best['label'])} has"
-        f" {result} {best['nll']:.3f}"
+        f"At {comparison.train_length} tokens {short_label(best.label)} has"
+        f" {result} {numbers.nll:.3f}"
     )
-    if has_others and measured.attrs["reference"] is None:
+    if has_others and comparison.reference is None:
         return (
             f"{text}; without a reference (--reference NAME) no difference is judged."
         )
-    words = _words_sentence(measured, "nll", ("better", "worse", NOT_RESOLVED))
-    return f"{text}. {words}".rstrip()
+    judged = {scheme.label: scheme.nll_difference for scheme, _ in measured}
+    found = _amounts_by_word(judged)
+    words = ("better", "worse", NOT_RESOLVED)
+    return f"{text}. {_words_sentence(found, words, comparison.reference)}".rstrip()
 
 
-def _reach_sentences(judged: pd.DataFrame) -> list[str]:
+def _reach_sentences(
+    comparison: Comparison, judged: Sequence[tuple[Scheme, Numbers]]
+) -> list[str]:
     """Return a line on how far schemes hold, the farthest first; none where no scheme
     is known to.
     """
-    if "holds_to" not in judged:
-        return []
-    held = judged[judged["holds_to"].notna()]
-    held = held.sort_values("holds_to", ascending=False, kind="stable")
-
-    by_reach: dict[str, list[str]] = {}
-    for row in held.to_dict("records"):
-        ratio = row["holds_to"] / judged.attrs["train_length"]
-        reach = f"to {ratio:g}x"
-        if row["holds_further"] is True and ratio > 1:
-            reach = f"to at least {ratio:g}x"
-        by_reach.setdefault(reach, []).append(row["label"])
+    by_reach: dict[tuple[float, bool], list[str]] = {}
+    for scheme, numbers in judged:
+        if numbers.holds_to is not None:
+            ratio = numbers.holds_to / comparison.train_length
+            is_open = bool(numbers.holds_further) and ratio > 1
+            by_reach.setdefault((ratio, is_open), []).append(scheme.label)
     if not by_reach:
         return []
 
     parts = []
-    for reach, labels in by_reach.items():
-        parts.append(f"{list_names(labels)} {reach}")
-    place = f"at {ENDPOINT_RATIO}x "
-    words = _words_sentence(judged, "rise", ("rises less", "rises more"), place)
+    farthest_first = sorted(by_reach.items(), key=lambda item: -item[0][0])
+    for (ratio, is_open), labels in farthest_first:
+        least = "at least " if is_open else ""
+        parts.append(f"{list_names(labels)} to {least}{ratio:g}x")
+    found = _amounts_by_word({each.label: each.rise_difference for each, _ in judged})
+    words = _words_sentence(
+        found,
+        ("rises less", "rises more"),
+        comparison.reference,
+        f"at {ENDPOINT_RATIO}x ",
+    )
     return [f"Holds: {'; '.join(parts)}. {words}".rstrip()]
 
 
-def _unlearned_sentence(measured: pd.DataFrame, labels: pd.Series) -> str:
-    text = "Not shown to have learned more than an n-gram model"
-    ngram = measured["ngram"].median()
-    if not pd.isna(ngram):
-        text += f" ({ngram:.3f})"
-    return f"{text}: {list_names(labels)}."
-
-
-def task_answer(frame: pd.DataFrame, table: pd.DataFrame) -> Answer:
-    """Return the answer on the schemes of one setting; `table`: what
-    `results.tasks.compare_tasks` returns.
+def task_answer(frame: pd.DataFrame, comparison: TaskComparison | None) -> Answer:
+    """Return the answer on the schemes of one setting; `comparison`: what
+    `results.tasks.compare_tasks` returns for rows `frame`.
     """
-    if table.empty:
+    if comparison is None:
         return Answer(["No run was tested on its problems yet."], "")
 
-    ranked = table[table["ranked"]]
-    learned = list_names(ranked["label"]) or "none"
+    ranked = [scheme for scheme in comparison.schemes if scheme.ranked]
+    learned = list_names([scheme.label for scheme in ranked]) or "none"
     best = _most_accurate_sentence(ranked)
     sentences = [f"Learned by most seeds: {learned}. {best}".rstrip()]
 
-    for ratio in ("2x", "4x"):
-        name = f"accuracy_{ratio}"
-        words = _words_sentence(table, name, ("better", "worse"), f"at {ratio} ")
+    for ratio in (2, 4):
+        found: Found = {}
+        for scheme in comparison.schemes:
+            if ratio in scheme.tests:
+                of_word = found.setdefault(scheme.tests[ratio].word, [])
+                of_word.append(short_label(scheme.label))
+        words = _words_sentence(
+            found, ("better", "worse"), comparison.reference, f"at {ratio}x "
+        )
         if words:
             sentences.append(words)
-    return _answer_with_missing(sentences, frame, missing_on_task(frame, table))
+    return _answer_with_missing(sentences, frame, missing_on_task(frame, comparison))
 
 
-def _most_accurate_sentence(ranked: pd.DataFrame) -> str:
+def _most_accurate_sentence(ranked: Sequence[TaskScheme]) -> str:
     """Return which schemes answer best on the longest problems that were measured;
     empty without a longer one.
     """
-    for ratio in ("4x", "2x"):
-        name = f"accuracy_{ratio}"
-        if name not in ranked or ranked[name].isna().all():
+    for ratio in (4, 2):
+        medians = {}
+        for scheme in ranked:
+            share = scheme.shares.get(ratio)
+            if share and not math.isnan(share.median):
+                medians[scheme.label] = share.median
+        if not medians:
             continue
-        highest = ranked[name].max()
-        best = ranked.loc[ranked[name] == highest, "label"]
+        highest = max(medians.values())
+        best = [label for label, median in medians.items() if median == highest]
         return (
-            f"Best at {ratio} the longest trained problem: {list_names(best)},"
+            f"Best at {ratio}x the longest trained problem: {list_names(best)},"
             f" {highest:.0%} right."
         )
     return ""
 
 
+def _amounts_by_word(differences: Mapping[str, Difference | None]) -> Found:
+    """Return the labels by word, with the difference in nats where it is resolved."""
+    found: Found = {}
+    for label, difference in differences.items():
+        if difference is None:
+            continue
+        name = short_label(label)
+        if difference.word != NOT_RESOLVED and difference.interval:
+            name += f" {difference.interval:+.3f}"
+        found.setdefault(difference.word, []).append(name)
+    return found
+
+
 def _words_sentence(
-    table: pd.DataFrame, name: str, words: Iterable[str], place: str = ""
+    found: Found, words: Iterable[str], reference: str | None, place: str = ""
 ) -> str:
     """Return a sentence on the schemes that have these words; empty if none has.
 
-    `name`: the column of which the words are. `place`: what the sentence begins with.
+    `place`: what the sentence begins with.
     """
-    if f"{name}_word" not in table:
-        return ""
     parts = []
     for word in words:
-        with_word = table[table[f"{name}_word"] == word]
-        if with_word.empty:
+        if word not in found:
             continue
         comparison = word
         if word != NOT_RESOLVED:
-            comparison += f" than {table.attrs['reference']}"
-        names = []
-        for row in with_word.to_dict("records"):
-            names.append(_name_and_difference(row, name, word))
-        parts.append(f"{comparison}: {list_names(names, 2 * LONGEST_LABEL)}")
+            comparison += f" than {reference}"
+        parts.append(f"{comparison}: {list_names(found[word], 2 * LONGEST_LABEL)}")
     if not parts:
         return ""
     text = place + "; ".join(parts)
     return f"{text[0].upper()}{text[1:]}."
 
 
-def _name_and_difference(row: dict[str, Any], name: str, word: str) -> str:
-    """Return a scheme's label, and where its loss is judged the difference in nats."""
-    label = short_label(row["label"])
-    if name not in ("nll", "rise") or word == NOT_RESOLVED:
-        return label
-    return f"{label} {row[f'{name}_difference']:+.3f}"
-
-
-def list_names(names: Sequence[str] | pd.Series, longest: int = LONGEST_LABEL) -> str:
+def list_names(names: Sequence[str], longest: int = LONGEST_LABEL) -> str:
     """Return names in one phrase, with a number in place of the last of many: `fox,
     alibi and 17 more`.
     """

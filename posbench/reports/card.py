@@ -7,8 +7,9 @@ import pandas as pd
 from posbench import encodings
 from posbench.encodings.base import Encoding, Shape
 from posbench.errors import UserError
-from posbench.reports.render import Column, Table
-from posbench.reports.tables import interval_cell, main_table
+from posbench.reports.render import Column, Row, Table
+from posbench.reports.tables import main_table, range_text
+from posbench.results.comparison import Comparison, Interval
 from posbench.run.rows import PLAIN
 
 # the shape of experiment=demo
@@ -53,9 +54,9 @@ def decision_card(encoding: Encoding) -> dict[str, str]:
     }
 
 
-def card_table(frame: pd.DataFrame, table: pd.DataFrame) -> Table:
-    """Return a table to decide between schemes; `table`: what `results.compare.compare`
-    returns for rows `frame`.
+def card_table(frame: pd.DataFrame, comparison: Comparison) -> Table:
+    """Return a table to decide between schemes; `comparison`: what
+    `results.compare.compare` returns for rows `frame`.
     """
     is_plain = (frame["run_status"] == "done") & (frame["variant"] == PLAIN)
     rows = frame[is_plain]
@@ -74,20 +75,26 @@ def card_table(frame: pd.DataFrame, table: pd.DataFrame) -> Table:
     )
     costs /= costs.reindex([BESIDE]).iloc[0]
 
+    schemes = comparison.records
     known = []
-    for name in table["encoding"]:
+    for name in schemes["encoding"]:
         try:
             known.append(decision_card(encodings.build(name, DEMO)))
         except UserError:  # it needs an option or is not known here
             known.append({})
-    facts = pd.DataFrame(known, table["label"])
-    joined = table.join(pd.concat([costs, accuracy, facts], axis=1), on="label")
+    facts = pd.DataFrame(known, schemes["label"])
+    joined = schemes.join(pd.concat([costs, accuracy, facts], axis=1), on="label")
+
+    def interval(row: Row, name: str) -> str:
+        if row["numbers"] is None:
+            return ""
+        nll: Interval = row[name]
+        return range_text(nll.low, nll.high, ".3f")
 
     columns = []
-    for column in main_table(table).columns:
+    for column in main_table(comparison).columns:
         if column.name in ("encoding", "loss", "holds_to"):
             columns.append(column)
-    interval = interval_cell("low", "high", ".3f")
     columns.append(Column("interval", "95 %", interval, of="nll"))
     columns.append(Column("right", f"{PROBE} at {FARTHER}x", ".0%"))
     columns.append(Column("time", f"time ({BESIDE} = 1)", ".2f"))

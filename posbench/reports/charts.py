@@ -23,6 +23,7 @@ from posbench.errors import UserError
 from posbench.reports.tables import short_label
 from posbench.results import compare, tasks
 from posbench.results.compare import ENDPOINT_RATIO
+from posbench.results.comparison import Comparison, Scheme
 from posbench.run.rows import PLAIN, WINDOWED
 
 FigureKind = Literal["panels", "curve"]
@@ -169,7 +170,7 @@ def panels_figure(panels: Sequence[Panel], kind: FigureKind = "panels") -> Pictu
 
 
 def text_panels(
-    frame: pd.DataFrame, table: pd.DataFrame, kind: FigureKind = "panels"
+    frame: pd.DataFrame, comparison: Comparison, kind: FigureKind = "panels"
 ) -> list[Panel]:
     """Return the panels on the schemes of one setting: loss by context, what context
     adds, and differences from the reference; none without any loss.
@@ -178,10 +179,10 @@ def text_panels(
     the lowest loss; others are grey. `curve` is the first panel alone, as wide as a
     column of a paper.
     """
-    if not table.attrs["schemes"]:
+    if not comparison.measured:
         return []
-    base = table.attrs["reference"]
-    named = _named(table)
+    base = comparison.reference
+    named = _named(comparison)
 
     points = compare.curves(frame)
     points = points[points["ratio"] >= 1 / ENDPOINT_RATIO]
@@ -190,27 +191,30 @@ def text_panels(
     with_narrowed = pd.concat([plain, narrowed])
 
     def losses_panel(axes: Axes) -> None:
-        _draw_losses(axes, with_narrowed, table, named, kind)
+        _draw_losses(axes, with_narrowed, comparison, named, kind)
 
     def rises_panel(axes: Axes) -> None:
         _draw_curves(axes, plain, "length", "rise", named)
-        shown = _reference_values(plain, table, "rise")
+        shown = _reference_values(plain, comparison, "rise")
         _set_heights(axes, plain["rise"], shown)
-        _set_lengths(axes, plain["length"], table.attrs["train_length"])
+        _set_lengths(axes, plain["length"], comparison.train_length)
         axes.set_title("Change from the training length")
         axes.set_xlabel("context in tokens")
         axes.set_ylabel("nats per token")
 
     def differences_panel(axes: Axes) -> None:
-        is_compared = table["label"].isin(named) & (table["label"] != base)
-        _draw_differences(axes, table[is_compared])
+        compared = []
+        for scheme in comparison.schemes:
+            if scheme.label in named and scheme.label != base:
+                compared.append(scheme)
+        _draw_differences(axes, compared, str(base))
 
     if kind != "panels":
         return [Panel(3.5, losses_panel)]
     panels = [Panel(4.4, losses_panel)]
     if points["length"].nunique() > 1:
         panels.append(Panel(3.5, rises_panel))
-    if "nll_difference" in table:
+    if comparison.has_differences:
         panels.append(Panel(3.1, differences_panel))
     return panels
 
@@ -225,11 +229,11 @@ def scheme_colour(label: str) -> str:
     return to_hex(colorsys.hls_to_rgb(hue, lightness, 0.75))
 
 
-def _named(table: pd.DataFrame) -> list[str]:
+def _named(comparison: Comparison) -> list[str]:
     """Return the labels of the schemes that have a name and a colour."""
-    base = table.attrs["reference"]
-    by_loss = table.loc[table["nll"].notna(), "label"]
-    others = by_loss[by_loss != base]
+    base = comparison.reference
+    by_loss = [scheme.label for scheme, _ in comparison.measured]
+    others = [label for label in by_loss if label != base]
     if base is None:
         return [*others[:MOST_NAMED]]
     return [base, *others[: MOST_NAMED - 1]]
@@ -238,7 +242,7 @@ def _named(table: pd.DataFrame) -> list[str]:
 def _draw_losses(
     axes: Axes,
     points: pd.DataFrame,
-    table: pd.DataFrame,
+    comparison: Comparison,
     named: Sequence[str],
     kind: FigureKind,
 ) -> None:
@@ -246,11 +250,11 @@ def _draw_losses(
     span = [points["length"].min(), points["length"].max()]
     levels = {}
     for reader, name in compare.READERS.items():
-        levels[name] = pd.Series(table[reader].median(), span)
+        levels[name] = pd.Series(comparison.readers.get(reader, math.nan), span)
 
     ends = _draw_curves(axes, points, "length", "nll", named)
     shown = [end.y for end in ends]
-    shown += _reference_values(points, table, "nll")
+    shown += _reference_values(points, comparison, "nll")
     _set_heights(axes, points["nll"], shown)
     ends += _draw_levels(axes, levels)
 
@@ -259,16 +263,16 @@ def _draw_losses(
         axes.set_title("Loss")
         lines = LINES_OF_PANEL
     _name_ends(axes, ends, lines)
-    _set_lengths(axes, points["length"], table.attrs["train_length"])
+    _set_lengths(axes, points["length"], comparison.train_length)
     axes.set_xlabel("context in tokens (dotted: training length)")
     axes.set_ylabel("loss, nats per token")
 
 
 def _reference_values(
-    points: pd.DataFrame, table: pd.DataFrame, name: str
+    points: pd.DataFrame, comparison: Comparison, name: str
 ) -> list[float]:
     """Return the curve of the reference, which a range holds."""
-    of_reference = points[points["label"] == table.attrs["reference"]]
+    of_reference = points[points["label"] == comparison.reference]
     return [*of_reference[name].astype("float64")]
 
 
@@ -477,24 +481,27 @@ def _name_ends(axes: Axes, ends: Sequence[End], n_lines: int) -> None:
         )
 
 
-def _draw_differences(axes: Axes, rows: pd.DataFrame) -> None:
+def _draw_differences(axes: Axes, schemes: Sequence[Scheme], reference: str) -> None:
     """Draw each difference of the loss at the training length from the reference, with
     its adjusted interval.
     """
-    from_below = rows.iloc[::-1]
-    for place, row in enumerate(from_below.to_dict("records")):
-        low = row["nll_difference_adjusted_low"]
-        high = row["nll_difference_adjusted_high"]
-        colour = scheme_colour(row["label"])
-        group = f"curve-{row['label']}"
-        axes.plot([low, high], [place, place], color=colour, lw=2, gid=group)
-        axes.plot(row["nll_difference"], place, "o", color=colour, ms=4.5, gid=group)
+    from_below = schemes[::-1]
+    for place, scheme in enumerate(from_below):
+        difference = scheme.nll_difference
+        if difference is None or difference.interval is None:
+            continue
+        ends = [difference.adjusted_low, difference.adjusted_high]
+        colour = scheme_colour(scheme.label)
+        group = f"curve-{scheme.label}"
+        axes.plot(ends, [place, place], color=colour, lw=2, gid=group)
+        mean = difference.interval.mean
+        axes.plot(mean, place, "o", color=colour, ms=4.5, gid=group)
 
-    names = [_wrapped_name(label) for label in from_below["label"]]
+    names = [_wrapped_name(scheme.label) for scheme in from_below]
     axes.axvline(0, color=DARK, lw=0.8)
-    axes.set_yticks(range(len(rows)), names)
-    axes.set_ylim(-0.6, len(rows) - 0.4)
+    axes.set_yticks(range(len(schemes)), names)
+    axes.set_ylim(-0.6, len(schemes) - 0.4)
     axes.grid(axis="y", visible=False)
     axes.locator_params(axis="x", nbins=5)
-    axes.set_title(f"Loss above {short_label(rows.attrs['reference'], LONGEST_LINE)}")
+    axes.set_title(f"Loss above {short_label(reference, LONGEST_LINE)}")
     axes.set_xlabel("nats per token,\nadjusted 95 %")

@@ -20,6 +20,7 @@ from posbench.results.compare import (
     REFERENCE,
     main_rows,
 )
+from posbench.results.comparison import Comparison, TaskComparison
 from posbench.results.tasks import SEEDS_OF_TASK
 
 LONGER = 4  # factor on the training tokens, as a suggestion
@@ -38,18 +39,18 @@ class Missing:
     reference: str = ""  # an encoding to be added
 
 
-def missing_on_text(frame: pd.DataFrame, table: pd.DataFrame) -> Missing:
-    """Return what verdicts on text lack; `table`: what `results.compare.compare`
+def missing_on_text(frame: pd.DataFrame, comparison: Comparison) -> Missing:
+    """Return what verdicts on text lack; `comparison`: what `results.compare.compare`
     returns for rows `frame`.
     """
     missing = Missing()
-    measured = table[table["nll"].notna()]
+    measured = comparison.measured
     if len(measured) > 1:
-        n_seeds = int(measured["seeds"].min())
-        if table.attrs["largest_document"] < HALF and n_seeds < ENOUGH_SEEDS:
+        n_seeds = min(scheme.seeds for scheme, _ in measured)
+        if comparison.largest_document < HALF and n_seeds < ENOUGH_SEEDS:
             missing.parts.append(f"seeds ({n_seeds} of {ENOUGH_SEEDS})")
             missing.changes["seed"] = _seed_list(frame, ENOUGH_SEEDS)
-        if table.attrs["reference"] is None:
+        if comparison.reference is None:
             missing.parts.append(f"a reference ({REFERENCE})")
             missing.reference = REFERENCE
 
@@ -59,23 +60,21 @@ def missing_on_text(frame: pd.DataFrame, table: pd.DataFrame) -> Missing:
             missing.parts.append(f"lengths (to {ENDPOINT_RATIO}x)")
             asked = sorted(ratios | {1, 2, ENDPOINT_RATIO})
             missing.changes[RATIOS] = ",".join(f"{ratio:g}" for ratio in asked)
-    if measured["learned"].isin(NOT_BEATEN).any():
+    if any(numbers.learned in NOT_BEATEN for _, numbers in measured):
         _add_tokens(missing, frame)
     return missing
 
 
-def missing_on_task(frame: pd.DataFrame, table: pd.DataFrame) -> Missing:
-    """Return what verdicts on a task lack; `table`: what
-    `results.tasks.compare_tasks` returns.
-    """
+def missing_on_task(frame: pd.DataFrame, comparison: TaskComparison) -> Missing:
+    """Return what verdicts on a task lack."""
     missing = Missing()
-    n_seeds = int(table["seeds"].min())
+    n_seeds = min(scheme.seeds for scheme in comparison.schemes)
     if n_seeds < ENOUGH_SEEDS:
         missing.parts.append(
             f"seeds ({n_seeds} of {ENOUGH_SEEDS}, better {SEEDS_OF_TASK})"
         )
         missing.changes["seed"] = _seed_list(frame, SEEDS_OF_TASK)
-    if not table["ranked"].any():
+    if not any(scheme.ranked for scheme in comparison.schemes):
         _add_tokens(missing, frame)
     return missing
 

@@ -67,8 +67,12 @@ class Column:
 
 
 def number_text(row: Row, name: str, form: str = ".3f") -> str:
-    """Return a value as text; empty where there is none."""
-    value = row.get(name)
+    """Return a value of a row as text; empty where there is none."""
+    return value_text(row.get(name), form)
+
+
+def value_text(value: Any, form: str = ".3f") -> str:
+    """Return a value as text; empty for None and NaN."""
     if value is None or pd.isna(value):
         return ""
     text = format(value, form)
@@ -137,7 +141,7 @@ class Table:
         """Return the place of the column's lowest value; None: none stands out."""
         if not column.best:
             return None
-        return int(self.frame[column.source].argmin())
+        return int(self.frame[column.source].astype("float64").argmin())
 
     def print(self, console: Console, most_rows: int | None = None) -> None:
         """Print as many columns as fit and the first rows, and the lines that explain

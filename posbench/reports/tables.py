@@ -1,16 +1,24 @@
 """The columns of a report's tables, and the lines that explain them."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import pandas as pd
 
-from posbench.reports.render import Column, Row, Table, number_text
+from posbench.reports.render import Column, Row, Table, number_text, value_text
 from posbench.results import compare
 from posbench.results.compare import (
     ENDPOINT_RATIO,
     NOT_RESOLVED,
     RISE_LIMIT,
     USES_LIMIT,
+)
+from posbench.results.comparison import (
+    Comparison,
+    Difference,
+    ExactTest,
+    Interval,
+    Share,
+    TaskComparison,
 )
 from posbench.results.frame import GATE
 from posbench.run.rows import PLAIN
@@ -55,72 +63,45 @@ def compact_cell(row: Row, name: str) -> str:
     return compact_text(float(text)) if text else ""
 
 
-def cell_or_status(cell: Callable[[Row, str], str]) -> Callable[[Row, str], str]:
-    """Return a function for a column's cells that gives the status where the number is
-    unknown, else `cell`.
-    """
-
-    def shown(row: Row, name: str) -> str:
-        status = number_text(row, f"{name}_status", "")
-        if status == "missing":
-            return ""
-        if status in ("", "ok"):
-            return cell(row, name)
-        return status.replace("_", " ")
-
-    return shown
-
-
-def plus_minus_cell(row: Row, name: str) -> str:
-    """Return a number with half of its 95 % interval, and a mark where its seeds fall
-    into two groups.
-    """
-    text = number_text(row, name, "+.3f")
-    if not text:
+def or_status(text: str, status: str) -> str:
+    """Return a number's text; where it is unknown, its status."""
+    if status == "missing":
         return ""
-    half = (row[f"{name}_high"] - row[f"{name}_low"]) / 2
-    if half >= 0.0005:
-        text += f" ±{half:.3f}"
-    elif half >= 0:
+    if status == "ok":
+        return text
+    return status.replace("_", " ")
+
+
+def plus_minus_text(interval: Interval | None) -> str:
+    """Return a number with half of its 95 % interval, and a mark where its seeds fall
+    into two groups; empty if there is none.
+    """
+    if interval is None:
+        return ""
+    text = value_text(interval, "+.3f")
+    if interval.half >= 0.0005:
+        text += f" ±{interval.half:.3f}"
+    elif interval.half >= 0:
         text += " ±<0.001"
-    if row[f"{name}_groups"] is True:
+    if interval.in_groups:
         text += GROUPED
     return text
 
 
-def interval_cell(
-    low: str = "min", high: str = "max", form: str = "+.3f"
-) -> Callable[[Row, str], str]:
-    """Return a function for cells like [-0.35, +0.14], whose ends are columns."""
-
-    def cell(row: Row, name: str) -> str:
-        start = number_text(row, f"{name}_{low}", form)
-        end = number_text(row, f"{name}_{high}", form)
-        if not start or not end:
-            return ""
-        return f"[{start}, {end}]"
-
-    return cell
+def range_text(low: float, high: float, form: str = "+.3f") -> str:
+    """Return `[-0.35, +0.14]`; empty without both ends."""
+    start = value_text(low, form)
+    end = value_text(high, form)
+    if not start or not end:
+        return ""
+    return f"[{start}, {end}]"
 
 
-def word_cell(row: Row, name: str) -> str:
-    """Return the word for a difference, as `UNRESOLVED` if it is not resolved, or empty
-    where nothing may be said.
-    """
-    text = number_text(row, name, "").removeprefix("rises ").removeprefix("learned by ")
-    if text == NOT_RESOLVED:
+def word_text(word: str) -> str:
+    """Return the word for a difference, as `UNRESOLVED` if it is not resolved."""
+    if word == NOT_RESOLVED:
         return UNRESOLVED
-    return text
-
-
-def share_cell(row: Row, name: str) -> str:
-    """Return the median over seeds of a share, with the lowest and highest where they
-    differ.
-    """
-    text = number_text(row, name, ".2f")
-    if row[f"{name}_min"] != row[f"{name}_max"]:
-        text += f" {interval_cell(form='.2f')(row, name)}"
-    return text.rstrip()
+    return word.removeprefix("rises ").removeprefix("learned by ")
 
 
 def runs_cell(row: Row, name: str) -> str:
@@ -144,55 +125,100 @@ ENCODING = Column(
 )
 RUNS = Column("runs", "runs", runs_cell, spare=8, text=True, of="seeds")
 LEARNED = Column(
-    "learned", "learned", word_cell, text=True, note="learned: below the n-gram model"
+    "learned",
+    "learned",
+    lambda row, name: word_text(number_text(row, name, "")),
+    text=True,
+    note="learned: below the n-gram model",
 )
-ADJUSTED = interval_cell("adjusted_low", "adjusted_high")
 
 
-def main_table(table: pd.DataFrame) -> Table:
-    """Return the main table on text, from what `results.compare.compare` returns: at
-    the training length and beyond.
-    """
-    length = table.attrs["train_length"]
+def main_table(comparison: Comparison) -> Table:
+    """Return the main table on text: at the training length and beyond."""
+    length = comparison.train_length
     columns = [ENCODING]
-    if (table["not_done"] != "").any() or (table["left_out"] > 0).any():
+    schemes = comparison.schemes
+    if any(scheme.not_done or scheme.left_out > 0 for scheme in schemes):
         columns.append(RUNS)
     note = f"loss: nats per token at {length} tokens"
-    has_losses = table.attrs["schemes"] > 0
-    loss = cell_or_status(number_text)
-    columns.append(Column("loss", "loss", loss, of="nll", best=has_losses, note=note))
-    if not set(table.get("learned", [])) <= {"yes", None}:
-        columns.append(LEARNED)
-    columns += _above_columns(table)
-    columns += _rise_columns(table.attrs["ratios"])
-    columns.append(_holds_column(length, table.attrs["schemes"]))
+    n_measured = len(comparison.measured)
+    best = n_measured > 0
+    columns.append(Column("loss", "loss", loss_cell, of="nll", best=best, note=note))
+    if best:
+        learned = {numbers.learned for _, numbers in comparison.measured}
+        if n_measured < len(schemes) or not learned <= {"yes", None}:
+            columns.append(LEARNED)
+    columns += _above_columns(comparison)
+    columns += _rise_columns(comparison.ratios)
+    columns.append(_holds_column(length, n_measured))
     note = f"uses: tokens within {USES_LIMIT:g} of all"
     columns.append(Column("uses", "uses", ".0f", 6, note=note))
-    return Table("", table, columns, _readers_text(table), MARKS)
+    readers = []
+    for reader, name in compare.READERS.items():
+        if reader in comparison.readers:
+            readers.append(f"{name} {comparison.readers[reader]:.3f}")
+    return Table("", comparison.records, columns, ", ".join(readers), MARKS)
 
 
-def _above_columns(table: pd.DataFrame) -> list[Column]:
+def loss_cell(row: Row, name: str) -> str:
+    """Return the loss at the training length, or why there is none."""
+    return or_status(number_text(row, name), row["nll_status"])
+
+
+def adjusted_cell(row: Row, name: str) -> str:
+    """Return the adjusted interval of a difference."""
+    difference: Difference | None = row[name]
+    if difference is None:
+        return ""
+    return range_text(difference.adjusted_low, difference.adjusted_high)
+
+
+def word_of_cell(row: Row, name: str) -> str:
+    """Return the word of a difference or a test."""
+    judged: Difference | ExactTest | None = row[name]
+    return word_text(judged.word) if judged else ""
+
+
+def _above_columns(comparison: Comparison) -> list[Column]:
     """Return the columns of the differences from the reference."""
-    reference = None
-    if "nll_difference" in table:
-        reference = table.attrs["reference"]
-    n_comparisons = 2 * (table.attrs["schemes"] - 1)
+    reference = comparison.reference if comparison.has_differences else None
+    n_comparisons = 2 * (len(comparison.measured) - 1)
 
     def above(row: Row, name: str) -> str:
         if row["label"] == reference:
             return "reference"
-        return number_text(row, name, "+.3f")
+        difference: Difference | None = row[name]
+        if difference is None:
+            return ""
+        return value_text(difference.interval, "+.3f")
 
     head = f"above {reference}"
     note = (
         f"intervals and words against {reference}: adjusted for {n_comparisons}"
         " comparisons"
     )
+    of = "nll_difference"
     return [
-        Column("above", head, above, 3, of="nll_difference", note=note),
-        Column("adjusted", "adjusted", ADJUSTED, 7, of="nll_difference"),
-        Column("word", "", word_cell, 5, text=True, of="nll_word"),
+        Column("above", head, above, 3, of=of, note=note),
+        Column("adjusted", "adjusted", adjusted_cell, 7, of=of),
+        Column("word", "", word_of_cell, 5, text=True, of=of),
     ]
+
+
+def rise_column(ratio: float, spare: int = 0, note: str = "") -> Column:
+    """Return the column for what a longer context adds to the loss."""
+
+    def cell(row: Row, name: str) -> str:
+        # a scheme without a loss at the training length has none
+        status = (
+            row["rise_statuses"].get(ratio, "missing") if row["numbers"] else "missing"
+        )
+        if status == "missing":
+            return ""
+        return or_status(plus_minus_text(row["rises"][ratio]), status)
+
+    name = f"rise_{ratio:g}x"
+    return Column(name, f"at {ratio:g}x", cell, spare, note=note)
 
 
 def _rise_columns(ratios: Sequence[float]) -> list[Column]:
@@ -208,11 +234,10 @@ def _rise_columns(ratios: Sequence[float]) -> list[Column]:
         if ratio == main_ratio:
             note = f"at {ratio:g}x: what that context adds"
             spare = 2
-        head = f"at {ratio:g}x"
-        cell = cell_or_status(plus_minus_cell)
-        columns.append(Column(f"rise_{ratio:g}x", head, cell, spare, note=note))
+        columns.append(rise_column(ratio, spare, note))
         if ratio == ENDPOINT_RATIO:
-            columns.append(Column("rise_word", "", word_cell, 4, text=True))
+            of = "rise_difference"
+            columns.append(Column("rise_word", "", word_of_cell, 4, text=True, of=of))
     return columns
 
 
@@ -232,35 +257,50 @@ def _holds_column(train_length: int, n_schemes: int) -> Column:
     return Column("holds_to", "holds to", holds, note=note)
 
 
-def _readers_text(table: pd.DataFrame) -> str:
-    """Return the losses of simple readers, for the legend."""
-    texts = []
-    for reader, name in compare.READERS.items():
-        if reader in table and table[reader].notna().any():
-            texts.append(f"{name} {table[reader].median():.3f}")
-    return ", ".join(texts)
-
-
-def facts_table(table: pd.DataFrame) -> Table:
+def facts_table(comparison: Comparison) -> Table:
     """Return what else is known of each scheme: intervals, spread, size and speed."""
+
+    def plus_minus(row: Row, name: str) -> str:
+        difference: Difference | None = row[name]
+        return plus_minus_text(difference.interval) if difference else ""
+
+    def seeds(row: Row, name: str) -> str:
+        difference: Difference | None = row[name]
+        if difference is None or difference.interval is None:
+            return ""
+        of_seeds = difference.interval.seeds
+        return range_text(min(of_seeds), max(of_seeds))
+
+    def word(row: Row, name: str) -> str:
+        return row[name].word if row[name] else ""
+
+    def why(row: Row, name: str) -> str:
+        return row[name].why if row[name] else ""
+
+    def ngram(row: Row, name: str) -> str:
+        return number_text(row[name], "ngram") if row["numbers"] else ""
+
+    def above_windowed(row: Row, name: str) -> str:
+        return plus_minus_text(row[name]) if row["numbers"] else ""
+
     columns = [ENCODING, RUNS, Column("nll", "loss", ".3f")]
     for measure, head in (("nll", "above"), ("rise", f"at {ENDPOINT_RATIO}x above")):
         name = f"{measure}_difference"
         columns += [
-            Column(name, f"{head} {table.attrs['reference']}", plus_minus_cell),
-            Column(f"{name}_adjusted", "adjusted", ADJUSTED, of=name),
-            Column(f"{name}_seeds", "seeds", interval_cell(), of=name),
-            Column(f"{measure}_word", "", text=True),
-            Column(f"{measure}_why", "", text=True),
+            Column(name, f"{head} {comparison.reference}", plus_minus),
+            Column(f"{name}_adjusted", "adjusted", adjusted_cell, of=name),
+            Column(f"{name}_seeds", "seeds", seeds, of=name),
+            Column(f"{measure}_word", "", word, text=True, of=name),
+            Column(f"{measure}_why", "", why, text=True, of=name),
         ]
     columns += [
         Column("nll_sd", "SD of seeds", ".3f"),
         Column("nll_text_error", "SE of text", ".3f"),
         Column("perplexity", "perplexity", ".2f"),
         Column("bits_per_byte", "bits/byte", ".3f"),
-        Column("ngram", "n-gram", ".3f"),
+        Column("ngram", "n-gram", ngram, of="readers"),
         LEARNED,
-        Column("above_windowed", "above windowed", plus_minus_cell),
+        Column("above_windowed", "above windowed", above_windowed),
         Column("parameters", "parameters", compact_cell),
         Column("encoding_parameters", "of the encoding", compact_cell),
         Column("trained_tokens", "tokens", compact_cell),
@@ -275,7 +315,7 @@ def facts_table(table: pd.DataFrame) -> Table:
         " same targets; above windowed: loss at the longest context less that with"
         " attention narrowed to the training length"
     )
-    return Table("Each encoding", table, columns, note)
+    return Table("Each encoding", comparison.records, columns, note)
 
 
 def training_tables(frame: pd.DataFrame) -> list[Table]:
@@ -286,16 +326,17 @@ def training_tables(frame: pd.DataFrame) -> list[Table]:
     budgets = sorted(main["tokens"].dropna().unique())
     if len(budgets) < 2:
         return []
-    stages = []
+    lines = []
+    ratios = set[float]()
     for tokens in budgets:
         is_then = frame["main"] & (frame["tokens"] == tokens).fillna(False)
-        table = compare.compare(frame.assign(newest=is_then, superseded=False))
-        if table.attrs["schemes"]:
-            stages.append(table[table["nll"].notna()].assign(after=int(tokens)))
-    if not stages:
+        stage = compare.compare(frame.assign(newest=is_then, superseded=False))
+        ratios.update(stage.ratios)
+        for scheme, _ in stage.measured:
+            lines.append(scheme.record() | {"after": int(tokens)})
+    if not lines:
         return []
-    rows = pd.concat(stages, ignore_index=True)
-    rows = rows.sort_values(["label", "after"], ignore_index=True)
+    rows = pd.DataFrame(lines).sort_values(["label", "after"], ignore_index=True)
 
     columns = [
         ENCODING,
@@ -304,34 +345,29 @@ def training_tables(frame: pd.DataFrame) -> list[Table]:
         Column("nll", "loss", ".3f"),
         LEARNED,
     ]
-    cell = cell_or_status(plus_minus_cell)
-    for status in rows.filter(like="_status"):
-        name = status.removesuffix("_status")
-        columns.append(Column(name, f"at {name.removeprefix('rise_')}", cell))
+    columns += [rise_column(ratio) for ratio in sorted(ratios)]
     columns.append(Column("uses", "uses", ".0f"))
     return [Table("Over training", rows, columns)]
 
 
-def loss_table(frame: pd.DataFrame, table: pd.DataFrame) -> Table:
-    """Return a table of the loss by length on the same targets; `table`: what
+def loss_table(frame: pd.DataFrame, comparison: Comparison) -> Table:
+    """Return a table of the loss by length on the same targets; `comparison`: what
     `results.compare.compare` returns for rows `frame`.
     """
     losses = compare.Losses(compare.main_rows(frame))
     lines = []
-    for label in table.loc[table["nll"].notna(), "label"]:
-        line: dict[str, str | float] = {"label": label}
+    for scheme, _ in comparison.measured:
+        label = scheme.label
+        line = {"label": label}
         for length in losses.lengths(label):
-            status = losses.statuses[label, PLAIN, length]
-            line[f"{length}_status"] = status
-            if status == "ok":
-                sums = losses.level(label, length)
-                line[str(length)] = losses.estimate(sums).mean
+            sums = losses.level(label, length)
+            text = "" if sums.empty else f"{losses.estimate(sums).mean:.3f}"
+            line[str(length)] = or_status(text, losses.statuses[label, PLAIN, length])
         lines.append(line)
 
     columns = [ENCODING]
-    cell = cell_or_status(number_text)
     for length in losses.lengths():
-        columns.append(Column(str(length), f"{length:,}", cell))
+        columns.append(Column(str(length), f"{length:,}"))
     note = (
         "nats per token by tokens of context, on the same target tokens, mean of seeds;"
         f" trained at {losses.train_length} tokens; perplexity is exp(loss)"
@@ -394,19 +430,13 @@ def _mean_or_status(group: pd.DataFrame) -> str:
     return f"{values.astype('float64').mean():.3f}"
 
 
-def task_table(table: pd.DataFrame) -> Table:
-    """Return the main table on a task, from what `results.tasks.compare_tasks`
-    returns.
-    """
-    names = [name for name in table if name.endswith("x_status")]
-    ratios = sorted(
-        float(name.removeprefix("accuracy_").removesuffix("x_status")) for name in names
-    )
+def task_table(comparison: TaskComparison) -> Table:
+    """Return the main table on a task."""
+    ratios = sorted({ratio for scheme in comparison.schemes for ratio in scheme.shares})
     main_ratio = 2 if 2 in ratios else ratios[0]
 
     columns = [ENCODING, *_learned_columns()]
     for ratio in ratios:
-        name = f"accuracy_{ratio:g}x"
         spare = {1.0: 3, 2.0: 0, 4.0: 1}.get(ratio, 9)
         shares = ""
         against = ""
@@ -416,24 +446,54 @@ def task_table(table: pd.DataFrame) -> Table:
                 " length, median [lowest, highest]"
             )
             against = (
-                f"words: against {table.attrs['reference']}, exact tests adjusted for"
-                f" {table.attrs['tests']}"
+                f"words: against {comparison.reference}, exact tests adjusted for"
+                f" {comparison.n_tests}"
             )
-        head = f"at {ratio:g}x"
-        columns.append(
-            Column(name, head, cell_or_status(share_cell), spare, note=shares)
-        )
-        columns.append(
-            Column(f"{name}_word", "", word_cell, spare + 1, text=True, note=against)
-        )
+        columns += _share_columns(ratio, spare, shares, against)
 
     readers = []
-    for ratio in ratios:
-        accuracy = table[f"accuracy_{ratio:g}x_trivial"].median()
-        if ratio in (1, 2, 4) and not pd.isna(accuracy):
+    for ratio in (1, 2, 4):
+        trivial = [
+            scheme.shares[ratio].trivial
+            for scheme in comparison.schemes
+            if ratio in scheme.shares
+        ]
+        accuracy = pd.Series(trivial, dtype="float64").median()
+        if not pd.isna(accuracy):
             readers.append(f"{ratio:g}x {accuracy:.2f}")
     legend = f"trivial reader: {', '.join(readers)}" if readers else ""
-    return Table("", table, columns, legend, MARKS)
+    return Table("", comparison.records, columns, legend, MARKS)
+
+
+def _share_columns(ratio: float, spare: int, shares: str, against: str) -> list[Column]:
+    """Return the columns of the accuracy at a length and of its test, with notes."""
+
+    def share_cell(row: Row, name: str) -> str:
+        share: Share | None = row[name].get(ratio)
+        if share is None:
+            return ""
+        text = value_text(share, ".2f")
+        if share.lowest != share.highest:
+            text += f" {range_text(share.lowest, share.highest, '.2f')}"
+        return or_status(text.rstrip(), share.status)
+
+    def test_cell(row: Row, name: str) -> str:
+        test: ExactTest | None = row[name].get(ratio)
+        return word_text(test.word) if test else ""
+
+    name = f"accuracy_{ratio:.3g}x"
+    return [
+        Column(name, f"at {ratio:.3g}x", share_cell, spare, of="shares", note=shares),
+        Column(
+            f"{name}_word",
+            "",
+            test_cell,
+            spare + 1,
+            text=True,
+            of="tests",
+            note=against,
+        ),
+    ]
 
 
 def _learned_columns() -> list[Column]:
@@ -441,6 +501,9 @@ def _learned_columns() -> list[Column]:
 
     def learned(row: Row, name: str) -> str:
         return f"{row[name]} of {row['seeds']}"
+
+    def interval(row: Row, name: str) -> str:
+        return range_text(row[f"{name}_low"], row[f"{name}_high"], ".2f")
 
     def steps(row: Row, name: str) -> str:
         return number_text(row, name, ".0f").replace("inf", "never")
@@ -450,10 +513,9 @@ def _learned_columns() -> list[Column]:
         " length"
     )
     until = "steps: until then"
-    interval = interval_cell("low", "high", ".2f")
     return [
         Column("learned", "learned", learned, note=note),
         Column("interval", "95 %", interval, 5, of="learned"),
-        Column("learned_word", "", word_cell, 4, text=True),
+        Column("learned_word", "", word_of_cell, 4, text=True, of="learned_test"),
         Column("steps", "steps", steps, 6, of="steps_to_gate", note=until),
     ]

@@ -9,14 +9,22 @@ intervals as the numbers, adjusted by Bonferroni for the k schemes shown: alpha 
 It uses its context if it beats the one with the window.
 """
 
+import dataclasses
 import math
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import pandas as pd
 
 from posbench.errors import UserError
+from posbench.results.comparison import (
+    Comparison,
+    Difference,
+    Interval,
+    Numbers,
+    Scheme,
+)
 from posbench.results.estimate import Estimate, Floats, estimate, in_two_groups
 from posbench.run.rows import PLAIN, WINDOWED
 
@@ -37,7 +45,6 @@ READERS = {"ngram": "n-gram model", "cached_ngram": "n-gram with window"}
 
 
 _FACTS = [
-    "label",
     "encoding",
     "parameters",
     "encoding_parameters",
@@ -276,19 +283,9 @@ def reference_label(frame: pd.DataFrame, reference: str | None = None) -> str | 
 
 def compare(
     frame: pd.DataFrame, reference: str | None = None, least: float = LEAST
-) -> pd.DataFrame:
+) -> Comparison:
     """Compare the schemes of one setting on text; `frame` has the rows of
     `results.frame.read`.
-
-    Returns:
-        A row per scheme, in nats per token: the lowest loss first, schemes without a
-        finished run last. `left_out` counts seeds on other targets, or without a row at
-        1x. `rise_2x`, ... is what so many training lengths add; `above_windowed` is
-        what the longest adds to the loss with narrowed attention. `nll_difference` (1x)
-        and `rise_difference` (4x) are from the reference. They have `_adjusted_low` and
-        `_high`, and a `_word` or `_why` there is none. Means have `_low` and `_high`
-        (95 %), `_min` and `_max` of seeds, `_groups` (seeds form two). `holds_further`:
-        none longer is known.
     """
     if frame["setting"].nunique() > 1:
         raise ValueError("schemes are compared in one setting")
@@ -299,95 +296,120 @@ def compare(
     if base not in labels:
         base = None
 
-    rows = []
+    schemes = []
     runs = frame[~frame["repeated"]].drop_duplicates("folder")
     for label, of_label in runs.groupby("label"):
-        row = _facts(of_label)
-        n_comparable = losses.seeds.get(label, 0)
+        scheme = _scheme(losses, label, of_label)
         if label in labels:  # else the status says why there is no loss
-            n_comparable = len(losses.level(label, length))
-        row["left_out"] = row["seeds"] - n_comparable
-        row["seeds"] = 0
-        row["nll_status"] = losses.statuses.get((label, PLAIN, length), "missing")
-        if label in labels:
-            row |= numbers(losses, label, len(labels))
+            scheme = dataclasses.replace(
+                scheme, numbers=numbers(losses, label, len(labels))
+            )
             if base and label != base:
-                row |= against(losses, label, base, len(labels), least)
-        rows.append(row)
-    order = ["nll", "label"] if labels else ["label"]
-    table = pd.DataFrame(rows).sort_values(order, ignore_index=True)
-    table.attrs = {
-        "reference": base,
-        "train_length": length,
-        "ratios": [longer / length for longer in losses.longer()],
-        "schemes": len(labels),
-        "largest_document": losses.largest_document,
-    }
-    return table
+                nll, rise = against(losses, label, base, len(labels), least)
+                scheme = dataclasses.replace(
+                    scheme, nll_difference=nll, rise_difference=rise
+                )
+        schemes.append(scheme)
+
+    def lowest_loss_first(scheme: Scheme) -> tuple[float, str]:
+        loss = scheme.numbers.nll.mean if scheme.numbers else math.inf
+        return loss, scheme.label
+
+    return Comparison(
+        reference=base,
+        train_length=length,
+        ratios=[longer / length for longer in losses.longer()],
+        largest_document=losses.largest_document,
+        schemes=sorted(schemes, key=lowest_loss_first),
+    )
 
 
-def _facts(runs: pd.DataFrame) -> dict[str, Any]:
-    """Return what is known of the runs of a scheme, and how many are done."""
+def _scheme(losses: Losses, label: str, runs: pd.DataFrame) -> Scheme:
+    """Return what is known of the runs of a scheme without its numbers."""
     is_done = runs["run_status"] == "done"
     done = runs[is_done]
     first = done.iloc[0] if len(done) else runs.iloc[0]
     not_done = runs.loc[~is_done, "run_status"].value_counts()
     speed = done["trained_tokens"].astype("float64") / done["train_seconds"]
-    return {
-        **first[_FACTS],
-        "seeds": len(done),
-        "not_done": ", ".join(f"{n} {status}" for status, n in not_done.items()),
-        "tokens_per_second": speed.median(),
-    }
+
+    length = losses.train_length
+    n_measured = len(losses.level(label, length))
+    # without a loss at 1x, the status says why
+    n_comparable = n_measured or losses.seeds.get(label, 0)
+    return Scheme(
+        label=label,
+        facts=first[_FACTS].to_dict(),
+        seeds=n_measured,
+        not_done=", ".join(f"{n} {status}" for status, n in not_done.items()),
+        tokens_per_second=speed.median(),
+        left_out=len(done) - n_comparable,
+        nll_status=losses.statuses.get((label, PLAIN, length), "missing"),
+    )
 
 
-def numbers(losses: Losses, label: str, schemes: int) -> dict[str, Any]:
-    """Return a scheme's columns that need no reference, if `schemes` are compared; none
+def numbers(losses: Losses, label: str, schemes: int) -> Numbers | None:
+    """Return what a scheme has without a reference, if `schemes` are compared; None
     without a loss at 1x.
     """
     length = losses.train_length
     level = losses.level(label, length)
     if level.empty:
-        return {}
-    mean = losses.estimate(level)
-    row = _interval("nll", losses, level)
-    row["seeds"] = len(level)
-    row["nll_sd"] = level.sum(axis=1).std() / losses.tokens.sum()
-    row["nll_text_error"] = losses.estimate(level.mean().to_frame().T).error
-    row["perplexity"] = math.exp(mean.mean)
-    row["bits_per_byte"] = mean.mean * losses.bits_per_byte
+        return None
+    nll = Interval.of(losses.estimate(level))
 
-    row["learned"] = beats(losses, label, "ngram")
-    row["uses_context"] = beats(losses, label, "cached_ngram")
+    readers = {}
     for reader in READERS:
         sums = losses.level(label, length, reader)
-        row[reader] = math.nan if sums.empty else losses.estimate(sums).mean
+        readers[reader] = math.nan if sums.empty else losses.estimate(sums).mean
 
+    rises = {}
+    statuses = {}
     longer = losses.longer()
     for context in longer:
-        name = f"rise_{context / length:g}x"
-        row[f"{name}_status"] = losses.statuses.get((label, PLAIN, context), "missing")
-        row |= _interval(name, losses, losses.rise(label, context))
+        ratio = context / length
+        statuses[ratio] = losses.statuses.get((label, PLAIN, context), "missing")
+        rises[ratio] = interval(losses, losses.rise(label, context))
+    above_windowed = None
     if longer:
         longest = losses.level(label, longer[-1])
         narrowed = losses.level(label, longer[-1], WINDOWED)
-        row |= _interval("above_windowed", losses, difference(longest, narrowed))
+        above_windowed = interval(losses, difference(longest, narrowed))
 
-    if row["learned"] not in NOT_BEATEN and losses.largest_document < HALF:
+    learned = beats(losses, label, "ngram")
+    uses_context = beats(losses, label, "cached_ngram")
+    is_judged = learned not in NOT_BEATEN and losses.largest_document < HALF
+    reach = None
+    is_last = None
+    span = None
+    if is_judged:
         reach = holds_to(losses, label, ALPHA / schemes)
-        row["holds_to"] = reach
-        row["holds_further"] = reach == max(losses.lengths(label))
-        row["uses"] = None
-        if row["uses_context"] not in NOT_BEATEN:
-            row["uses"] = uses(losses, label, ALPHA / schemes)
-    return row
+        is_last = reach == max(losses.lengths(label))
+        if uses_context not in NOT_BEATEN:
+            span = uses(losses, label, ALPHA / schemes)
+    return Numbers(
+        nll=nll,
+        nll_sd=level.sum(axis=1).std() / losses.tokens.sum(),
+        nll_text_error=losses.estimate(level.mean().to_frame().T).error,
+        perplexity=math.exp(nll.mean),
+        bits_per_byte=nll.mean * losses.bits_per_byte,
+        learned=learned,
+        uses_context=uses_context,
+        readers=readers,
+        rises=rises,
+        rise_statuses=statuses,
+        above_windowed=above_windowed,
+        is_judged=is_judged,
+        holds_to=reach,
+        holds_further=is_last,
+        uses=span,
+    )
 
 
 def against(
     losses: Losses, label: str, reference: str, schemes: int, least: float = LEAST
-) -> dict[str, Any]:
-    """Return the columns of a scheme's differences from the reference: of the loss at
-    1x, and of the rise at 4x.
+) -> tuple[Difference, Difference]:
+    """Return a scheme's differences from the reference: of the loss at 1x, and of the
+    rise at 4x.
     """
     alpha = ALPHA / max(1, 2 * (schemes - 1))
     length = losses.train_length
@@ -395,7 +417,7 @@ def against(
     why = ""
     if gap.empty:
         why = _missing(losses, label, reference, 1)
-    row = _difference("nll", losses, gap, alpha, least, ("better", "worse"), why)
+    nll = _judged(losses, gap, alpha, least, ("better", "worse"), why)
 
     length = ENDPOINT_RATIO * length
     gap = difference(losses.rise(label, length), losses.rise(reference, length))
@@ -403,7 +425,7 @@ def against(
     if gap.empty:
         why = why or _missing(losses, label, reference, ENDPOINT_RATIO)
     words = ("rises less", "rises more")
-    return row | _difference("rise", losses, gap, alpha, least, words, why)
+    return nll, _judged(losses, gap, alpha, least, words, why)
 
 
 def _not_learned(losses: Losses, label: str) -> str:
@@ -426,26 +448,20 @@ def _missing(losses: Losses, label: str, reference: str, ratio: int) -> str:
     return "no seed in common"
 
 
-def _difference(
-    name: str,
+def _judged(
     losses: Losses,
     paired: pd.DataFrame,
     alpha: float,
     least: float,
     words: tuple[str, str],
     why: str,
-) -> dict[str, Any]:
-    """Return the columns of a difference: its intervals, and its word unless `why`."""
-    row: dict[str, Any] = {f"{name}_word": "", f"{name}_why": why}
+) -> Difference:
+    """Return a difference from its paired sums, with its word unless `why`."""
     if paired.empty:
-        return row
-
+        return Difference(why=why)
     gap = losses.estimate(paired)
     low = gap.low(alpha)
     high = gap.high(alpha)
-    row |= _interval(f"{name}_difference", losses, paired)
-    row[f"{name}_difference_adjusted_low"] = low
-    row[f"{name}_difference_adjusted_high"] = high
 
     word = NOT_RESOLVED
     if high < 0 and gap.mean <= -least:
@@ -456,9 +472,7 @@ def _difference(
         part = f"{losses.largest_document:.0%}"
         why = why or f"one document has {part} of the targets"
     why = why or _few_seeds(gap.seeds, word)
-    row[f"{name}_word"] = "" if why else word
-    row[f"{name}_why"] = why
-    return row
+    return Difference(Interval.of(gap), low, high, "" if why else word, why)
 
 
 def _few_seeds(seeds: Sequence[float], word: str) -> str:
@@ -475,21 +489,11 @@ def _few_seeds(seeds: Sequence[float], word: str) -> str:
     return f"{len(seeds)} of {needed} seeds{groups}"
 
 
-def _interval(name: str, losses: Losses, sums: pd.DataFrame) -> dict[str, Any]:
-    """Return the mean of sums, its 95 % interval and the range of seeds as columns of
-    this name; none without sums.
-    """
+def interval(losses: Losses, sums: pd.DataFrame) -> Interval | None:
+    """Return the mean of sums with its interval; None without sums."""
     if sums.empty:
-        return {}
-    mean = losses.estimate(sums)
-    return {
-        name: mean.mean,
-        f"{name}_low": mean.low(),
-        f"{name}_high": mean.high(),
-        f"{name}_min": min(mean.seeds),
-        f"{name}_max": max(mean.seeds),
-        f"{name}_groups": in_two_groups(mean.seeds),
-    }
+        return None
+    return Interval.of(losses.estimate(sums))
 
 
 def curves(frame: pd.DataFrame) -> pd.DataFrame:
@@ -509,7 +513,9 @@ def curves(frame: pd.DataFrame) -> pd.DataFrame:
         sums = losses.level(label, length, variant)
         if len(sums) > 1:
             sums = sums.sum(axis=1).to_frame()
-        row |= _interval("nll", losses, sums)
-        row |= _interval("rise", losses, losses.rise(label, length, variant))
+        row |= Interval.of(losses.estimate(sums)).columns("nll")
+        rise = interval(losses, losses.rise(label, length, variant))
+        if rise:
+            row |= rise.columns("rise")
         points.append(row)
     return pd.DataFrame(points)

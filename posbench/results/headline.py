@@ -1,16 +1,31 @@
 """One run in a few numbers: for W&B's summary, an objective, and a line of text."""
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import pandas as pd
 
 from posbench.results import compare
-from posbench.results.compare import READERS, Losses
+from posbench.results.compare import Losses
+from posbench.results.comparison import Interval
 from posbench.results.tasks import task_rows
 
 Headline = dict[str, Any]  # numbers, texts or None
 TEXTS = ("learned", "uses_context")  # yes, no or not resolved; all others are numbers
-ALWAYS = ("rise_4x", "rise_16x")  # named even where they were not measured
+ALWAYS = (4, 16)  # multiples whose rise is named even where it was not measured
+
+
+class Measure(NamedTuple):
+    """A value of a headline: its kind, and the length as a multiple of the training
+    length (of problems: of the longest trained); None: it has no length.
+    """
+
+    kind: str
+    ratio: float | None = None
+
+    @property
+    def name(self) -> str:
+        return self.kind if self.ratio is None else f"{self.kind}_{self.ratio:.6g}x"
 
 
 def headline(frame: pd.DataFrame) -> Headline:
@@ -23,48 +38,68 @@ def headline(frame: pd.DataFrame) -> Headline:
     `learned` (yes, no), `steps_to_gate`, `nll_1x`, and `accuracy_<r>x` and
     `exact_match_<r>x`, shares at r times the longest trained length.
     """
+    return {measure.name: value for measure, value in measures(frame).items()}
+
+
+def measures(frame: pd.DataFrame) -> dict[Measure, Any]:
+    """Return the values of `headline` by what they measure."""
     frame = frame.assign(run_status="done", repeated=False)
     has_task = frame["trained_task"].notna().any()
     values = _of_task(frame) if has_task else _of_text(frame)
-    return {name: None if pd.isna(value) else value for name, value in values.items()}
+    return {each: None if pd.isna(value) else value for each, value in values.items()}
 
 
-def _of_text(frame: pd.DataFrame) -> dict[str, Any]:
+def _of_text(frame: pd.DataFrame) -> dict[Measure, Any]:
     losses = Losses(compare.main_rows(frame))
-    values: dict[str, Any] = dict.fromkeys((*TEXTS, "nll_1x", *ALWAYS, "reach", "uses"))
+    values: dict[Measure, Any] = {Measure(name): None for name in TEXTS}
+    values[Measure("nll", 1)] = None
+    for longer in ALWAYS:
+        values[Measure("rise", longer)] = None
+    values[Measure("reach")] = None
+    values[Measure("uses")] = None
     for label in losses.seeds:  # one label, or none without rows
         numbers = compare.numbers(losses, label, schemes=1)
-        for name in (*TEXTS, "uses", *READERS):
-            if name in numbers:
-                values[name] = numbers[name]
-        values["reach"] = numbers.get("holds_to")
+        rises: Mapping[float, Interval | None] = {}
+        if numbers:
+            values[Measure("learned")] = numbers.learned
+            values[Measure("uses_context")] = numbers.uses_context
+            values[Measure("uses")] = numbers.uses
+            values[Measure("reach")] = numbers.holds_to
+            for reader, its_loss in numbers.readers.items():
+                values[Measure(reader)] = its_loss
+            rises = numbers.rises
 
         for length in losses.lengths(label):
-            ratio = f"{length / losses.train_length:g}x"
+            ratio = length / losses.train_length
             level = losses.level(label, length)
-            values[f"nll_{ratio}"] = None
-            if not level.empty:
-                values[f"nll_{ratio}"] = losses.estimate(level).mean
-            if length > losses.train_length:
-                values[f"rise_{ratio}"] = numbers.get(f"rise_{ratio}")
+            loss = None if level.empty else losses.estimate(level).mean
+            values[Measure("nll", ratio)] = loss
+            if ratio > 1:
+                rise = rises.get(ratio)
+                values[Measure("rise", ratio)] = rise.mean if rise else None
     return values
 
 
-def _of_task(frame: pd.DataFrame) -> dict[str, Any]:
-    names = ("learned", "steps_to_gate", "nll_1x", "accuracy_1x", "exact_match_1x")
-    values: dict[str, Any] = dict.fromkeys(names)
+def _of_task(frame: pd.DataFrame) -> dict[Measure, Any]:
+    values: dict[Measure, Any] = {
+        Measure("learned"): None,
+        Measure("steps_to_gate"): None,
+        Measure("nll", 1): None,
+        Measure("accuracy", 1): None,
+        Measure("exact_match", 1): None,
+    }
     steps = frame["steps_to_gate"].iloc[0]
     if pd.notna(steps):
-        values["steps_to_gate"] = int(steps)
+        values[Measure("steps_to_gate")] = int(steps)
 
     rows = task_rows(frame)
     if len(rows):
-        values["learned"] = "yes" if rows["seed_learned"].iloc[0] else "no"
+        values[Measure("learned")] = "yes" if rows["seed_learned"].iloc[0] else "no"
     rows = rows[rows["as_trained"] & (rows["length_ratio"] >= 1)]
     for row in rows.sort_values("length_ratio").to_dict("records"):
-        ratio = f"{row['length_ratio']:.3g}x"
-        values[f"accuracy_{ratio}"] = row["accuracy"]
-        values[f"exact_match_{ratio}"] = row["exact_match"]
-        if ratio == "1x" and row["status"] == "ok":
-            values["nll_1x"] = row["nll"]
+        ratio = float(f"{row['length_ratio']:.3g}")
+        values[Measure("accuracy", ratio)] = row["accuracy"]
+        values[Measure("exact_match", ratio)] = row["exact_match"]
+        if ratio == 1 and row["status"] == "ok":
+            values[Measure("nll", 1)] = row["nll"]
     return values

@@ -6,8 +6,8 @@ tests are over all seeds, learned or not: to keep only those that learned would 
 by the outcome. A seed that diverged has no answer right.
 """
 
+import dataclasses
 import math
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -19,6 +19,12 @@ from posbench.results.compare import (
     NOT_RESOLVED,
     reference_label,
 )
+from posbench.results.comparison import (
+    ExactTest,
+    Share,
+    TaskComparison,
+    TaskScheme,
+)
 from posbench.results.frame import GATE
 from posbench.run.rows import PLAIN
 
@@ -26,6 +32,7 @@ RATIOS = (2.0, 4.0)  # times the longest trained problems, where accuracies are 
 SEEDS_OF_TASK = 10  # that tell schemes apart on a task; words need `ENOUGH_SEEDS`
 LEAST = 0.01  # a smaller difference of shares has no word
 MOST_ORDERS = 200_000  # orders of seeds to enumerate; ten against ten have 184,756
+Pair = tuple[pd.Series, pd.Series]  # shares by seed, of a scheme and of the reference
 _PLACE = ["of_task", "variant", "offset", "length_ratio"]
 
 
@@ -101,97 +108,116 @@ def accuracies(frame: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(places)
 
 
-def compare_tasks(frame: pd.DataFrame, reference: str | None = None) -> pd.DataFrame:
-    """Compare the schemes of one setting on a task.
+def compare_tasks(
+    frame: pd.DataFrame, reference: str | None = None
+) -> TaskComparison | None:
+    """Compare the schemes of one setting on a task; None if no run was tested.
 
-    The default reference is `rope`, else `none`, else the first one.
-
-    Returns:
-        A row per scheme: the most accurate beyond trained lengths first, schemes that
-        have not learned last. `seeds`; `learned` (how many did), with the 95 % interval
-        of the share by Clopper & Pearson (1934); `ranked` (at least half learned);
-        `steps_to_gate` (median); `accuracy_1x` ... as in `accuracies`. Exact tests
-        against the reference permute the seeds: `learned_p`, `accuracy_2x_p`,
-        `accuracy_4x_p`, adjusted by Bonferroni for all tests of the table, each with a
-        `_difference` and a `_word`. A test that may not be made has none of these.
-        `attrs`: `reference`, `tests`.
+    The default reference is `rope`, else `none`, else the first one. Exact tests
+    against it permute the seeds, adjusted by Bonferroni for all tests of the table.
     """
     rows = task_rows(frame)
     if rows.empty:
-        return pd.DataFrame()
+        return None
     labels = sorted(rows["label"].unique())
     choices = (reference_label(frame, reference), "none", labels[0])
-    base = next(label for label in choices if label in labels)
+    base = str(next(label for label in choices if label in labels))
+    of_base = rows[rows["label"] == base]
 
     places = accuracies(frame)
     places = places[places["as_trained"]]
-    schemes = {}
-    tests = []
+    schemes = []
+    pairs = {}
     for label in labels:
         of_label = rows[rows["label"] == label]
-        schemes[label] = _scheme(of_label, places[places["label"] == label])
+        schemes.append(_scheme(of_label, places[places["label"] == label]))
         if label != base:
-            of_base = rows[rows["label"] == base]
-            tests += [(label, *test) for test in _tests(of_label, of_base)]
-    for label, name, shares in tests:
-        schemes[label] |= _result(name, shares, len(tests))
+            pairs[label] = _pairs(of_label, of_base)
 
-    order = ["ranked", "accuracy_beyond", "accuracy_1x", "label"]
-    table = pd.DataFrame(schemes.values()).sort_values(
-        order, ascending=[False, False, False, True], ignore_index=True
+    n_tests = sum(
+        len(of_learned) + len(by_ratio) for of_learned, by_ratio in pairs.values()
     )
-    table.attrs = {"reference": base, "tests": len(tests)}
-    return table
+    tested = []
+    for scheme in schemes:
+        learned_test = None
+        tests = {}
+        of_learned, by_ratio = pairs.get(scheme.label, ([], {}))
+        for pair in of_learned:
+            words = ("learned by fewer seeds", "learned by more seeds")
+            learned_test = _result(pair, n_tests, words)
+        for ratio, pair in by_ratio.items():
+            tests[ratio] = _result(pair, n_tests, ("worse", "better"))
+        tested.append(
+            dataclasses.replace(scheme, learned_test=learned_test, tests=tests)
+        )
+
+    def most_accurate_first(scheme: TaskScheme) -> tuple[bool, float, float, str]:
+        beyond = scheme.accuracy_beyond
+        at_one = scheme.shares[1.0].median
+        return (
+            not scheme.ranked,
+            math.inf if math.isnan(beyond) else -beyond,
+            math.inf if math.isnan(at_one) else -at_one,
+            scheme.label,
+        )
+
+    tested.sort(key=most_accurate_first)
+    return TaskComparison(reference=base, n_tests=n_tests, schemes=tested)
 
 
-def _scheme(rows: pd.DataFrame, places: pd.DataFrame) -> dict[str, Any]:
-    """Return a scheme's columns that need no reference."""
+def _scheme(rows: pd.DataFrame, places: pd.DataFrame) -> TaskScheme:
+    """Return what a scheme has without a reference."""
     from scipy import stats
 
     runs = rows.drop_duplicates("folder")
     learned = int(runs["seed_learned"].sum())
     share = stats.binomtest(learned, len(runs)).proportion_ci(method="exact")
     steps = runs["steps_to_gate"].fillna(math.inf)
-    row = {
-        "label": runs["label"].iloc[0],
-        "encoding": runs["encoding"].iloc[0],
-        "seeds": len(runs),
-        "learned": learned,
-        "learned_low": float(share.low),
-        "learned_high": float(share.high),
-        "ranked": learned >= HALF * len(runs),
-        "steps_to_gate": float(steps.median()),
-    }
-    for place in places.to_dict("records"):
-        name = f"accuracy_{place['length_ratio']:.3g}x"
-        row[name] = place["accuracy"]
-        row[f"{name}_min"] = place["accuracy_min"]
-        row[f"{name}_max"] = place["accuracy_max"]
-        row[f"{name}_status"] = place["status"]
-        row[f"{name}_trivial"] = place["trivial"]
+    ranked = learned >= HALF * len(runs)
 
+    shares = {}
+    for place in places.to_dict("records"):
+        shares[float(place["length_ratio"])] = Share(
+            place["accuracy"],
+            place["accuracy_min"],
+            place["accuracy_max"],
+            place["status"],
+            place["trivial"],
+        )
     # Schemes are ordered by it: a place without a number counts as 0.
     beyond = places.loc[places["length_ratio"] > 1, "accuracy"].fillna(0)
-    row["accuracy_beyond"] = beyond.mean() if row["ranked"] else math.nan
-    return row
+    return TaskScheme(
+        label=runs["label"].iloc[0],
+        encoding=runs["encoding"].iloc[0],
+        seeds=len(runs),
+        learned=learned,
+        learned_low=float(share.low),
+        learned_high=float(share.high),
+        ranked=ranked,
+        steps_to_gate=float(steps.median()),
+        shares=shares,
+        accuracy_beyond=beyond.mean() if ranked else math.nan,
+    )
 
 
-def _tests(
+def _pairs(
     scheme: pd.DataFrame, base: pd.DataFrame
-) -> list[tuple[str, list[pd.Series]]]:
-    """Return the tests of a scheme against the reference that may be made.
+) -> tuple[list[Pair], dict[float, Pair]]:
+    """Return the shares of a scheme and of the reference for each test that may be
+    made: at most one of learning, and accuracies by length.
 
-    Each has the name of its column, and the shares of both. Accuracies are compared if
-    most seeds of both have learned, and all were tested alike.
+    Accuracies are compared if most seeds of both have learned, and all were tested
+    alike.
     """
     scheme_learned = _seeds_learned(scheme)
     base_learned = _seeds_learned(base)
     if min(len(scheme_learned), len(base_learned)) < ENOUGH_SEEDS:
-        return []
+        return [], {}
 
-    tests = [("learned", [scheme_learned, base_learned])]
+    of_learned = [(scheme_learned, base_learned)]
+    by_ratio: dict[float, Pair] = {}
     if min(scheme_learned.mean(), base_learned.mean()) < HALF:
-        return tests
+        return of_learned, by_ratio
     n_runs = len(scheme_learned) + len(base_learned)
     for ratio in RATIOS:
         of_scheme = _tested_at(scheme, ratio)
@@ -200,9 +226,8 @@ def _tests(
         is_measured = (both["status"] == "ok").sum() == n_runs
         is_alike = (both[["targets_sha256", "dtype"]].nunique() <= 1).all()
         if is_measured and is_alike:
-            shares = [of_scheme["accuracy"], of_base["accuracy"]]
-            tests.append((f"accuracy_{ratio:g}x", shares))
-    return tests
+            by_ratio[ratio] = (of_scheme["accuracy"], of_base["accuracy"])
+    return of_learned, by_ratio
 
 
 def _seeds_learned(rows: pd.DataFrame) -> pd.Series:
@@ -214,8 +239,8 @@ def _tested_at(rows: pd.DataFrame, ratio: float) -> pd.DataFrame:
     return rows[rows["as_trained"] & (rows["length_ratio"] == ratio)]
 
 
-def _result(name: str, shares: list[pd.Series], tests: int) -> dict[str, Any]:
-    """Return the columns of an exact test, adjusted for so many tests.
+def _result(shares: Pair, n_tests: int, words: tuple[str, str]) -> ExactTest:
+    """Return an exact test, adjusted for so many tests; `words`: for fewer and more.
 
     It permutes two sets of seeds, which are not paired.
     """
@@ -230,17 +255,10 @@ def _result(name: str, shares: list[pd.Series], tests: int) -> dict[str, Any]:
         batch=10_000,
         rng=np.random.default_rng(0),
     )
-    p = min(1.0, tests * float(test.pvalue))
+    p = min(1.0, n_tests * float(test.pvalue))
     difference = float(test.statistic)
 
-    words = ("worse", "better")
-    if name == "learned":
-        words = ("learned by fewer seeds", "learned by more seeds")
     word = words[1] if difference > 0 else words[0]
     if p >= ALPHA or abs(difference) < LEAST:
         word = NOT_RESOLVED
-    return {
-        f"{name}_p": p,
-        f"{name}_difference": difference,
-        f"{name}_word": word,
-    }
+    return ExactTest(p, difference, word)
