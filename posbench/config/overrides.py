@@ -68,8 +68,8 @@ ALIASES = {
     "model.n_heads": "heads n_head num_heads",
     "model.d_model": "dim width n_embd hidden_size embed_dim",
     "encoding.base": "theta rope_theta",
-    "training.optimizer: AdamW, with learning_rate, betas and weight_decay": (
-        "optimizer optim adam adamw"
+    "training.optimizer: adamw or muon, with learning_rate and weight_decay": (
+        "optimizer optim adam adamw muon"
     ),
     "tracking: tracking=none, tracking.mode=offline, tracking.project": (
         "wandb logger logging tensorboard"

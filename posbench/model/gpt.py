@@ -157,18 +157,18 @@ class GPT(nn.Module):
                 sinks = max(sinks, reading.sinks)
         return layer.replace(window=window, sinks=sinks)
 
-    def rows_of_parts(self) -> dict[nn.Parameter, list[int]]:
+    def rows_of_parts(self) -> dict[Tensor, list[int]]:
         """Return the matrices of the blocks, and how many rows each part of them has:
         queries, keys and values are parts of one.
         """
-        rows = {}
-        for block in self.blocks:
-            for weight in block.parameters():
-                if weight.dim() == 2:
-                    rows[weight] = [len(weight)]
-            attention = block.attention
-            width = self.config.d_model // self.config.n_heads
-            rows[attention.qkv.weight] = [width * n for n in attention.heads_of_qkv]
+        rows: dict[Tensor, list[int]] = {}
+        for weight in self.blocks.parameters():
+            if weight.dim() == 2:
+                rows[weight] = [len(weight)]
+        width = self.config.d_model // self.config.n_heads
+        for module in self.blocks.modules():
+            if isinstance(module, Attention):
+                rows[module.qkv.weight] = [width * n for n in module.heads_of_qkv]
         return rows
 
     def logits(self, hidden: Tensor) -> Tensor:

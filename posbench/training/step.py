@@ -52,7 +52,7 @@ def optimizer_for(model: nn.Module, training: TrainingConfig) -> torch.optim.Opt
     groups, whose `times` is the factor.
     """
     factors = _rate_factors(model)
-    rows_of_parts = {}  # of the blocks' matrices
+    rows_of_parts: dict[Tensor, list[int]] = {}  # of the blocks' matrices
     if isinstance(model, GPT):
         rows_of_parts = model.rows_of_parts()
     matrices, others = [], []

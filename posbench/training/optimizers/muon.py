@@ -28,6 +28,7 @@ class Muon(AdamW):
     at `training.muon_ratio` times the learning rate.
     """
 
+    found_inf: Tensor | None = None  # 1 after an update that was not finite
     # AdamW's expects its own state of every weight
     __setstate__ = torch.optim.Optimizer.__setstate__
 
@@ -73,7 +74,7 @@ class Muon(AdamW):
         momentum = state[name]
 
         is_finite = gradients.new_ones(())
-        if getattr(self, "found_inf", None) is not None:
+        if self.found_inf is not None:
             is_finite -= self.found_inf
         # the momentum in the place of gradients leaves itself as it is
         gradients = torch.where(is_finite > 0, gradients, momentum)
@@ -83,7 +84,7 @@ class Muon(AdamW):
         # A CPU is faster with one matrix at a time.
         n_at_once = 1 if gradients.device.type == "cpu" else len(gradients)
         updates: list[Tensor] = []
-        for stack in gradients.split(n_at_once):
+        for stack in torch.split(gradients, n_at_once):
             update = orthogonal(stack.to(self.dtype))
             updates.extend(update.to(stack.dtype).unbind())
         # With this factor they are as large as AdamW's: Liu et al. (2025), equation 4.
@@ -101,7 +102,7 @@ def orthogonal(stack: Tensor) -> Tensor:
     if rows > columns:
         return orthogonal(stack.mT).mT.contiguous()
     norm = stack.norm(dim=(1, 2), keepdim=True).clamp(min=SMALLEST_NORM)
-    x = stack / norm
+    x: Tensor = stack / norm
     if rows == columns or x.dtype == torch.bfloat16:
         for _ in range(ITERATIONS):
             x = _times(_factor(x @ x.mT), x)
@@ -111,7 +112,7 @@ def orthogonal(stack: Tensor) -> Tensor:
     # bf16 its rounding would grow.
     gram = x @ x.mT
     factor = _factor(gram)
-    product = A * torch.eye(rows, device=x.device) + factor
+    product: Tensor = A * torch.eye(rows, device=x.device) + factor
     for _ in range(ITERATIONS - 1):
         gram = _times(factor, _times(factor, gram))
         factor = _factor(gram)
