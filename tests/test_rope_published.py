@@ -166,7 +166,7 @@ def of_defaults(kind: str) -> dict[str, Any]:
     config = configuration(settings).to_dict()
     keys = {path[0]: config[path[0]] for path, _ in of_positions(config)}
     sections = {"rope_parameters": config["rope_parameters"]}
-    return {**settings, **keys, **sections, "num_hidden_layers": 4}
+    return {**settings, **keys, **sections}
 
 
 def silent_changes(settings: dict[str, Any]) -> list[str]:

@@ -71,18 +71,24 @@ def main(words: Sequence[str]) -> tuple[dict[str, list[Rope]], list[int]]:
             " compare; length= once"
         )
     lengths = _lengths(of_all)
-    every = [ropes_of(name, options) for name, options in schemes]
+    every = []
+    for name, options in schemes:
+        every.append(ropes_of(name, options))
     for read in every:
-        print("\n".join(describe(read.label, read.ropes, lengths)))
+        described_lines = describe(read.label, read.ropes, lengths)
+        print("\n".join(described_lines))
         for line in [*read.others, *read.lines]:
             print(line)
-    if len(every) == 2:
-        print("\n".join(compare_ropes(*every, lengths)))
     name, options = schemes[0]
+    compared = every
     if len(every) == 1 and options and every[0].lines:  # of a file
-        before = ropes_of(name, [])._replace(label="without the overrides")
+        before = ropes_of(name, [], keys=False)
+        before = before._replace(label="without the overrides")
         after = every[0]._replace(label="with them")
-        print("\n".join(compare_ropes(before, after, lengths)))
+        compared = [before, after]
+    if len(compared) == 2:
+        lines = compare_ropes(*compared, lengths)
+        print("\n".join(lines))
     return {read.label: read.ropes for read in every}, lengths
 
 
@@ -97,8 +103,10 @@ def _lengths(words: Sequence[str]) -> list[int]:
     return lengths
 
 
-def ropes_of(name: str, options: Sequence[str]) -> Read:
-    """Return what a name stands for, with the options or overrides after it."""
+def ropes_of(name: str, options: Sequence[str], keys: bool = True) -> Read:
+    """Return what a name stands for, with the options or overrides after it; `keys`:
+    also which keys of a file are read.
+    """
     label = " ".join([name, *options])
     choices = [*encodings.names(), *shipped.choices("encoding", (), shipped.EVERY)]
     if name in choices:
@@ -128,6 +136,9 @@ def ropes_of(name: str, options: Sequence[str]) -> Read:
         folder, _ = hub.model_folder(name, ["config.json"])
         file = folder / "config.json"
     settings = overrides.overridden(read_json(file), options)
+    if not keys:
+        read = reading(configuration(settings))
+        return Read(label, read.ropes, read.others, [])
     return of_settings(label, settings)
 
 
@@ -150,9 +161,10 @@ def of_settings(label: str, settings: Settings) -> Read:
     notes: dict[str, None] = {}
     for rope in read.ropes:
         notes.update(dict.fromkeys(engines.notes_on(rope.parameters)))
-    marked = [f"! {line}" for line in [*dict.fromkeys(lines), *notes]]
-    read_line = f"read: {' '.join(taken) or 'none of its keys'}"
-    return Read(label, read.ropes, read.others, [read_line, *marked])
+    said = [f"read: {' '.join(taken) or 'none of its keys'}"]
+    for line in [*dict.fromkeys(lines), *notes]:
+        said.append(f"! {line}")
+    return Read(label, read.ropes, read.others, said)
 
 
 def _beside_its_paper(rope: Rope, version: str) -> list[str]:
@@ -266,7 +278,7 @@ def stretches(rope: Rope, f: Tensor) -> str:
     # inf where a pair stands still
     divisors: list[float] = (frequencies(rope.width, rope.base) / f).tolist()
     finite = [divisor for divisor in divisors if math.isfinite(divisor)]
-    largest = max(finite, key=lambda divisor: abs(math.log(divisor)))
+    largest = max(finite, key=lambda divisor: abs(math.log(divisor)), default=1.0)
     extreme = f"slowed {largest:.4g} times"
     if largest < 1:
         extreme = f"{1 / largest:.4g} times as fast"

@@ -32,7 +32,7 @@ NOTES = [
         "vLLM 0.25, SGLang",
         "yarn",
         "mscale mscale_all_dim",
-        "read in DeepSeek's attention alone",
+        "read in DeepSeek's attention alone; mended by vllm 56446",
     ),
     Note("vLLM 0.25, SGLang", "dynamic longrope", "", "turns by the longest input"),
     Note(

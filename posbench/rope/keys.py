@@ -50,9 +50,13 @@ _POSITIONS = re.compile(
 )
 _PARTS = re.compile("text|thinker|language|decoder|llm")  # others: vision, audio, ...
 _LIST = re.compile("short_factor|long_factor|section|rope_layers|layer_rope")
-_COUNT = re.compile("max_position|window|chunk_size|_dim$")
+_COUNT = re.compile(
+    "(max_position_embeddings|^sliding_window|window_size|chunk_size|(rotary|head)_dim)$"
+)
 _ABOVE_0 = re.compile("theta|base_freq|emb_base|factor|beta_(fast|slow)|alpha|_pct")
 _NUMBER = re.compile("mscale|scaling_beta|attn_scale|floor_scale")
+# former names of types
+_FORMER = {"mrope": "default", "su": "longrope"}
 # What only tokens of images and video read: in a text their positions are all equal.
 OF_IMAGES = re.compile("mrope|section")
 
@@ -102,15 +106,14 @@ def of_positions(
     settings: Settings, parents: Path_ = ()
 ) -> Iterator[tuple[Path_, Any]]:
     """Yield the path and the value of each key on positions."""
-    is_section = bool({*SECTIONS} & {*parents})
+    is_section = bool(parents) and not _PARTS.search(parents[-1])
     for key, value in settings.items():
         path = (*parents, key)
+        is_of_positions = is_section or _POSITIONS.search(key) or key in SECTIONS
         if isinstance(value, Mapping):
-            if is_section or key in SECTIONS or _PARTS.search(key):
+            if is_of_positions or _PARTS.search(key):
                 yield from of_positions(value, path)
-            elif _POSITIONS.search(key):
-                yield path, value
-        elif value not in (None, []) and (is_section or _POSITIONS.search(key)):
+        elif is_of_positions and value not in (None, []):
             yield path, value
 
 
@@ -137,8 +140,8 @@ def _expected(name: str, value: Any) -> str:
     """Return what a key wants, where it has another value; else an empty text."""
     if name in SECTIONS:
         return "keys and values, such as rope_type and factor"
-    if isinstance(value, Mapping):  # by kind of layer
-        return ""
+    if name in ("rope_type", "type"):
+        return "" if isinstance(value, str) else "a name, such as yarn"
     if _LIST.search(name):
         numbers = value if isinstance(value, list) else [value]
         is_right = all(_is_number(number) for number in numbers)
@@ -163,13 +166,14 @@ def _answers(text: Settings, names: Sequence[str]) -> dict[str, Any]:
     for path, part in rope_sections(text):
         for name in names:
             if path in SECTIONS and part.get(name) is not None:
-                answers[f"{path}.{name}"] = part[name]
+                value = part[name]
+                answers[f"{path}.{name}"] = _FORMER.get(str(value), value)
     return answers
 
 
 def _is_number(value: Any) -> bool:
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return is_number and math.isfinite(value) and value >= 0
+    return is_number and 0 <= value < math.inf
 
 
 def _short(value: Any) -> str:

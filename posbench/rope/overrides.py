@@ -141,8 +141,8 @@ def _section(text: dict[str, Any]) -> dict[str, Any]:
         if text.get(name):
             section: dict[str, Any] = text[name]
             return section
-    text["rope_scaling"] = {}
-    return text["rope_scaling"]
+    section = text["rope_scaling"] = {}
+    return section
 
 
 def _set_path(

@@ -91,15 +91,13 @@ def configuration(settings: Settings) -> Any:
     refuse_values(settings)
     kind = settings.get("model_type")
     classes = transformers().CONFIG_MAPPING
-    if kind is None:
+    if not isinstance(kind, str):
         raise UserError(
             "no model_type: expected a config.json of transformers; overrides and GGUF"
             " keys are typed after one, as in config.json rope_parameters.factor=4"
         )
     if kind not in classes:
-        raise unknown(
-            "model_type", str(kind), classes, "expected one that transformers has"
-        )
+        raise unknown("model_type", kind, classes, "expected one that transformers has")
     problem = "; ".join([f"transformers refuses this '{kind}'", *misspelt(settings)])
     with library_errors(problem):
         return _of_library(settings)
@@ -292,6 +290,11 @@ class _Moves:
             lengths |= {near, near + near // 20, rope.longest, 4 * rope.longest}
         self.lengths = sorted(lengths)
         self.turned = self.base.turned(self.base.asked, self.lengths)
+        # most kinds give all their rotary modules the configuration itself
+        own = [type(rotary.config) for rotary in self.base.rotaries]
+        self.is_shared = {*own} == {type(self.base.config)} and not self._turns(
+            self.base.config, is_shared=True
+        )
 
     def __call__(self, path: Path_) -> bool:
         """Try other values of a key; one that the library refuses is read, too."""
@@ -303,7 +306,7 @@ class _Moves:
                     _of_library(with_value(self.settings, path, other))
                     for other in others
                 ]
-                if any(map(self._turns, configs)):
+                if any(self._turns(config, self.is_shared) for config in configs):
                     return True
                 # a list may change any layer
                 tried = (
@@ -313,9 +316,13 @@ class _Moves:
         except PosbenchError:
             return True
 
-    def _turns(self, config: Any) -> bool:
-        """Return whether its rotary modules turn otherwise."""
-        found = Trial(config).turned(self.base.asked, self.lengths)
+    def _turns(self, config: Any, is_shared: bool) -> bool:
+        """Return whether rotary modules turn otherwise with a configuration."""
+        base = self.base
+        if is_shared:
+            found = base.turned(base.asked, self.lengths, config)
+        else:
+            found = Trial(config).turned(base.asked, self.lengths)
         pairs = zip(self.turned, found, strict=True)
         return not all(torch.equal(*pair) for pair in pairs)
 

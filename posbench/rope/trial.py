@@ -126,15 +126,17 @@ class Trial(TorchDispatchMode):  # type: ignore[no-untyped-call]
         pairs = enumerate(zip(self.layers, other.layers, strict=True))
         return {number for number, (mine, theirs) in pairs if mine != theirs}
 
-    def turned(self, asked: Mapping[Any, Any], lengths: Sequence[int]) -> list[Tensor]:
+    def turned(
+        self, asked: Mapping[Any, Any], lengths: Sequence[int], config: Any = None
+    ) -> list[Tensor]:
         """Return what the rotary modules return for inputs of some lengths, asked as
-        another trial's were.
+        another trial's were, of their own configurations or of a given one.
         """
-        found = []
+        found: list[Tensor] = []
         for (number, kind), (x, positions) in asked.items():
-            rotary = self.rotaries[number]
+            make = functools.partial(_rotary_of, self.rotaries[number], config)
             for length in lengths:
-                result = _new_rotation(rotary, x, positions, kind, length - 1)
+                result = _new_rotation(make, x, positions, kind, length - 1)
                 found += [result] if torch.is_tensor(result) else result
         return found
 
@@ -197,12 +199,12 @@ class Trial(TorchDispatchMode):  # type: ignore[no-untyped-call]
         layer_type: Kind = None,
     ) -> Any:
         kinds = [layer_type] if layer_type else []
-        # a new one, which keeps nothing that it has read
-        turned = type(rotary)(config=rotary.config)(x, position_ids, *kinds)
+        make = functools.partial(_rotary_of, rotary)
+        turned = make()(x, position_ids, *kinds)
         if not position_ids.numel():
             return turned
         key = (layer_type, tuple(factors(turned).tolist()))
-        until = functools.partial(_new_rotation, rotary, x, position_ids, layer_type)
+        until = functools.partial(_new_rotation, make, x, position_ids, layer_type)
         self.rotations.setdefault(key, until)
         self.asked.setdefault((number, layer_type), (x, position_ids))
         parameters = rotary.config.rope_parameters
@@ -212,7 +214,7 @@ class Trial(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if self.turns is None or self.turns(key):
             return turned
         still = torch.zeros_like(position_ids)
-        return type(rotary)(config=rotary.config)(x, still, *kinds)
+        return make()(x, still, *kinds)
 
     def _mask(self, original: Callable[..., Any], **options: Any) -> Any:
         window = window_of(options["mask_function"])
@@ -307,17 +309,23 @@ def scale_by_count(config: Any) -> float:
     if not hasattr(config, "floor_scale"):
         return 1.0
     steps = math.floor((FAR + 1) / config.floor_scale)
-    return round(1 + config.attn_scale * math.log1p(steps), 4)
+    scale: float = 1 + config.attn_scale * math.log1p(steps)
+    return round(scale, 4)
+
+
+def _rotary_of(rotary: Any, config: Any = None) -> Any:
+    """Return a new rotary module, which keeps nothing that another has read."""
+    return type(rotary)(config=config or rotary.config)
 
 
 def _new_rotation(
-    rotary: Any, x: Tensor, position_ids: Tensor, kind: Kind, second: int
+    make: Callable[[], Any], x: Tensor, position_ids: Tensor, kind: Kind, second: int
 ) -> Any:
-    """Return what a new rotary module makes of two tokens, the second at a position."""
+    """Return what a rotary module makes of two tokens, the second at a position."""
     positions = torch.full_like(position_ids, second)
     positions[..., 0] = FIRST
     kinds = [kind] if kind else []
-    return type(rotary)(config=rotary.config)(x, positions, *kinds)
+    return make()(x, positions, *kinds)
 
 
 def _never(rotation: Rotation) -> bool:
