@@ -313,8 +313,8 @@ class _Moves:
                     set(self.base.numbers) if isinstance(value, list) else self.tried
                 )
                 return any(self._reaches(config, tried) for config in configs[:1])
-        except PosbenchError:
-            return True
+        except (PosbenchError, ArithmeticError, LookupError, TypeError):
+            return True  # operations of torch end in the trial's own frames
 
     def _turns(self, config: Any, is_shared: bool) -> bool:
         """Return whether rotary modules turn otherwise with a configuration."""

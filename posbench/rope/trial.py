@@ -151,7 +151,7 @@ class Trial(TorchDispatchMode):  # type: ignore[no-untyped-call]
         n_heads = vars(config).get("num_attention_heads")
         n_kv_heads = vars(config).get("num_key_value_heads")
         both_are_numbers = isinstance(n_heads, int) and isinstance(n_kv_heads, int)
-        if both_are_numbers and n_heads % n_kv_heads:
+        if both_are_numbers and n_kv_heads and n_heads % n_kv_heads:
             config.num_key_value_heads = n_heads
         with torch.device("meta"):
             model = model_class(config)(config).eval()
