@@ -170,11 +170,11 @@ def cells_of_rows(rows: pd.DataFrame) -> dict[str, set[str]]:
     """Return what a page may print of each scheme of a setting: losses, rises, reach,
     uses, differences, adjusted intervals, the share of the cache, and passkeys.
     """
-    table = compare(rows).frame
+    comparison = compare(rows)
     known = collections.defaultdict(set)
-    for label, *cells in cells_of(table):
+    for label, *cells in cells_of(comparison):
         known[label].update(cells)
-    for row in table.to_dict("records"):
+    for row in comparison.frame.to_dict("records"):
         of_label = known[row["label"]]
         half = (row["nll_high"] - row["nll_low"]) / 2
         of_label.add(f"{row['nll']:.3f} ±{half:.3f}")

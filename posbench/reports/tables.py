@@ -377,35 +377,7 @@ def loss_table(frame: pd.DataFrame, comparison: Comparison) -> Table:
 
 def length_tables(frame: pd.DataFrame) -> list[Table]:
     """Return a table of means over seeds, or a status, for all curves but
-    `fixed_target`; no table without any.
-    """
-    rows = _rows_by_length(frame)
-    lengths = sorted(rows["length"].unique())
-    rows = rows[rows["curve"] != "fixed_target"]
-    if rows.empty:
-        return []
-
-    lines: dict[tuple[str, str], dict[str, str]] = {}
-    for (label, curve, length), group in rows.groupby(["label", "curve", "length"]):
-        line = lines.setdefault((label, curve), {"label": label, "curve": curve})
-        line[str(length)] = _mean_or_status(group)
-
-    columns = [ENCODING, Column("curve", "curve", text=True)]
-    for length in lengths:
-        columns.append(Column(str(length), f"{length:,}"))
-    note = "Loss; of probes and problems the share of right answers"
-    return [
-        Table(
-            "Other curves by length", pd.DataFrame(list(lines.values())), columns, note
-        )
-    ]
-
-
-def _rows_by_length(frame: pd.DataFrame) -> pd.DataFrame:
-    """Return the newest rows of runs that are done, with `curve` in words and the
-    `length` of text or problems.
-
-    At each length of a curve they are on the targets and in the precision of most.
+    `fixed_target`, by length of text or of problems; no table without any.
     """
     is_done = (frame["run_status"] == "done") & ~frame["repeated"]
     rows = frame[is_done & frame["newest"]]
@@ -415,19 +387,33 @@ def _rows_by_length(frame: pd.DataFrame) -> pd.DataFrame:
         length=rows["problem_length"].fillna(rows["length"]),
         measured_on=rows["targets_sha256"] + rows["dtype"],
     )
+    # at each length of a curve, those on the targets and in the precision of most
     places = rows.groupby(["curve", "length"])
     most_common = places["measured_on"].transform(lambda each: each.mode().max())
     is_alike = rows["measured_on"] == most_common
-    return rows[is_alike | rows["measured_on"].isna()]
+    rows = rows[is_alike | rows["measured_on"].isna()]
 
+    lengths = sorted(rows["length"].unique())
+    rows = rows[rows["curve"] != "fixed_target"]
+    if rows.empty:
+        return []
 
-def _mean_or_status(group: pd.DataFrame) -> str:
-    """Return the mean of the accuracy, else of the loss; or why a seed has none."""
-    failures = group.loc[group["status"] != "ok", "status"]
-    if len(failures):
-        return str(failures.iloc[0])
-    values = group["accuracy"].fillna(group["nll"])
-    return f"{values.astype('float64').mean():.3f}"
+    lines: dict[tuple[str, str], dict[str, str]] = {}
+    for (label, curve, length), group in rows.groupby(["label", "curve", "length"]):
+        line = lines.setdefault((label, curve), {"label": label, "curve": curve})
+        failures = group.loc[group["status"] != "ok", "status"]
+        if len(failures):
+            line[str(length)] = str(failures.iloc[0])
+            continue
+        values = group["accuracy"].fillna(group["nll"])
+        line[str(length)] = f"{values.astype('float64').mean():.3f}"
+
+    columns = [ENCODING, Column("curve", "curve", text=True)]
+    for length in lengths:
+        columns.append(Column(str(length), f"{length:,}"))
+    note = "Loss; of probes and problems the share of right answers"
+    table = pd.DataFrame(list(lines.values()))
+    return [Table("Other curves by length", table, columns, note)]
 
 
 def task_table(comparison: TaskComparison) -> Table:
@@ -472,7 +458,7 @@ def _share_columns(ratio: float, spare: int, shares: str, against: str) -> list[
         share: Share | None = row[name].get(ratio)
         if share is None:
             return ""
-        text = value_text(share, ".2f")
+        text = value_text(share.median, ".2f")
         if share.lowest != share.highest:
             text += f" {range_text(share.lowest, share.highest, '.2f')}"
         return or_status(text.rstrip(), share.status)

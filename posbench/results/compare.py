@@ -70,22 +70,6 @@ class Losses:
         self.seeds: dict[str, int] = rows.groupby("label")["seed"].nunique().to_dict()
         self.statuses: dict[tuple[str, str, int], str] = {}
         self.sums: dict[tuple[str, str, int], pd.DataFrame] = {}
-        self._add_sums(rows)
-
-        measured = rows[rows["status"] == "ok"]
-        tokens = measured["unit_tokens"].dropna()  # the same for all rows
-        self.tokens: Floats = tokens.iloc[0] if len(tokens) else np.ones(1)
-        n_bytes = measured["n_bytes"].astype("float64").median()
-        self.bits_per_byte = self.tokens.sum() / n_bytes / math.log(2)  # of one nat
-
-        self.largest_document = 0.0  # its share of the tokens
-        documents = measured["unit_documents"].dropna()
-        if len(documents):
-            by_document = pd.Series(self.tokens).groupby(documents.iloc[0]).sum()
-            self.largest_document = float(by_document.max() / self.tokens.sum())
-
-    def _add_sums(self, rows: pd.DataFrame) -> None:
-        """Fill `statuses` and `sums` from rows on one set of targets."""
         names = ["seed", "status", "unit_nll", *(f"unit_{name}" for name in READERS)]
         groups = rows.sort_values("seed").groupby(["label", "variant", "length"])
         for (label, variant, length), group in groups[names]:
@@ -101,6 +85,18 @@ class Losses:
                 for reader in READERS:
                     nats = _stacked(group, f"unit_{reader}")
                     self.sums[label, reader, int(length)] = nats
+
+        measured = rows[rows["status"] == "ok"]
+        tokens = measured["unit_tokens"].dropna()  # the same for all rows
+        self.tokens: Floats = tokens.iloc[0] if len(tokens) else np.ones(1)
+        n_bytes = measured["n_bytes"].astype("float64").median()
+        self.bits_per_byte = self.tokens.sum() / n_bytes / math.log(2)  # of one nat
+
+        self.largest_document = 0.0  # its share of the tokens
+        documents = measured["unit_documents"].dropna()
+        if len(documents):
+            by_document = pd.Series(self.tokens).groupby(documents.iloc[0]).sum()
+            self.largest_document = float(by_document.max() / self.tokens.sum())
 
     def lengths(self, label: str | None = None) -> list[int]:
         """Return the lengths in tokens that any seed, of one scheme or of all, asked

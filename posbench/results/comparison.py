@@ -223,12 +223,6 @@ class Share:
     status: str  # ok, or why there is none
     trivial: float  # the share of the trivial reader
 
-    def __float__(self) -> float:
-        return self.median
-
-    def __format__(self, form: str) -> str:
-        return format(self.median, form)
-
     def columns(self, name: str) -> Columns:
         return {
             name: self.median,

@@ -116,7 +116,10 @@ def read(paths: Iterable[Path], split: str | None = None) -> pd.DataFrame:
         parts.append(_typed(pd.DataFrame(rows)))
 
     frame = with_schemes(pd.concat(parts, ignore_index=True))
-    frame["curve"] = _curves(frame)
+    # a run without results has no curve: its name is empty
+    keys = frame[["protocol", "task", "offset", "extension", "window"]].astype(object)
+    named = keys.where(keys.notna(), None).itertuples(index=False)
+    frame["curve"] = [run_rows.curve_name(row) for row in named]
     return frame
 
 
@@ -155,7 +158,11 @@ def _rows(folder: Path, split: str | None) -> list[dict[str, Any]]:
     try:
         facts |= facts_of(folder)
         if facts["trained_task"]:
-            facts["steps_to_gate"] = _steps_to_gate(folder)
+            facts["steps_to_gate"] = None
+            for row in run_rows.training_rows(folder):
+                if (number(row.get("val/accuracy")) or 0) >= GATE:
+                    facts["steps_to_gate"] = int(row["step"])
+                    break
         rows = _measured_rows(folder, split or facts["asked_split"])
     except Exception as error:  # its row says what is wrong, and the others are read
         reason = str(error) or type(error).__name__
@@ -163,14 +170,6 @@ def _rows(folder: Path, split: str | None) -> list[dict[str, Any]]:
     if not rows:
         return [facts]
     return [facts | row for row in rows]
-
-
-def _steps_to_gate(folder: Path) -> int | None:
-    """Return the first step at which a task's validation reached the gate."""
-    for row in run_rows.training_rows(folder):
-        if (number(row.get("val/accuracy")) or 0) >= GATE:
-            return int(row["step"])
-    return None
 
 
 def _measured_rows(folder: Path, split: str) -> list[dict[str, Any]]:
@@ -205,10 +204,3 @@ def _measured_rows(folder: Path, split: str) -> list[dict[str, Any]]:
         line["newest"] = line["main"] and row.checkpoint_step == last
         lines.append(line)
     return lines
-
-
-def _curves(frame: pd.DataFrame) -> list[str]:
-    """Return the name of each row's curve; empty for a run without results."""
-    parts = frame[["protocol", "task", "offset", "extension", "window"]].astype(object)
-    rows = parts.where(parts.notna(), None).itertuples(index=False)
-    return [run_rows.curve_name(row) for row in rows]
