@@ -23,7 +23,7 @@ ROOT = Path(__file__).parents[1]
 # posbench. A ceiling rises only in a commit that says why.
 SATELLITES = ("reports", "huggingface", "rope", "show", "claims", "bench")
 CEILINGS = {
-    "core": 91_400,  # the aim: 84,000
+    "core": 93_200,  # the aim: 84,000
     "satellites": 49_200,  # the aim: 45,000
     "scripts": 8_200,
     "tests": 145_200,
