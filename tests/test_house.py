@@ -25,7 +25,7 @@ SATELLITES = ("reports", "huggingface", "rope", "show", "claims", "bench")
 CEILINGS = {
     "core": 93_200,  # the aim: 84,000
     "satellites": 49_200,  # the aim: 45,000
-    "scripts": 8_200,
+    "scripts": 8_520,
     "tests": 145_200,
 }
 # The same for each scheme: an encoding that is added brings the room that it needs.
@@ -45,7 +45,7 @@ SECTIONS = {
     "encoding": 4,
     "model": 12,
     "data": 16,
-    "training": 14,
+    "training": 16,
     "evaluation": 15,
     "tracking": 5,
     "runtime": 11,
