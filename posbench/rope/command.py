@@ -87,7 +87,8 @@ def main(words: Sequence[str]) -> tuple[dict[str, list[Rope]], list[int]]:
         after = every[0]._replace(label="with them")
         compared = [before, after]
     if len(compared) == 2:
-        lines = compare_ropes(*compared, lengths)
+        first, second = compared
+        lines = compare_ropes(first, second, lengths)
         print("\n".join(lines))
     return {read.label: read.ropes for read in every}, lengths
 
