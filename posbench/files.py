@@ -84,12 +84,37 @@ def read_json(path: Path) -> dict[str, Any]:
     or holds something else.
     """
     try:
-        content = json.loads(path.read_bytes())
+        return json_object(path.read_bytes())
     except (OSError, ValueError) as error:
         raise UserError(f"cannot read {path}: {error}") from None
+
+
+def json_object(text: bytes) -> dict[str, Any]:
+    """Return the keys and values of a JSON object. Raises ValueError for anything else,
+    such as NaN, or a key that stands twice in it.
+    """
+    try:
+        content = json.loads(
+            text, object_pairs_hook=_unique, parse_constant=_refuse_constant
+        )
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
     if not isinstance(content, dict):
-        raise UserError(f"cannot read {path}: expected keys in braces")
+        raise ValueError("expected keys in braces")
     return content
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    content = dict(pairs)
+    if len(content) < len(pairs):
+        keys = [key for key, _ in pairs]
+        twice = next(key for key in keys if keys.count(key) > 1)
+        raise ValueError(f"the key '{twice}' stands there twice")
+    return content
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is not JSON")
 
 
 def write(path: Path, data: bytes) -> None:

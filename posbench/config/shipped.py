@@ -2,6 +2,7 @@
 plain data.
 """
 
+import functools
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -89,15 +90,39 @@ def choice_file(
     raise UserError(f"{message} ({hint})")
 
 
-def load(path: Path) -> dict[str, Any]:
-    """Return the mapping in a YAML file, as plain data. Raises UserError if it cannot
-    be read or is no mapping.
+@functools.cache
+def _loader() -> Any:
+    """Return PyYAML's safe loader, which here refuses a key that stands twice: it would
+    take the last one.
     """
     import yaml
 
-    try:  # the parser in C takes a tenth of the time; PyYAML may be built without it
-        loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-        content = yaml.load(path.read_bytes(), Loader=loader)  # noqa: S506
+    # the parser in C takes a tenth of the time; PyYAML may be built without it
+    safe: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+    class Loader(safe):  # type: ignore[misc]
+        def construct_mapping(self, node: Any, deep: bool = False) -> Any:
+            keys = set[str]()
+            for key, _ in node.value:
+                if isinstance(key, yaml.ScalarNode) and key.value in keys:
+                    raise yaml.MarkedYAMLError(
+                        problem=f"the key '{key.value}' stands there twice",
+                        problem_mark=key.start_mark,
+                    )
+                keys.add(str(key.value))
+            return super().construct_mapping(node, deep)
+
+    return Loader
+
+
+def load(path: Path) -> dict[str, Any]:
+    """Return the mapping in a YAML file, as plain data. Raises UserError if it cannot
+    be read or is no mapping, or if a key stands twice in it.
+    """
+    import yaml
+
+    try:
+        content = yaml.load(path.read_bytes(), Loader=_loader())  # noqa: S506
     # ValueError: an impossible date
     except (OSError, yaml.YAMLError, ValueError, RecursionError) as error:
         reason = " ".join(str(error).split())
