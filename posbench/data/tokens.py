@@ -14,6 +14,7 @@ import logging
 import math
 import os
 from collections.abc import Iterable, Iterator
+from errno import EACCES, EPERM, EROFS
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,8 @@ logger = logging.getLogger(__name__)
 FORMAT = 7
 # settings that change no token of a text that is found
 NOT_IN_KEY = ("name", "path", "dataset", "revision", "document_mask")
+META = "meta.json"  # what `run.json` records of a text
+DIGESTS = "digests"  # in meta.json, not recorded: the digests of what the folder has
 MADE_HERE = ("bpe", "bytes")  # other tokenizers are read from files
 # BPE learns from at most this much training text, from documents drawn evenly
 BPE_CHARACTERS = 16 * 2**20
@@ -199,10 +202,23 @@ def prepare(
 
     top = Path(os.path.expanduser(cache)) if cache else files.user_cache()
     folder = top / "tokens" / digest[:16]
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with lock(folder):
-        if not folder.is_dir():
-            _write(config, source, loaded, folder)
+    # what is finished is read without a lock: it may be another user's
+    if fault_of(folder, digest):
+        try:
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            locked = lock(folder).acquire()
+        except OSError as error:
+            if not cache or error.errno not in (EACCES, EPERM, EROFS):
+                raise
+            own = files.user_cache()
+            logger.warning("%s: the tokens are made in %s instead", error, own)
+            return prepare(config, None, separator)
+        with locked:
+            fault = fault_of(folder, digest)  # another process may have made them
+            if fault and folder.is_dir():
+                logger.warning("%s: the tokens are made again", fault)
+            if fault:
+                _write(config, source, loaded, folder, digest)
 
     tokens = _read(config, folder, separator)
     if revision is not None:
@@ -244,9 +260,39 @@ def _users(folder: Path) -> Path:
     return folder.with_name(f"{folder.name}.runs")
 
 
+def fault_of(folder: Path, key: str) -> str:
+    """Return what is wrong with a folder of the cache, by the digests in its meta.json:
+    an empty text if all its files are as they were written, for this key.
+    """
+    try:
+        meta = files.read_json(folder / META)
+    except UserError as error:
+        return str(error)
+    digests = meta.pop(DIGESTS, None)
+    if not isinstance(digests, dict):
+        return f"{folder / META} has no {DIGESTS}"
+    if digests != _digests(folder, meta, key):
+        return f"{folder} is not as it was written"
+    return ""
+
+
+def _digests(folder: Path, meta: dict[str, Any], key: str) -> dict[str, Any]:
+    """Return the size and sha256 of each file of a folder of the cache, and a digest of
+    the rest of its meta.json and of what it was made for.
+    """
+    rest = json.dumps([key, meta], sort_keys=True).encode()
+    digests: dict[str, Any] = {META: hashlib.sha256(rest).hexdigest()}
+    for path in sorted(folder.iterdir()):
+        if path.name != META:
+            size = path.stat().st_size
+            digests[path.name] = {"size": size, "sha256": files.sha256(path).hex()}
+    return digests
+
+
 def _read(config: DataConfig, folder: Path, separator: int | None) -> Tokens:
     """Return the tokens of a folder of the cache, as a configuration names them."""
-    record = files.read_json(folder / "meta.json")
+    record = files.read_json(folder / META)
+    record.pop(DIGESTS, None)
     record["name"] = config.name
     made = tokenizer.from_file(folder / "tokenizer.json", separator)
     if not record["exact_pieces"]:
@@ -275,10 +321,14 @@ def _read(config: DataConfig, folder: Path, separator: int | None) -> Tokens:
 
 
 def _write(
-    config: DataConfig, source: sources.Source, loaded: Tokenizer | None, folder: Path
+    config: DataConfig,
+    source: sources.Source,
+    loaded: Tokenizer | None,
+    folder: Path,
+    key: str,
 ) -> None:
-    """Make the tokens of a text, in a folder that appears when all of them are
-    there.
+    """Make the tokens of a text, in a folder that appears when all of them are there,
+    in place of a damaged one.
     """
     logger.info("preparing the tokens of data '%s'", config.name)
     with files.atomic_folder(folder) as new:
@@ -317,9 +367,14 @@ def _write(
                 "data.tokenizer: its tokens are no exact pieces of this text, so that"
                 " there are no bits per byte"
             )
-        (new / "meta.json").write_text(json.dumps(record, indent=1), "utf-8")
         for documents in new.glob("*.documents"):
             documents.unlink()
+        record = json.loads(json.dumps(record))
+        record[DIGESTS] = _digests(new, record, key)
+        (new / META).write_text(json.dumps(record, indent=1), "utf-8")
+        if folder.exists():
+            # renamed first: a kill meanwhile leaves no half of it
+            files.delete(folder.rename(files.temporary(folder)))
 
 
 def _refuse_lossy(made: Tokenizer, splits: dict[str, text.Texts]) -> float:
