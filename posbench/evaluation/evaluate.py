@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from posbench import machine
-from posbench.config.schema import EvaluationConfig
+from posbench import machine, tasks
+from posbench.config.schema import Config, EvaluationConfig
 from posbench.data.tokenizer import Tokenizer
 from posbench.data.tokens import TokenSplit
 from posbench.errors import RowsFailed, RunFailed, Undefined, UserError
@@ -72,6 +72,28 @@ def evaluate(
         yield row
     if failure is not None:
         raise failure
+
+
+def keys_of(config: Config) -> set[tuple[Any, ...]]:
+    """Return the keys of the rows that a run has once it is evaluated."""
+    settings = config.evaluation
+    train_length = config.training.train_length
+    weights = (settings.split, config.training.steps)
+    keys: set[tuple[Any, ...]] = set()
+    if config.data.task is None:
+        for row in requests.measurements(settings, train_length):
+            change = (row.variant.window, row.variant.name, row.task)
+            offset = row.offset or None
+            keys.add((row.protocol, row.length, *change, *weights, None, offset))
+        return keys
+
+    task = tasks.build(config.data.task["name"], config.data.task)
+    for point in problems.measurements(settings, task, train_length):
+        change = (point.variant.window, point.variant.name, point.name_in(task))
+        length = task.size(point.length)
+        place = (point.length, point.offset)
+        keys.add(("problems", length, *change, *weights, *place))
+    return keys
 
 
 def same_row(

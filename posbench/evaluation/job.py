@@ -13,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from posbench import machine, tracking
+from posbench.config.saved import load_record
 from posbench.config.schema import Config, EvaluationConfig
 from posbench.data.batches import merge_spans
 from posbench.data.tokens import TaskData, Tokens, data_of, note_use
@@ -28,7 +29,7 @@ from posbench.processes import World
 from posbench.run import TOKENIZER, checkpoint
 from posbench.run.model import model_of
 from posbench.run.rows import EvaluationRow, every_row, whole_curves
-from posbench.run.run import Run, load_record
+from posbench.run.run import Run
 from posbench.terminal.signals import signals_as_errors
 
 logger = logging.getLogger(__name__)
@@ -101,7 +102,8 @@ def evaluate_into(
     precision = settings.precision
     if precision == "auto":  # that of the training, perhaps on another machine
         if run:
-            precision = run.record["attempt"]["dtype"]
+            attempt = run.record["attempt"] or {}
+            precision = attempt.get("dtype", "no precision")
         precision = world.from_first(precision)
     dtype = machine.resolve_precision(precision, device)
     subject = subject_of(model, config, device, dtype)

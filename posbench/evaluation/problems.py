@@ -55,6 +55,10 @@ class TaskPoint(NamedTuple):
     of_task: str = ""  # the variant of the task
     offset: int = 0  # the first position
 
+    def name_in(self, task: Task) -> str:
+        """Return the name of the task, and of its variant, as rows have it."""
+        return f"{task.name}:{self.of_task}" if self.of_task else task.name
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TaskEvaluation(AnyEvaluation):
@@ -118,16 +122,13 @@ def _requested(
     them. `problems_of` is `_test_problems`, cached, of this evaluation.
     """
     task = evaluation.task
-    name = task.name
-    if point.of_task:
-        name += f":{point.of_task}"
     row = evaluation.row(
         protocol="problems",
         length=task.size(point.length),
         length_ratio=point.length / task.longest,
         window=point.variant.window,
         extension=point.variant.name,
-        task=name,
+        task=point.name_in(task),
         problem_length=point.length,
         offset=point.offset,
     )

@@ -24,11 +24,13 @@ from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
 from posbench import machine
+from posbench.config.saved import load_record
 from posbench.config.schema import to_container
 from posbench.errors import InUse, PosbenchError, Stopped, UserError
+from posbench.evaluation.evaluate import keys_of
 from posbench.launch.plans import Plan
-from posbench.run.rows import PLAIN, evaluation_rows, training_rows
-from posbench.run.run import ADDING, Run, load_config, load_record
+from posbench.run.rows import PLAIN, evaluation_rows, every_row, training_rows
+from posbench.run.run import ADDING, Run, load_config
 from posbench.terminal import exits
 from posbench.terminal.signals import exit_when_parent_exits, stop_signals
 
@@ -78,25 +80,25 @@ def is_trained(plan: Plan) -> bool:
     """Return whether a run of these weights is done, perhaps with other evaluation
     settings.
     """
-    return record(plan).get("status") == "done"
+    old_record = record(plan)
+    return (old_record.get("status"), old_record.get("id")) == ("done", plan.config.id)
 
 
 def is_finished(plan: Plan) -> bool:
-    """Return whether nothing is left to do. If evaluation settings changed, the run
-    decides what is missing.
+    """Return whether nothing is left to do. If evaluation settings changed, or the
+    folder is not whole, the run decides what is missing.
     """
-    old_record = record(plan)
-    if old_record.get("status") != "done":
+    if not is_trained(plan):
         return False
     wanted = to_container(plan.config)["evaluation"]
-    if wanted == old_record.get("evaluated"):
-        return True
-    # A command that is repeated takes back nothing that another one has added since.
     try:
         trained_with = load_config(plan.folder)
+        existing = {row.key for row in every_row(plan.folder)}
     except UserError:
         return False
-    return bool(wanted == to_container(trained_with)["evaluation"])
+    # A command that is repeated takes back nothing that another one has added since.
+    settings = (record(plan).get("evaluated"), to_container(trained_with)["evaluation"])
+    return wanted in settings and keys_of(plan.config) <= existing
 
 
 def loss_at_train_length(plan: Plan) -> float | None:
