@@ -18,6 +18,7 @@ import pandas as pd
 
 from posbench.errors import UserError
 from posbench.results.settings import with_schemes
+from posbench.run import ROWS
 from posbench.run import rows as run_rows
 from posbench.run.facts import as_json, facts_of
 from posbench.run.find import run_folders
@@ -105,8 +106,15 @@ def read(paths: Iterable[Path], split: str | None = None) -> pd.DataFrame:
     folders = run_folders(others) if others or not files else []
 
     rows = []
+    copies = run_rows.copies(folders)
     for folder in folders:
-        rows += _rows(folder, split)
+        found = _rows(folder, split)
+        if folder in copies:
+            reason = f"{folder / ROWS} has rows that {copies[folder] / ROWS} has, too:"
+            reason += " delete that which is a copy, and train makes its rows again"
+            unreadable = {"run_status": "unreadable", "run_reason": reason}
+            found = [found[0] | dict.fromkeys(run_rows.COLUMNS) | unreadable]
+        rows += found
     parts = []
     for path in files:
         study = _load(path)
@@ -129,9 +137,36 @@ def _load(path: Path) -> pd.DataFrame:
     try:
         frame = pd.read_parquet(path)
         frame["folder"] = [str(path.with_suffix("") / run) for run in frame["run"]]
-    except (OSError, ValueError, LookupError) as error:
+        frame = _typed(frame)
+        _refuse_wrong(frame)
+    except (OSError, ValueError, LookupError, TypeError) as error:
         raise UserError(f"cannot read {path}: {error}") from None
-    return _typed(frame)
+    return frame
+
+
+def _refuse_wrong(frame: pd.DataFrame) -> None:
+    """Raise ValueError if rows of a file, in their types, are none that `read` gives,
+    or have means that are not those of their units.
+    """
+    for index, row in enumerate(frame.to_dict("records")):
+        row = {name: None if value is pd.NA else value for name, value in row.items()}
+        try:
+            for name in _TEXTS:
+                if not isinstance(row[name], str | None):
+                    raise ValueError(f"{name} is {row[name]}: expected text")
+            if row["run"] is None or row["run_status"] is None:
+                raise ValueError("it has no run or no run_status")
+            units = {}
+            for name, key in _UNITS.items():
+                if row[name] is None:
+                    continue
+                if np.ndim(row[name]) != 1:
+                    raise ValueError(f"{name} is {row[name]}: expected a list")
+                units[key] = row[name]
+            if row["protocol"] is not None:
+                run_rows.refuse_wrong_numbers(row, units)
+        except ValueError as error:
+            raise ValueError(f"row {index}: {error}") from None
 
 
 def _typed(frame: pd.DataFrame) -> pd.DataFrame:
@@ -168,6 +203,10 @@ def _rows(folder: Path, split: str | None) -> list[dict[str, Any]]:
         reason = str(error) or type(error).__name__
         return [facts | {"run_status": "unreadable", "run_reason": reason}]
     if not rows:
+        if facts["run_status"] == "done":
+            cure = f"'{facts['command']}' measures anew"
+            reason = f"{folder / ROWS} has no evaluation; {cure}"
+            facts |= {"run_status": "unreadable", "run_reason": reason}
         return [facts]
     return [facts | row for row in rows]
 
