@@ -17,7 +17,8 @@ import torch
 
 from posbench import encodings, machine, reports
 from posbench.config.overrides import KEYS, apply
-from posbench.config.schema import AnyConfig, load_saved, value_type
+from posbench.config.saved import load_any, load_record
+from posbench.config.schema import AnyConfig, value_type
 from posbench.data.tokenizer import Tokenizer
 from posbench.errors import RunFailed, UserError
 from posbench.evaluation.job import evaluate_run
@@ -28,7 +29,7 @@ from posbench.model.gpt import GPT
 from posbench.reports import charts
 from posbench.results import frame as results
 from posbench.results.headline import TEXTS, Headline, Measure, headline, measures
-from posbench.run import CONFIG, find
+from posbench.run import find
 from posbench.run.model import model_of, tokenizer_of
 from posbench.run.rows import (
     COLUMNS,
@@ -39,7 +40,7 @@ from posbench.run.rows import (
     number,
     training_rows,
 )
-from posbench.run.run import load_config, load_record
+from posbench.run.run import load_config
 from posbench.terminal import console
 from posbench.typed import Typed
 
@@ -114,7 +115,7 @@ class LoadedRun:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.config: AnyConfig = load_saved(folder / CONFIG)
+        self.config: AnyConfig = load_any(folder)
         self.record: dict[str, Any] = load_record(folder)
         self._rows = evaluation_rows(folder)
         self._frame = results.read([folder])

@@ -69,12 +69,13 @@ def written(folder: Path, config: Config, tokenizer: Tokenizer = BYTES) -> Path:
     """Write a run's folder."""
     run = folder / config.id
     run.mkdir(parents=True)
-    weights = random_weights(config, tokenizer)
-    checkpoint.save(run, config.training.steps, weights, {}, {})
     tokenizer.save(run / TOKENIZER)
     (run / "config.yaml").write_text(yaml.safe_dump(to_container(config)))
-    record = {"schema": 1, "id": run.name, "tokenizer_sha256": tokenizer.sha256}
+    record = {"schema": 3, "id": run.name, "status": "done"}
+    record["tokenizer_sha256"] = tokenizer.sha256
     (run / "run.json").write_text(json.dumps(record))
+    weights = random_weights(config, tokenizer)
+    checkpoint.save(run, config.training.steps, weights, {}, {})
     return run
 
 

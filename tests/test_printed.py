@@ -56,7 +56,7 @@ def draw(tiny_config, tmp_path, capsys, monkeypatch) -> Callable[..., str]:
     def drawn(rows: list[Row], width: int = 80, split: str | None = None) -> str:
         monkeypatch.setenv("COLUMNS", str(width))
         config = yaml.safe_dump(to_container(tiny_config))
-        record = json.dumps({"schema": 1, "id": "x", "status": "done"})
+        record = json.dumps({"schema": 2, "id": tiny_config.id, "status": "done"})
         lines = [json.dumps(row) + "\n" for row in rows]
         (tmp_path / "config.yaml").write_text(config)
         (tmp_path / "run.json").write_text(record)

@@ -22,6 +22,7 @@ from support import changed, encoded, start_child, write_words
 
 import posbench.training.train
 from posbench.config.overrides import apply
+from posbench.config.saved import load_record
 from posbench.config.schema import Config
 from posbench.errors import RunFailed, Stopped, UserError
 from posbench.evaluation.job import evaluate_run
@@ -31,7 +32,6 @@ from posbench.launch.plans import Plan
 from posbench.processes import Place, World, joined, place, refuse_several
 from posbench.run import checkpoint
 from posbench.run.rows import evaluation_rows, training_rows
-from posbench.run.run import load_record
 from posbench.terminal import exits
 from posbench.training.step import Trainer, begin_update
 from posbench.training.train import train

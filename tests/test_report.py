@@ -315,7 +315,7 @@ def extended(tmp_path) -> tuple[Path, list[dict[str, Any]]]:
     study = write_study(tmp_path / "fake", TWO, seeds=2)
     run = min(study.glob("rope-*"))
     lines = (run / "rows.jsonl").read_text(encoding="utf-8").splitlines()
-    other = {"targets_sha256": "b2", "nll": 9.0}
+    other = {"targets_sha256": "b2", "nll": 9.0, "units": None}
     rows = [json.loads(line) | other for line in lines]
     longer = dict(rows[0])
     longer["length"] *= 32

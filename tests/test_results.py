@@ -24,6 +24,8 @@ from fake_study import (
     write_study,
 )
 
+from posbench.config.identity import run_id
+from posbench.config.saved import load_record
 from posbench.errors import UserError
 from posbench.reports import answer
 from posbench.reports.tables import main_table
@@ -99,6 +101,11 @@ def test_a_study_is_kept_in_one_file(tmp_path):
     pd.testing.assert_frame_equal(twice, demo)
 
 
+def change_record(folder: Path, **fields: Any) -> None:
+    record = load_record(folder) | fields
+    (folder / "run.json").write_text(json.dumps(record), encoding="utf-8")
+
+
 @pytest.fixture
 def broken(tmp_path):
     """Read a study of four runs, of which three are broken."""
@@ -109,9 +116,8 @@ def broken(tmp_path):
     config = yaml.safe_load(path.read_text(encoding="utf-8"))
     config["encoding"] = {"name": "of_a_package_that_is_gone", "sharpness": 2}
     path.write_text(yaml.safe_dump(config), encoding="utf-8")
-    record = {"status": "failed", "reason": "oom", "message": "no memory"}
-    text = json.dumps(record)
-    (failed / "run.json").write_text(text, encoding="utf-8")
+    change_record(gone, id=run_id(config))
+    change_record(failed, status="failed", reason="oom", message="no memory")
     return read([tmp_path])
 
 
@@ -458,6 +464,8 @@ def folder(tmp_path):
 def append(folder: Path, **changes: Any) -> None:
     """Repeat a run's first row, changed."""
     row = read_rows(folder)[0] | changes
+    for name in ("units", "perplexity", "bits_per_byte"):
+        row.pop(name, None)
     with (folder / "rows.jsonl").open("a") as file:
         file.write(json.dumps(row) + "\n")
 

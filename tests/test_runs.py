@@ -10,6 +10,7 @@ import torch
 from support import changed, in_child, snapshot
 
 from posbench import encodings
+from posbench.config.saved import load_record
 from posbench.config.schema import Config
 from posbench.errors import InUse, RunFailed, UserError
 from posbench.run import checkpoint
@@ -19,7 +20,7 @@ from posbench.run.rows import (
     evaluation_rows,
     read_rows,
 )
-from posbench.run.run import ADDING, Run, in_use, load_config, load_record, other_code
+from posbench.run.run import ADDING, Run, in_use, load_config, other_code
 
 COMMAND = ["posbench", "train"]
 
@@ -242,10 +243,11 @@ def test_rows_after_a_step_are_cut(folder, tiny_config):
 
 
 def test_what_is_not_finite_is_null_in_a_row(folder, tiny_config):
-    numbers = {"a": float("nan"), "b": float("inf"), "c": torch.tensor(0.5)}
+    bad = {"a": float("nan"), "b": float("inf")}
+    numbers = {"step": 1, **bad, "c": torch.tensor(0.5)}
     with Run.open(folder, tiny_config, COMMAND) as run:
         run.log(numbers)
-        assert run.rows == [{"a": None, "b": None, "c": 0.5}]
+        assert run.rows == [{"step": 1, "a": None, "b": None, "c": 0.5}]
     assert read_rows(folder) == run.rows
 
 
@@ -261,7 +263,7 @@ def logged(folder: Path, config: Config, *rows: EvaluationRow) -> None:
 def test_the_last_row_of_a_key_wins(folder, tiny_config):
     first = row(16, 1.0)
     longer = row(32, 2.0)
-    last = row(16, 3.0, units=UNITS)
+    last = row(16, 29.75 / 24, units=UNITS)
     narrowed = row(16, 4.0, window=16)
     logged(folder, tiny_config, first, longer, last, narrowed)
     assert evaluation_rows(folder) == [last, longer, narrowed]
@@ -285,13 +287,13 @@ COLUMNS = """
 
 def test_a_row_has_the_columns_that_are_promised(folder, tiny_config):
     plain = row(16, 1.0)
-    with_units = row(16, float("nan"), units=UNITS)
+    with_units = row(16, 29.75 / 24, units=UNITS, ci_low=float("nan"))
     logged(folder, tiny_config, plain, with_units)
     first, second = read_rows(folder)
     assert list(second) == COLUMNS.split()
     assert "units" not in first
     assert second["units"] == UNITS
-    assert second["nll"] is None
+    assert second["ci_low"] is None
 
 
 def test_a_curve_is_replaced_only_by_one_that_is_measured_as_far():

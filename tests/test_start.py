@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from support import TINY, changed, posbench, snapshot, write_text
 
-from posbench.config.schema import Config
+from posbench.config.saved import load_record
+from posbench.config.schema import Config, load_saved
 from posbench.data.tokens import prepare
 from posbench.errors import UserError
 from posbench.evaluation.ngrams import Readers
@@ -165,12 +166,21 @@ def test_typed_lengths_hold_and_else_those_of_that_run_are_among_them(here):
     assert {2.0, 4.0} <= set(odd.evaluation.ratios)
 
 
+def rename(folder: Path, new_id: str) -> None:
+    """Make a run another one, in all files that have its id."""
+    old_id = load_record(folder)["id"]
+    for name in ("run.json", "rows.jsonl", "checkpoint/*/manifest.json"):
+        for path in folder.glob(name):
+            path.write_text(path.read_text().replace(old_id, new_id))
+
+
 def test_runs_from_two_bases_are_two_schemes(here):
     one = Path(source("rope"))
     other = shutil.copytree(one, here / one.name)
     path = other / "config.yaml"
     text = path.read_text()
     path.write_text(text.replace("base: 10000", "base: 500"))
+    rename(other, load_saved(path).id)
 
     words = ("encoding=none", "training.tokens=64")
     trained_on(here / "a", f"start={one}", *words)

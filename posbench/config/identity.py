@@ -19,6 +19,41 @@ MOVED_ASIDE = re.compile(r".+\.old-\d+")
 NOT_IDENTITY = ("study", "tracking", "evaluation", "runtime")
 
 
+def run_id(settings: Mapping[str, Any]) -> str:
+    """Return the id of what has these settings, as `config.yaml` has them: of a run
+    `<encoding>-s<seed>-<8 hex digits>`, of a model from elsewhere
+    `<name>-<8 hex digits>`.
+
+    The digits are a digest of all that shapes a run's weights; of a model, of all that
+    its numbers depend on. Settings of another version of posbench keep their id. Raises
+    LookupError, TypeError or AttributeError for something that is no configuration.
+    """
+    if "reading" in settings:
+        data = dict(settings["data"])
+        # the model's digest covers these
+        del data["tokenizer"], data["vocab_size"]
+        shaping = {
+            "model": settings["model"]["sha256"],
+            "reading": settings["reading"],
+            "data": data,
+            "train_length": settings["training"]["train_length"],
+        }
+        return f"{settings['model']['name']}-{digest(shaping)}"
+
+    shaping = {key: settings[key] for key in settings if key not in NOT_IDENTITY}
+    encoding = shaping["encoding"] = dict(settings["encoding"])
+    encoding.pop("file", None)  # a moved file is the same encoding
+    training = shaping["training"] = dict(settings["training"])
+    if training.get("optimizer") is None:
+        # as before there was a choice
+        for key in ("optimizer", "muon_ratio", "momentum"):
+            training.pop(key, None)
+    if settings["start"]:
+        start = shaping["start"] = dict(settings["start"])
+        del start["run"], start["options"]
+    return f"{encoding['name']}-s{settings['seed']}-{digest(shaping)}"
+
+
 def digest(shaping: Mapping[str, Any]) -> str:
     """Return the 8 hex digits at the end of an id: a digest of all settings that the
     results depend on.

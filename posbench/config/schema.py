@@ -16,10 +16,7 @@ from annotated_types import Ge, Len, Lt, Predicate
 
 from posbench import encodings, registry
 from posbench.config import shipped
-from posbench.config.identity import (
-    NOT_IDENTITY,
-    digest,
-)
+from posbench.config.identity import run_id
 from posbench.errors import UserError, unknown
 from posbench.options import (
     AtLeast1,
@@ -343,19 +340,8 @@ class Config(Section):
 
     @property
     def id(self) -> str:
-        """`<encoding>-s<seed>-<8 hex digits>`. The digits are a digest of all that
-        shapes the trained weights.
-        """
-        sections = to_container(self)
-        shaping = {key: sections[key] for key in sections if key not in NOT_IDENTITY}
-        shaping["encoding"].pop("file", None)  # a moved file is the same encoding
-        if self.training.optimizer is None:
-            # as before there was a choice
-            for key in ("optimizer", "muon_ratio", "momentum"):
-                del shaping["training"][key]
-        if self.start:
-            del shaping["start"]["run"], shaping["start"]["options"]
-        return f"{self.encoding.name}-s{self.seed}-{digest(shaping)}"
+        """The run's name; its digits are a digest of all that shapes the weights."""
+        return run_id(to_container(self))
 
     @property
     def folder(self) -> Path:
@@ -485,20 +471,8 @@ class TrainedElsewhere(Section, kw_only=True):
 
     @property
     def id(self) -> str:
-        """`<name>-<8 hex digits>`. The digits are a digest of all that its numbers
-        depend on: model, reading, text.
-        """
-        settings = to_container(self)
-        text = settings["data"]
-        # the model's digest covers these
-        del text["tokenizer"], text["vocab_size"]
-        shaping = {
-            "model": self.model.sha256,
-            "reading": settings["reading"],
-            "data": text,
-            "train_length": self.training.train_length,
-        }
-        return f"{self.model.name}-{digest(shaping)}"
+        """Its name; the digits are a digest of model, reading and text."""
+        return run_id(to_container(self))
 
 
 # what the folder of a run, or of an evaluated model, holds

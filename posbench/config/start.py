@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING, Any
 from omegaconf import DictConfig
 
 from posbench import encodings, files
-from posbench.config.identity import MOVED_ASIDE, RECORD, TOKENIZER
+from posbench.config.identity import MOVED_ASIDE, TOKENIZER
 from posbench.config.overrides import value
+from posbench.config.saved import load_any, load_record, other_checkpoint
 from posbench.config.schema import (
     SAVED,
     Config,
     EncodingConfig,
     StartConfig,
     TrainingConfig,
-    load_saved,
     to_container,
 )
 from posbench.errors import UserError, did_you_mean
@@ -160,12 +160,15 @@ def finished_run(run: str) -> tuple[Config, StartConfig]:
     folder = Path(run)
     config = _trained_from_scratch(folder)
     training = config.training
-    record = files.read_json(folder / RECORD)
+    record = load_record(folder)
     newest: dict[str, Any] = {"step": 0}
     # names sort by step
     manifests = sorted((folder / "checkpoint").glob("step-*/manifest.json"))
     if manifests:
         newest = files.read_json(manifests[-1])
+        wrong = other_checkpoint(manifests[-1].parent, newest, record)
+        if wrong:
+            raise UserError(f"{manifests[-1].parent} {wrong}")
     if newest["step"] < training.steps or record["status"] != "done":
         raise UserError(
             f"start={folder}: that run is not finished; 'posbench train' with its"
@@ -189,7 +192,7 @@ def finished_run(run: str) -> tuple[Config, StartConfig]:
 def _trained_from_scratch(folder: Path) -> Config:
     """Return the configuration of a run on text that began from random weights."""
     if (folder / SAVED).is_file():
-        config = load_saved(folder / SAVED)
+        config = load_any(folder)
         if config.is_trained_here and not config.start and not config.data.task:
             return config
     hint = ""

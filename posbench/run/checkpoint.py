@@ -1,9 +1,9 @@
 """Checkpoints: `<run>/checkpoint/step-XXXXXXXX/` with the weights, the optimizer, plain
 state, and their digests.
 
-Neither safetensors nor torch's format notices damage, so a manifest holds a sha256 of
-each file, and nothing is used unverified. A checkpoint is written to a temporary folder
-and renamed: it exists as a whole or not at all.
+Neither safetensors nor torch's format notices damage, so a manifest holds the run's id
+and a sha256 of each file, and nothing is used unverified. A checkpoint is written to a
+temporary folder and renamed: it exists as a whole or not at all.
 """
 
 import hashlib
@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from posbench import files
+from posbench.config.saved import load_record, other_checkpoint
 from posbench.errors import UserError
 
 if TYPE_CHECKING:
@@ -50,15 +51,20 @@ class Checkpoint(NamedTuple):
         """Return what else was saved; plain JSON types."""
         return dict(json.loads((self.path / STATE).read_bytes()))
 
-    def verifies(self, parts: Sequence[str]) -> bool:
-        """Return whether these parts have the digests that the manifest says."""
+    def fault(self, parts: Sequence[str]) -> str:
+        """Return what is wrong if these parts have not the digests that the manifest
+        says, or are another run's, else an empty text.
+        """
         try:
-            manifest = json.loads((self.path / _MANIFEST).read_bytes())
+            manifest = files.json_object((self.path / _MANIFEST).read_bytes())
             digests = [manifest["files"][part]["sha256"] for part in parts]
             actual = [files.sha256(self.path / part).hex() for part in parts]
-            return (self.step, actual) == (manifest["step"], digests)
+            if (self.step, actual) != (manifest["step"], digests):
+                return "is incomplete"
         except (FileNotFoundError, ValueError, LookupError, TypeError):
-            return False
+            return "is incomplete"
+        record = load_record(self.path.parent.parent)
+        return other_checkpoint(self.path, manifest, record)
 
 
 def save(
@@ -87,7 +93,9 @@ def save(
     digests = {}
     for name, part in contents.items():
         digests[name] = {"sha256": hashlib.sha256(part).hexdigest()}
-    contents[_MANIFEST] = json.dumps({"step": step, "files": digests}).encode()
+    run = load_record(folder)["id"]
+    manifest = {"run": run, "step": step, "files": digests}
+    contents[_MANIFEST] = json.dumps(manifest).encode()
 
     path = folder / "checkpoint" / f"step-{step:08d}"
     with files.atomic_folder(path) as new:
@@ -122,15 +130,17 @@ def newest(folder: Path, parts: tuple[str, ...] = PARTS) -> Checkpoint | None:
     """Return the newest checkpoint of a run whose parts verify; None if there is none,
     UserError if all are damaged.
     """
-    checkpoints = every(folder)
-    for checkpoint in checkpoints:
-        if checkpoint.verifies(parts):
+    fault = ""
+    for checkpoint in every(folder):
+        fault = checkpoint.fault(parts)
+        if not fault:
             return checkpoint
-        logger.warning("%s is incomplete: it is not used", checkpoint.path.name)
-    if checkpoints:
+        fault = f"{checkpoint.path.name} {fault}"
+        logger.warning("%s: it is not used", fault)
+    if fault:
         raise UserError(
-            f"no checkpoint in {folder} is complete: 'posbench train ... --restart'"
-            " starts over"
+            f"no checkpoint in {folder} is complete: {fault};"
+            " 'posbench train ... --restart' starts over"
         )
     return None
 
@@ -140,7 +150,7 @@ def at(folder: Path, step: int) -> Checkpoint | None:
     are damaged.
     """
     for saved in every(folder):
-        if saved.step == step and saved.verifies([WEIGHTS]):
+        if saved.step == step and not saved.fault([WEIGHTS]):
             return saved
     return None
 

@@ -6,11 +6,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from posbench.config import shipped
 from posbench.config.identity import one_number
+from posbench.config.saved import load_record, load_settings
 from posbench.config.schema import flat
-from posbench.run import CONFIG
-from posbench.run.run import in_use, load_record
+from posbench.run.run import in_use
 
 _RUN_NAME = re.compile(r"(.+)-s\d+-[0-9a-f]{8}")
 
@@ -21,7 +20,7 @@ def facts_of(folder: Path) -> dict[str, Any]:
     `settings` are JSON, by dotted key. Raises UserError if they cannot be read.
     """
     record = load_record(folder)
-    container = shipped.load(folder / CONFIG)
+    container = load_settings(folder)
     settings = flat_settings(container)
 
     # A model that was only evaluated here has a name in place of an encoding.

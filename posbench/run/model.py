@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from posbench.config.saved import load_record
 from posbench.config.schema import Config, StartConfig
 from posbench.data.tokenizer import Tokenizer, from_file
 from posbench.errors import UserError
@@ -14,7 +15,7 @@ from posbench.files import sha256
 from posbench.model.gpt import GPT, build
 from posbench.randomness import generator
 from posbench.run import TOKENIZER, checkpoint
-from posbench.run.run import load_config, load_record
+from posbench.run.run import load_config
 
 TEMPERATURE = 0.8  # of sampling
 

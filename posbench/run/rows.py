@@ -5,10 +5,13 @@ name, which rows make a curve.
 import dataclasses
 import json
 import math
-from collections.abc import Mapping, Sequence
+import typing
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+from posbench import files
+from posbench.config.saved import cure, load_record, other_run
 from posbench.errors import UserError
 from posbench.run import ROWS
 
@@ -133,6 +136,17 @@ class EvaluationRow:
 COLUMNS = tuple(
     field.name for field in dataclasses.fields(EvaluationRow) if field.name != "units"
 )
+STATUSES = ("ok", "undefined", "too_short", "failed")
+_LARGEST = 700  # nats per token that have a perplexity
+
+# The JSON types of each column. A whole number is a number, too.
+_KINDS: dict[str, set[type]] = {}
+for _name, _hint in typing.get_type_hints(EvaluationRow).items():
+    _KINDS[_name] = {typing.get_origin(kind) or kind for kind in typing.get_args(_hint)}
+    _KINDS[_name] = _KINDS[_name] or {_hint}
+    if float in _KINDS[_name]:
+        _KINDS[_name].add(int)
+_KINDS_OF_TRAINING: dict[str, set[type]] = {"step": {int}}
 
 
 def curve_name(row: Any) -> str:
@@ -182,16 +196,109 @@ def number(value: Any) -> float | None:
 
 def read_rows(folder: Path) -> list[dict[str, Any]]:
     """Return the rows of a run folder, of training, validation and evaluation; an
-    incomplete last line is left out.
+    incomplete last line is left out. Raises UserError for a line that is no row of this
+    run.
+    """
+    rows, faults = rows_and_faults(folder)
+    if faults:
+        raise UserError(f"{faults[0]}; {cure(load_record(folder))}")
+    return rows
+
+
+def copies(folders: Iterable[Path]) -> dict[Path, Path]:
+    """Return folders of different runs that have a row of training in common, its speed
+    to the last digit, each with the other. Before schema 3 rows had no id.
+    """
+    first: dict[bytes, tuple[str, Path]] = {}
+    found: dict[Path, Path] = {}
+    for folder in folders:
+        try:
+            run = load_record(folder)["id"]
+            lines = (folder / ROWS).read_bytes().split(b"\n")
+        except (UserError, OSError):
+            continue
+        for line in lines:
+            if b'"train/tokens_per_second"' in line and b'"run"' not in line:
+                id_of_first, other = first.setdefault(line, (run, folder))
+                if id_of_first != run:
+                    found |= {folder: other, other: folder}
+                break
+    return found
+
+
+def rows_and_faults(folder: Path) -> tuple[list[dict[str, Any]], list[str]]:
+    """Return the rows of a run folder, and what is wrong with each line that is none of
+    this run. Empty lines hold nothing.
     """
     path = folder / ROWS
     if not path.exists():
-        return []
-    lines = path.read_bytes().split(b"\n")[:-1]
-    try:
-        return [json.loads(line) for line in lines]
-    except ValueError as error:
-        raise UserError(f"{path} has a line that is not JSON: {error}") from None
+        return [], []
+    record = load_record(folder)
+    rows = []
+    faults = []
+    for number, line in enumerate(path.read_bytes().split(b"\n")[:-1], 1):
+        if not line.strip():
+            continue
+        try:
+            row = files.json_object(line)
+            wrong = other_run(row.pop("run", None), record)
+            if wrong:
+                raise ValueError(wrong)
+            refuse_wrong(row)
+            rows.append(row)
+        except ValueError as error:
+            faults.append(f"{path}, line {number}: {error}")
+    return rows, faults
+
+
+def refuse_wrong(row: Mapping[str, Any]) -> None:
+    """Raise ValueError for a line that is no row, or whose numbers contradict one
+    another.
+    """
+    kinds = _KINDS if "protocol" in row else _KINDS_OF_TRAINING
+    for name, allowed in kinds.items():
+        value = row.get(name)
+        if type(value) not in allowed:
+            raise ValueError(f"{name} is {json.dumps(value)}: expected another value")
+    if "protocol" not in row:
+        return
+    refuse_wrong_numbers(row, row.get("units") or {})
+
+
+def refuse_wrong_numbers(row: Mapping[str, Any], units: Mapping[str, Any]) -> None:
+    """Raise ValueError if an evaluation row has an unknown status, or means that are
+    not those of its sums by unit of text.
+    """
+    if row["status"] not in STATUSES:
+        expected = ", ".join(STATUSES)
+        raise ValueError(f"status is {row['status']}: expected {expected}")
+    names = ("nll", "ngram_nll", "n_tokens", "n_bytes", "perplexity", "bits_per_byte")
+    found = {name: number(row.get(name)) for name in names}
+    means = {}
+    if units:
+        if len({len(values) for values in units.values()}) > 1:
+            raise ValueError("its units are lists of several lengths")
+        n_tokens = sum(units["tokens"])
+        if found["n_tokens"] not in (None, n_tokens):
+            raise ValueError(f"n_tokens is not {n_tokens:g}, which its units have")
+        means["nll"] = sum(units["nll"]) / n_tokens
+        if "ngram" in units:
+            means["ngram_nll"] = sum(units["ngram"]) / n_tokens
+    nll = found["nll"]
+    if nll is not None and found["perplexity"] is not None:
+        means["perplexity"] = math.exp(min(nll, _LARGEST))
+    if nll is not None and found["bits_per_byte"] is not None and found["n_bytes"]:
+        n_tokens = found["n_tokens"] or 0
+        means["bits_per_byte"] = nll * n_tokens / math.log(2) / found["n_bytes"]
+
+    for name, expected in means.items():
+        value = found[name]
+        # sums are written with four digits
+        is_close = value is not None and math.isclose(
+            value, expected, rel_tol=1e-4, abs_tol=1e-4
+        )
+        if not is_close:
+            raise ValueError(f"{name} is {value}: the row's sums give {expected:.5g}")
 
 
 def step_of(row: Mapping[str, Any]) -> int:

@@ -26,6 +26,7 @@ from filelock import FileLock, Timeout
 
 import posbench
 from posbench import encodings, files
+from posbench.config.saved import RESTART, SCHEMA, load_any, load_record
 from posbench.config.schema import (
     AnyConfig,
     Config,
@@ -34,7 +35,7 @@ from posbench.config.schema import (
 )
 from posbench.errors import InUse, RunFailed, Stopped, UserError
 from posbench.run import CONFIG, RECORD, ROWS, checkpoint
-from posbench.run.rows import plain, read_rows, step_of
+from posbench.run.rows import plain, rows_and_faults, step_of
 
 logger = logging.getLogger(__name__)
 ADDING = "running"  # the reason in the record of a finished run while rows are added
@@ -75,7 +76,7 @@ class Run:
         if not (folder / CONFIG).exists():
             self.write_config(config)
         fields = {
-            "schema": 2,
+            "schema": SCHEMA,
             "id": self.id,
             "status": "running",
             "command": command,
@@ -135,7 +136,7 @@ class Run:
     def log(self, row: Mapping[str, Any]) -> None:
         """Append a row, and pass it on to the tracker. What is not finite is null."""
         finite = plain(row)
-        line = json.dumps(finite, allow_nan=False).encode() + b"\n"
+        line = self._line(finite)
         with files.full_disk_as_failure(self.folder / ROWS):
             # half of it may be written before the disk is full: the next opening cuts
             # that away
@@ -153,20 +154,36 @@ class Run:
         """Drop the rows after a step: training makes them again."""
         kept = [row for row in self.rows if step_of(row) <= step]
         if kept != self.rows:
-            lines = "".join(json.dumps(row) + "\n" for row in kept)
             self._file.close()
-            files.write(self.folder / ROWS, lines.encode())
+            self._write_rows(kept)
             self._open_rows()
 
+    def _line(self, row: Mapping[str, Any]) -> bytes:
+        return json.dumps({"run": self.id, **row}, allow_nan=False).encode() + b"\n"
+
+    def _write_rows(self, rows: list[dict[str, Any]]) -> None:
+        files.write(self.folder / ROWS, b"".join(map(self._line, rows)))
+
     def _open_rows(self) -> None:
-        """Open the file of rows at its end, without the half line that a kill may
-        leave.
+        """Open the file of rows at its end, without the half line that a kill may leave
+        and without lines that are no row of this run: they are made again.
         """
-        file = open(self.folder / ROWS, "a+b", buffering=0)  # noqa: SIM115
+        path = self.folder / ROWS
+        self.rows, faults = rows_and_faults(self.folder)
+        if faults:
+            aside = _free_name(path)
+            files.write(aside, path.read_bytes())
+            self._write_rows(self.rows)
+            logger.warning(
+                "%s: left out, with %d such lines in all; the former file is %s",
+                faults[0],
+                len(faults),
+                aside,
+            )
+        file = open(path, "a+b", buffering=0)  # noqa: SIM115
         self._file = self._stack.enter_context(file)
         self._file.seek(0)
         self._file.truncate(self._file.readall().rfind(b"\n") + 1)
-        self.rows = read_rows(self.folder)
 
     def update(self, **fields: Any) -> None:
         """Set fields of `run.json`."""
@@ -256,9 +273,9 @@ class Run:
         if not checkpoint.every(self.folder):
             return
         data = self.record["data"] or {}
-        if data.get("sha256") not in (None, text_sha256):
+        if data.get("sha256") != text_sha256:
             raise self._trained_on_another("text")
-        if self.record["tokenizer_sha256"] not in (None, tokenizer_sha256):
+        if self.record["tokenizer_sha256"] != tokenizer_sha256:
             raise self._trained_on_another("tokenizer")
         for warning in other_code(self.config, self.record):
             logger.warning("%s", warning)
@@ -280,27 +297,46 @@ def _has_lost_its_weights(folder: Path, config: AnyConfig) -> bool:
 
 def _move_aside(folder: Path) -> None:
     """Rename a folder to `<folder>.old-1`, or the next number that is free."""
+    moved = _free_name(folder)
+    folder.rename(moved)
+    logger.info("the old run is now in %s", moved)
+
+
+def _free_name(path: Path) -> Path:
+    """Return `<path>.old-1`, or the next number that is free."""
     for number in itertools.count(1):
-        moved = folder.with_name(f"{folder.name}.old-{number}")
-        if not os.path.lexists(moved):
-            folder.rename(moved)
-            logger.info("the old run is now in %s", moved)
-            return
+        free = path.with_name(f"{path.name}.old-{number}")
+        if not os.path.lexists(free):
+            break
+    return free
 
 
 def _existing(folder: Path, config: AnyConfig) -> AnyConfig:
-    """Return the configuration that a folder has, or this one if it has none. Raises
-    UserError if it is another run's.
+    """Return the configuration that a folder has, or this one if it has none, or
+    another than its record says. Raises UserError if it is another run's.
     """
-    if not (folder / CONFIG).exists():
-        return config
-    existing = load_saved(folder / CONFIG)
-    if existing.id != config.id:
+    if not (folder / RECORD).exists():
+        # they are of a text that nobody knows any more
+        if checkpoint.every(folder):
+            raise UserError(f"{folder} has checkpoints, but no {RECORD}; {RESTART}")
+        if not (folder / CONFIG).exists():
+            return config
+        found = load_saved(folder / CONFIG).id
+    else:
+        found = load_record(folder)["id"]
+    if found != config.id:
         raise UserError(
-            f"{folder} holds another run ({existing.id}): choose another folder,"
+            f"{folder} holds another run ({found}): choose another folder,"
             " start=RUN to go on from its weights, or --restart to move it aside"
         )
-    return existing
+    if not (folder / CONFIG).exists():
+        return config
+    try:
+        return load_any(folder)
+    except UserError as error:
+        logger.warning("%s", error)
+        (folder / CONFIG).rename(_free_name(folder / CONFIG))
+        return config
 
 
 def _lock(folder: Path) -> Path:
@@ -348,15 +384,6 @@ def versions() -> dict[str, str]:
     return by_name
 
 
-def load_record(folder: Path) -> dict[str, Any]:
-    """Return the `run.json` of a run folder. Raises UserError if it cannot be read."""
-    try:
-        return files.read_json(folder / RECORD)
-    except UserError as error:
-        hint = "'posbench train ... --restart' starts over"
-        raise UserError(f"{error}; {hint}") from None
-
-
 def other_code(config: AnyConfig, record: Mapping[str, Any]) -> list[str]:
     """Return a line for each encoding from outside of posbench whose source file has
     changed since training began.
@@ -386,7 +413,7 @@ def load_config(folder: Path) -> Config:
     """Return the configuration of a run folder. Raises UserError if there is none or it
     is a HuggingFace model's.
     """
-    config = load_saved(folder / CONFIG)
+    config = load_any(folder)
     if not config.is_trained_here:
         raise UserError(
             f"{folder} holds results of a HuggingFace model, not a run: name the model"

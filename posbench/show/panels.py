@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from posbench import encodings
+from posbench.config.saved import load_record
 from posbench.config.schema import Config
 from posbench.data import tokens as data
 from posbench.encodings.base import PAIRWISE, Encoding, Layer, Shape, check_length
@@ -26,7 +27,7 @@ from posbench.model.gpt import GPT
 from posbench.model.standalone import prepared_block
 from posbench.run import TOKENIZER
 from posbench.run.model import model_of, tokenizer_of
-from posbench.run.run import load_config, load_record
+from posbench.run.run import load_config
 
 Numbers = NDArray[np.float64]
 Build = Callable[..., Encoding]  # builds an encoding for a shape

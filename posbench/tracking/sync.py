@@ -4,9 +4,8 @@ import dataclasses
 import os
 from pathlib import Path
 
-from posbench.config.schema import load_saved
+from posbench.config.saved import load_any
 from posbench.errors import PosbenchError, UserError
-from posbench.run import CONFIG
 from posbench.run.run import Run
 from posbench.tracking import Tracker
 from posbench.tracking.sessions.wandb import is_online
@@ -22,7 +21,7 @@ def sync(folders: list[Path]) -> None:
             "no W&B API key found: 'wandb login' stores one, WANDB_API_KEY gives one"
         )
     for folder in folders:
-        config = load_saved(folder / CONFIG)
+        config = load_any(folder)
         if not config.is_trained_here:
             continue  # it has no rows to overlay
         tracking = dataclasses.replace(config.tracking, backend="wandb", mode="auto")

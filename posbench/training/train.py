@@ -70,8 +70,7 @@ def train(
     world = world or World()
     device, dtype, resources = _set_up_machine(config, world)
     tokens, batches = _data(config, world)
-    is_trained = checkpoint.at(folder, config.training.steps) is not None
-    if restart or not is_trained:
+    if restart or checkpoint.at(folder, config.training.steps) is None:
         _try_encoding(config, tokens, device)
 
     opened: contextlib.AbstractContextManager[Run | None] = contextlib.nullcontext()

@@ -21,12 +21,13 @@ from typing import Any
 import pytest
 from support import EVERY, changed, start_child, write_words
 
+from posbench.config.saved import load_record
 from posbench.config.schema import Config
 from posbench.launch import run as launch
 from posbench.launch.plans import Plan
 from posbench.run import checkpoint
 from posbench.run.rows import evaluation_rows, read_rows, training_rows
-from posbench.run.run import load_config, load_record
+from posbench.run.run import load_config
 from posbench.terminal import exits
 
 # some hundred runs, on a busy machine too
@@ -113,9 +114,8 @@ def check_readable(folder: Path, lost: int) -> None:
     """Read all that a killed run has left; at most `lost` of the logged updates may be
     unsaved.
     """
-    if (folder / "config.yaml").exists():
+    if (folder / "run.json").exists():  # it comes after config.yaml
         load_config(folder)
-    if (folder / "run.json").exists():
         load_record(folder)
         evaluation_rows(folder)
         logged = [row["step"] for row in training_rows(folder)]

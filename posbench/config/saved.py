@@ -1,0 +1,138 @@
+"""What a run folder says of itself. Its id stands in `run.json`, follows from the
+settings in `config.yaml`, and is in the manifest of each checkpoint and in each row.
+
+Whoever opens a folder compares these: a file that is another run's is refused.
+"""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from posbench import files
+from posbench.config import shipped
+from posbench.config.identity import RECORD, run_id
+from posbench.config.schema import SAVED, AnyConfig, load_saved
+from posbench.errors import UserError
+
+# The version of a run folder. Before 3, rows and manifests had no id: they count as
+# their folder's.
+SCHEMA = 3
+STATUSES = ("running", "done", "failed", "stopped")
+RESTART = "'posbench train ... --restart' moves it aside and trains anew"
+
+# The types of what is read from `run.json`; all but the first three may be null.
+_NUMBER = (int, float)
+_TYPES: dict[str, type | tuple[type, ...]] = {
+    "schema": int,
+    "id": str,
+    "status": str,
+    "reason": str,
+    "message": str,
+    "command": str,
+    "attempt": dict,
+    "data": dict,
+    "tokenizer_sha256": str,
+    "parameters": dict,
+    "installed_encodings": dict,
+    "support": dict,
+    "wandb": dict,
+    "evaluated": dict,
+    "tokens": _NUMBER,
+    "train_seconds": _NUMBER,
+    "cpu_seconds": _NUMBER,
+    "evaluate_seconds": _NUMBER,
+    "peak_memory_bytes": _NUMBER,
+}
+_ALWAYS = ("schema", "id", "status")
+_TOTALS = ("train_seconds", "cpu_seconds")
+
+
+def load_record(folder: Path) -> dict[str, Any]:
+    """Return the `run.json` of a run folder. Raises UserError if it cannot be read or
+    is no record.
+    """
+    path = folder / RECORD
+    try:
+        record = files.read_json(path)
+    except UserError as error:
+        raise UserError(f"{error}; {RESTART}") from None
+    for key, kind in _TYPES.items():
+        value = record.get(key)
+        if value is None and key not in _ALWAYS:
+            continue
+        if not isinstance(value, kind) or isinstance(value, bool):
+            raise _no_record(path, key, value, "another value")
+    if not 1 <= record["schema"] <= SCHEMA:
+        raise _no_record(path, "schema", record["schema"], f"at most {SCHEMA}")
+    if record["status"] not in STATUSES:
+        raise _no_record(path, "status", record["status"], ", ".join(STATUSES))
+    return record
+
+
+def _no_record(path: Path, key: str, value: Any, expected: str) -> UserError:
+    found = json.dumps(value)
+    return UserError(f"{path}: {key} is {found}: expected {expected}; {RESTART}")
+
+
+def load_settings(folder: Path) -> dict[str, Any]:
+    """Return the `config.yaml` of a run folder as plain data. Raises UserError if it
+    cannot be read, or is not the configuration of the run that `run.json` names.
+    """
+    path = folder / SAVED
+    record = load_record(folder)
+    try:
+        settings = shipped.load(path)
+    except UserError as error:
+        raise UserError(f"{error}; {cure(record)}") from None
+    try:
+        found = run_id(settings)
+    except (LookupError, TypeError, AttributeError, ValueError):
+        found = "no run"
+    wrong = other_run(found, record)
+    if wrong:
+        raise UserError(f"{path} {wrong}; {cure(record)}")
+    return settings
+
+
+def load_any(folder: Path) -> AnyConfig:
+    """Return the configuration of a run folder, or of an evaluated model's. Raises as
+    `load_settings` does, and if it is not valid.
+    """
+    load_settings(folder)
+    try:
+        return load_saved(folder / SAVED)
+    except UserError as error:
+        raise UserError(f"{error}; {cure(load_record(folder))}") from None
+
+
+def cure(record: Mapping[str, Any]) -> str:
+    """Return how `config.yaml` and `rows.jsonl` are mended."""
+    command = record.get("command") or "the command that made this run"
+    return f"it is mended by: {command}"
+
+
+def other_checkpoint(
+    path: Path, manifest: Mapping[str, Any], record: Mapping[str, Any]
+) -> str:
+    """Return what is wrong if a checkpoint is not that of the run with this record,
+    else an empty text.
+    """
+    wrong = other_run(manifest.get("run"), record)
+    if "run" not in manifest and not wrong:
+        # Then it has the seconds that the record got with the same tokens.
+        state = files.read_json(path / "state.json")
+        times = [(state.get(key), record.get(key)) for key in _TOTALS]
+        is_newest = state.get("tokens") == record.get("tokens")
+        if is_newest and any(saved != recorded for saved, recorded in times):
+            return f"is not that of {record['id']}: it took other seconds"
+    return wrong
+
+
+def other_run(found: Any, record: Mapping[str, Any]) -> str:
+    """Return what is wrong if the id in a part of a run folder is not that of its
+    record, else an empty text. None is right in a folder of an older schema.
+    """
+    if found == record["id"] or (found is None and record["schema"] < SCHEMA):
+        return ""
+    return f"is that of {found or 'no run'}: expected {record['id']}"
