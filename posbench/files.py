@@ -79,24 +79,23 @@ def sha256(path: Path) -> bytes:
         return hashlib.file_digest(file, "sha256").digest()
 
 
-def read_json(path: Path) -> dict[str, Any]:
+def read_json(path: Path, has_nan: bool = False) -> dict[str, Any]:
     """Return the keys and values of a JSON file. Raises UserError if it cannot be read
-    or holds something else.
+    or holds something else; see `json_object`.
     """
     try:
-        return json_object(path.read_bytes())
+        return json_object(path.read_bytes(), has_nan)
     except (OSError, ValueError) as error:
         raise UserError(f"cannot read {path}: {error}") from None
 
 
-def json_object(text: bytes) -> dict[str, Any]:
+def json_object(text: bytes, has_nan: bool = False) -> dict[str, Any]:
     """Return the keys and values of a JSON object. Raises ValueError for anything else,
-    such as NaN, or a key that stands twice in it.
+    such as NaN unless it may hold that, or a key that stands twice in it.
     """
+    constant = float if has_nan else _refuse_constant
     try:
-        content = json.loads(
-            text, object_pairs_hook=_unique, parse_constant=_refuse_constant
-        )
+        content = json.loads(text, object_pairs_hook=_unique, parse_constant=constant)
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
     if not isinstance(content, dict):

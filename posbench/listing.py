@@ -18,7 +18,7 @@ from posbench.config.shipped import EVERY, NESTED, choices, configs_dir
 from posbench.errors import unknown
 from posbench.options import plain
 from posbench.reports.card import DEMO, decision_card
-from posbench.typed import Typed
+from posbench.typed import PLACE, Typed
 
 _COLUMNS = ("name", "acts", "paper", "title")  # what is printed; JSON has all
 # The labels of paragraphs at the end of a docstring.
@@ -166,7 +166,7 @@ def page_text(name: str) -> str:
     from posbench.encodings.own import class_of
 
     scheme = name
-    if isinstance(name, Typed) and encodings.PLACE.fullmatch(name):
+    if isinstance(name, Typed) and PLACE.fullmatch(name):
         scheme = encodings.register(class_of(name)[0]).name
     text = inspect.cleandoc(encodings.documentation(encodings.load(scheme)))
     meanings: dict[str, str] = {}

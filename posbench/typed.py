@@ -2,6 +2,10 @@
 code that is run.
 """
 
+import re
+
+PLACE = re.compile(r"(.+\.py)(?::(\w+))?")  # a class in a file: path/to/file.py:Class
+
 
 class Typed(str):
     """A word that the user typed at the command line or gave to a Python call.

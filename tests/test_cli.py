@@ -563,7 +563,7 @@ def test_a_run_is_found_by_its_id_if_only_one_study_has_it(capsys):
 
 def test_a_run_on_a_task_has_no_sample(capsys):
     config = compose.single(["experiment=tasks", "data=task/copy"])
-    with Run.open(Path("a_run"), config, None):
+    with Run.open(Path("a_run"), config, ["posbench", "train"]):
         pass
 
     assert posbench("sample", "a_run", "word") == 2

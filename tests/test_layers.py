@@ -13,7 +13,7 @@ PACKAGE = pathlib.Path(__file__).parent.parent / "posbench"
 _ROOMS = """
     __main__ cli listing api claims launch show bench huggingface rope training
     evaluation tracking reports results run data model config encodings tasks options
-    terminal processes machine randomness files registry errors
+    terminal processes machine randomness files registry typed errors
 """
 ROOMS = _ROOMS.split()
 

@@ -133,7 +133,8 @@ def test_units_add_up_to_the_curve(trained):
 
 def test_metrics_have_a_row_per_step(trained, tmp_path):
     run = shutil.copytree(trained, tmp_path / "run")
-    validated = {"step": 8, "tokens": 512, "val/loss": 4.5, "odd": "text"}
+    name = posbench.load(trained).id
+    validated = {"step": 8, "tokens": 512, "val/loss": 4.5, "odd": "text", "run": name}
     with open(run / "rows.jsonl", "a", encoding="utf-8") as file:
         file.write(json.dumps(validated) + "\n")
 

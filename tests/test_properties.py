@@ -14,6 +14,7 @@ import support
 from posbench import encodings
 from posbench.encodings.base import Shape
 from posbench.show import flips, panels, properties
+from posbench.typed import Typed
 
 COLUMNS = [
     "order",
@@ -120,7 +121,7 @@ def test_files_with_classes_of_one_name_are_measured_each_by_its_own(
         code = f"from posbench.encodings.absolute import {base}\n"
         code += f"class Mine({base}): 'Mine.'\n"
         file.write_text(code)
-        words.append(f"{file}:Mine")
+        words.append(Typed(f"{file}:Mine"))
 
     table = properties.measure(words)
 

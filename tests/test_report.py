@@ -315,7 +315,9 @@ def extended(tmp_path) -> tuple[Path, list[dict[str, Any]]]:
     study = write_study(tmp_path / "fake", TWO, seeds=2)
     run = min(study.glob("rope-*"))
     lines = (run / "rows.jsonl").read_text(encoding="utf-8").splitlines()
-    other = {"targets_sha256": "b2", "nll": 9.0, "units": None}
+    other = {"targets_sha256": "b2", "nll": 9.0}
+    # of the former loss
+    other |= dict.fromkeys(("perplexity", "bits_per_byte", "units"))
     rows = [json.loads(line) | other for line in lines]
     longer = dict(rows[0])
     longer["length"] *= 32

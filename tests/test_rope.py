@@ -977,7 +977,7 @@ WRONG_WORDS = [
     ("one.json --rope-scal yarn", "did you mean '--rope-scale'"),
     ("one.json --hf-overrides yarn", "overrides are yarn: expected JSON"),
     ("one.json llama.rope.freq_bas=1", "did you mean 'rope.freq_base'"),
-    ("twice.json", "rope_theta is there twice, 1 and 2: expected one"),
+    ("twice.json", "the key 'rope_theta' stands there twice"),
     ("yarn train_length=8,16", "train_length is 8,16: expected one whole number"),
     ("layered/gemma3", "no configuration of RoPE"),
     ("one.json length=16k", "expected lengths in tokens"),

@@ -95,7 +95,13 @@ def evaluation_row(**changes: Any) -> dict[str, Any]:
     return dataclasses.replace(ROW, **changes).to_json()
 
 
-UNDEFINED = {"status": "undefined", "nll": None, "ci_low": None, "ci_high": None}
+UNDEFINED = {
+    "status": "undefined",
+    "nll": None,
+    "ci_low": None,
+    "ci_high": None,
+    "units": None,
+}
 EVALUATIONS = [
     evaluation_row(),
     evaluation_row(length=32, length_ratio=2),
@@ -249,7 +255,8 @@ def test_a_later_evaluation_goes_to_the_same_run(server, config, folder):
 
     with Run.open(folder, config, None) as run:
         mirror(config, run)
-        row = evaluation_row(length=64, length_ratio=4, nll=7.0)
+        units = ROW.units | {"nll": [56.0, 56.0]}
+        row = evaluation_row(length=64, length_ratio=4, nll=7.0, units=units)
         run.log(row)
 
     sent = only(server)

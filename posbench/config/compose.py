@@ -41,7 +41,7 @@ from posbench.config.overrides import (
 from posbench.config.schema import Config, validate
 from posbench.config.shipped import EVERY, GROUPS, choice_file, choices, configs_dir
 from posbench.errors import UserError
-from posbench.typed import Typed, rewritten
+from posbench.typed import PLACE, Typed, rewritten
 
 # keys of data, each with the source that it chooses
 _SOURCES = {"path": "text", "dataset": "hub"}
@@ -250,7 +250,7 @@ def _base_config(
     files = dict(groups)  # what Hydra reads; a class without a file is not among them
     options_of_class = None
     name = groups.get("encoding", "")
-    is_class = encodings.PLACE.fullmatch(name) or name in encodings.names()
+    is_class = PLACE.fullmatch(name) or name in encodings.names()
     if is_class and name not in choices("encoding", folders, EVERY):
         options_of_class = _signature(files.pop("encoding"))
     for group, choice in files.items():
@@ -280,7 +280,7 @@ def _signature(name: str) -> DictConfig:
     path/to/file.py:Class, which must be typed.
     """
     source = {}
-    place = encodings.PLACE.fullmatch(name)
+    place = PLACE.fullmatch(name)
     if place:
         if not isinstance(name, Typed):
             raise _not_typed(name)
@@ -310,7 +310,7 @@ def _places(settings: Any) -> set[str]:
     """Return the classes in files, path/to/file.py:Class, that plain settings name."""
     written = json.dumps(settings, ensure_ascii=False)
     texts = re.findall(r'"([^"]*)"', written)
-    return {text for text in texts if encodings.PLACE.fullmatch(text)}
+    return {text for text in texts if PLACE.fullmatch(text)}
 
 
 def _with_class_inside(encoding: DictConfig, point: dict[str, str]) -> DictConfig:

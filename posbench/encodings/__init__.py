@@ -9,7 +9,6 @@ import importlib
 import inspect
 import json
 import pkgutil
-import re
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -78,7 +77,6 @@ _STOCK = (
     "none rope partial_rope p_rope pi ntk ntk_by_parts yarn llama3 longrope dynamic_ntk"
     " lerope"
 )
-PLACE = re.compile(r"(.+\.py)(?::(\w+))?")  # a class in a file: path/to/file.py:Class
 # class and sha256 of its source, by name
 _registered: "dict[str, tuple[type[Encoding], str]]" = {}
 

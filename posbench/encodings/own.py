@@ -17,10 +17,9 @@ import torch
 from torch import Tensor, nn
 
 from posbench import files, machine
-from posbench.encodings import PLACE
 from posbench.encodings.base import Encoding
 from posbench.errors import PosbenchError, UserError
-from posbench.typed import Typed
+from posbench.typed import PLACE, Typed
 
 # The shape that a hook must return, from its arguments.
 _EXPECTED: dict[str, Callable[..., tuple[int, ...]]] = {

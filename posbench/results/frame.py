@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from posbench.errors import UserError
+from posbench.errors import PosbenchError, UserError
 from posbench.results.settings import with_schemes
 from posbench.run import ROWS
 from posbench.run import rows as run_rows
@@ -199,7 +199,7 @@ def _rows(folder: Path, split: str | None) -> list[dict[str, Any]]:
                     facts["steps_to_gate"] = int(row["step"])
                     break
         rows = _measured_rows(folder, split or facts["asked_split"])
-    except Exception as error:  # its row says what is wrong, and the others are read
+    except (PosbenchError, OSError) as error:  # its row says so, the others are read
         reason = str(error) or type(error).__name__
         return [facts | {"run_status": "unreadable", "run_reason": reason}]
     if not rows:

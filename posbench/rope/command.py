@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from posbench import encodings
+from posbench import encodings, files
 from posbench.config import compose, shipped
 from posbench.config.overrides import LENGTH, value
 from posbench.config.schema import Config
@@ -18,7 +18,7 @@ from posbench.errors import UserError, unknown
 from posbench.options import by_name
 from posbench.rope import engines, overrides
 from posbench.rope.imports import transformers
-from posbench.rope.keys import OF_IMAGES, Settings, read_json
+from posbench.rope.keys import OF_IMAGES, Settings
 from posbench.rope.parameters import parameters_of
 from posbench.rope.reading import (
     ALL,
@@ -136,7 +136,7 @@ def ropes_of(name: str, options: Sequence[str], keys: bool = True) -> Read:
     if not is_file:
         folder, _ = hub.model_folder(name, ["config.json"])
         file = folder / "config.json"
-    settings = overrides.overridden(read_json(file), options)
+    settings = overrides.overridden(files.read_json(file, has_nan=True), options)
     if not keys:
         read = reading(configuration(settings))
         return Read(label, read.ropes, read.others, [])

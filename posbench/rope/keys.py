@@ -7,10 +7,8 @@ import json
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
-from posbench import files
 from posbench.errors import UserError, did_you_mean
 
 Settings = Mapping[str, Any]  # the content of a config.json
@@ -59,27 +57,6 @@ _NUMBER = re.compile("mscale|scaling_beta|attn_scale|floor_scale")
 _FORMER = {"mrope": "default", "su": "longrope"}
 # What only tokens of images and video read: in a text their positions are all equal.
 OF_IMAGES = re.compile("mrope|section")
-
-
-def read_json(file: Path) -> dict[str, Any]:
-    """Return the content of a config.json; UserError for a key that is there twice."""
-
-    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        content = dict[str, Any]()
-        for key, value in pairs:
-            if key in content:
-                raise UserError(
-                    f"{file}: {key} is there twice, {_short(content[key])} and"
-                    f" {_short(value)}: expected one"
-                )
-            content[key] = value
-        return content
-
-    content = files.read_json(file)  # refuses what is no JSON
-    json.loads(file.read_text(encoding="utf-8"), object_pairs_hook=unique)
-    if not isinstance(content, dict):
-        raise UserError(f"{file}: expected the keys of a config.json")
-    return content
 
 
 def language_part(settings: Settings) -> Settings:

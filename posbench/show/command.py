@@ -23,7 +23,7 @@ from posbench.reports import charts
 from posbench.run.find import of_id, run_folder
 from posbench.show import flips, panels
 from posbench.show.panels import Build, Panel, Picture
-from posbench.typed import rewritten
+from posbench.typed import PLACE, rewritten
 
 COLUMNS, WIDTH, HEIGHT = 4, 3.0, 2.2  # panels in a row, and the inches of each
 FAINTEST = 1e-5  # the smallest attention weight that is drawn
@@ -97,7 +97,7 @@ def print_flips(names: list[str]) -> None:
 
 def _is_run(name: str, options: list[str]) -> bool:
     choices = shipped.choices("encoding", (), shipped.EVERY)
-    if options or name in choices or encodings.PLACE.fullmatch(name):
+    if options or name in choices or PLACE.fullmatch(name):
         return False
     return of_id(Path(name)).is_dir() or "/" in name
 

@@ -121,10 +121,13 @@ def give_encoding(encoding: Any) -> None:
 
 def rename_run(name: str) -> None:
     """Write another id into all files of the run that have it."""
-    path = Path("run/run.json")
-    record = json.loads(path.read_text(encoding="utf-8"))
-    record["id"] = name
-    path.write_text(json.dumps(record), encoding="utf-8")
+    folder = Path("run")
+    record = folder / "run.json"
+    former = json.loads(record.read_text(encoding="utf-8"))["id"]
+    manifests = folder.glob("checkpoint/*/manifest.json")
+    for path in (record, folder / "rows.jsonl", *manifests):
+        text = path.read_text(encoding="utf-8")
+        path.write_text(text.replace(former, name), encoding="utf-8")
 
 
 @pytest.mark.sample(5)

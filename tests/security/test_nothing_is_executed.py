@@ -42,6 +42,8 @@ def test_pickles_are_refused(tmp_path, canary, flag, monkeypatch):
     monkeypatch.setenv("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", flag)
     weights = {"a": torch.zeros(1)}
     optimizer = {"state": Payload(canary)}
+    record = {"schema": 3, "id": "rope-s0-12345678", "status": "running"}
+    (tmp_path / "run.json").write_text(json.dumps(record))
     checkpoint.save(tmp_path, 1, weights, optimizer, {})
     saved = checkpoint.newest(tmp_path)
 
