@@ -116,7 +116,8 @@ def other_checkpoint(
     path: Path, manifest: Mapping[str, Any], record: Mapping[str, Any]
 ) -> str:
     """Return what is wrong if a checkpoint is not that of the run with this record,
-    else an empty text.
+    else an empty text. Raises UserError if that is known of one without an id: others
+    beside it may be another run's, too.
     """
     wrong = other_run(manifest.get("run"), record)
     if "run" not in manifest and not wrong:
@@ -125,7 +126,10 @@ def other_checkpoint(
         times = [(state.get(key), record.get(key)) for key in _TOTALS]
         is_newest = state.get("tokens") == record.get("tokens")
         if is_newest and any(saved != recorded for saved, recorded in times):
-            return f"is not that of {record['id']}: it took other seconds"
+            raise UserError(
+                f"{path} is not that of {record['id']}: it took other seconds;"
+                f" {RESTART}"
+            )
     return wrong
 
 
