@@ -12,6 +12,7 @@ from posbench.config.saved import load_record
 from posbench.config.schema import Config, load_saved
 from posbench.data.tokens import prepare
 from posbench.errors import UserError
+from posbench.evaluation.mixture import window_nats
 from posbench.evaluation.ngrams import Readers
 from posbench.evaluation.protocols import place_windows, targets_of
 from posbench.launch import plans
@@ -287,9 +288,9 @@ def test_the_gate_is_that_of_the_tokens_of_both_runs(here):
         borders = np.flatnonzero(np.diff(bounded))
         spans = borders.reshape(-1, 2)
         held_out = (tokens.test.ids, tokens.validation.ids)
-        readers = Readers(tokens.train.ids, spans, 257, *held_out)
+        breaks = np.arange(257) == ord("\n")
+        readers = Readers(tokens.train.ids, spans, 257, *held_out, breaks)
         order, nll = readers.ngram(targets.indices)
-        of_window = readers.with_window(targets.indices, targets.context)
         found = [row for row in rows if row.tokens == 512 * number]
         mean = float(nll.mean())
         assert found
@@ -299,10 +300,12 @@ def test_the_gate_is_that_of_the_tokens_of_both_runs(here):
             # the sum that a paired interval rests on
             total = sum(row.units["ngram"])
             assert total == pytest.approx(nll.sum(), rel=1e-5)
-        (as_trained,) = [row for row in found if "cached_ngram" in row.units]
-        assert as_trained.length == 64
-        sum_of_window = sum(as_trained.units["cached_ngram"])
-        assert sum_of_window == pytest.approx(of_window.sum(), rel=1e-5)
+        as_trained = [row for row in found if "mixture" in row.units]
+        assert [row.length for row in as_trained] == [64] * number
+        for row in as_trained:  # not at the checkpoint on the way
+            of_window = window_nats(readers, targets.indices, targets.context)
+            total = sum(row.units["mixture"])
+            assert total == pytest.approx(of_window.sum(), rel=1e-5)
 
 
 def test_on_another_text_there_is_no_gate(here):

@@ -3,5 +3,6 @@
 Read first `protocols` (which tokens are scored), then `requests` (which rows are
 wanted), `evaluate` (how a row on text is measured; `problems` for tasks and for probes
 that ask) and `job` (what is evaluated, and what is written). `models` has the interface
-of what can be evaluated, `ngrams` the simple readers that a model has to beat.
+of what can be evaluated, `ngrams` and `mixture` the simple readers that a model should
+beat.
 """

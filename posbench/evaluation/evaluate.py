@@ -20,6 +20,7 @@ from posbench.data.tokenizer import Tokenizer
 from posbench.data.tokens import TokenSplit
 from posbench.errors import RowsFailed, RunFailed, Undefined, UserError
 from posbench.evaluation import problems, protocols, requests
+from posbench.evaluation.mixture import window_nats
 from posbench.evaluation.models import (
     METRICS,
     Facts,
@@ -352,15 +353,15 @@ def _measured(
 def _with_readers(
     row: EvaluationRow, readers: Readers, targets: Targets, unit: Integers
 ) -> EvaluationRow:
-    """Return the row with the nll of the simple readers on its targets; that with a
-    cache only in the plain row at the training length.
+    """Return the row with the nll of the simple readers on its targets; that of the
+    mixture only in the plain row at the training length.
     """
     order, ngram_nll = readers.ngram(targets.indices)
     units = {**(row.units or {}), "ngram": _sums(ngram_nll, unit)}
     is_main = row.protocol == "fixed_target" and row.variant == PLAIN
-    if is_main and row.length_ratio == 1:
-        cached_nll = readers.with_window(targets.indices, targets.context)
-        units["cached_ngram"] = _sums(cached_nll, unit)
+    if is_main and row.length_ratio == 1 and readers.breaks is not None:
+        window_nll = window_nats(readers, targets.indices, targets.context)
+        units["mixture"] = _sums(window_nll, unit)
     return dataclasses.replace(
         row, ngram_order=order, ngram_nll=float(ngram_nll.mean()), units=units
     )

@@ -219,10 +219,14 @@ def _readers(
         )
         spans.append(tokens.batches(earlier, start.seed).spans(start.steps))
 
+    breaks = None
+    if step == config.training.steps:  # what is measured on the way has no such reader
+        breaks = np.array(["\n" in text for text in tokens.tokenizer.texts])
     return Readers(
         tokens.train.ids,
         merge_spans(spans),
         tokens.tokenizer.vocab_size,
         text,
         tokens.validation.ids,
+        breaks,
     )

@@ -1,11 +1,8 @@
-"""Two simple readers: n-gram models of the training tokens, and the best of them mixed
-with what the tokens of the window predict.
+"""A simple reader: the n-gram model of the training tokens that a scheme has to beat to
+have learned. It reads up to five tokens.
 
-A scheme has learned if it beats the first, which reads up to five tokens. It is shown
-to use its context if it beats the second, which also knows what its window repeats.
-
-The first is modified Kneser-Ney, interpolated. h is the n - 1 tokens before w, h' is h
-without its first token, V is the size of the vocabulary:
+It is modified Kneser-Ney, interpolated. h is the n - 1 tokens before w, h' is h without
+its first token, V is the size of the vocabulary:
 
     p_n(w | h) = (c(hw) - D(c(hw)) + g(h) p_{n-1}(w | h')) / sum over v of c(hv)
     g(h)       = sum over v of D(c(hv))
@@ -18,21 +15,8 @@ before hw. n_i: how many n-grams have the count i. D(0) is 0; counts above 3 hav
 If nothing follows h, p_n is p_{n-1}. Lest small texts have none, n_i is at least 1
 and D(c) at least c / 10.
 
-The second looks up the last k tokens among the C tokens of the window, k = 0 .. 5, as
-prediction by partial matching does. It escapes by method C to the first reader:
-
-    q_k(w) = (c_k(w) + T_k p(w)) / (c_k + T_k)
-    p'(w)  = a p(w) + a_0 q_0(w) + .. + a_5 q_5(w)
-
-c_k: how many tokens of the window follow these k. c_k(w): how many of them are w. T_k:
-how many are different. If there are none, q_k is p. The weights sum to one and maximise
-the likelihood of validation text.
-
-Sources: Chen and Goodman (1998), "An empirical study of smoothing techniques for
-language modeling", TR-10-98, section 3: modified Kneser-Ney. Cleary and Witten (1984),
-"Data compression using adaptive coding and partial string matching", IEEE Transactions
-on Communications 32(4): contexts of several lengths, blended by weights. Moffat (1990),
-"Implementing the PPM data compression scheme", the same journal 38(11): method C.
+Source: Chen and Goodman (1998), "An empirical study of smoothing techniques for
+language modeling", TR-10-98, section 3: modified Kneser-Ney.
 """
 
 import dataclasses
@@ -48,14 +32,12 @@ Ids = NDArray[np.integer]  # tokens
 
 ORDERS = 6  # n-gram models of order 1 to 6
 COUNTED = 2**24  # at most so many training tokens are counted: the first ones
-# validation tokens, spread evenly, that choose the order and the weights
-WEIGHED = 2**13
-ROUNDS = 100  # rounds of expectation maximisation (Jelinek & Mercer, 1980)
+CHOOSING = 2**13  # validation tokens, spread evenly, that choose the order
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Readers:
-    """The two readers of a text, for the tokens that a run was trained on."""
+    """What simple readers know: the tokens that a run was trained on, and two texts."""
 
     ids: Ids  # training text
     # (S, 2): first token and end of each part that the run was trained on
@@ -63,46 +45,28 @@ class Readers:
     vocab_size: int
     text: Ids  # the text that is scored
     validation: Ids  # the text that chooses order and weights
+    # (V,), which tokens end a line, for `mixture`; None: that is not asked
+    breaks: NDArray[np.bool_] | None = None
 
     def ngram(self, places: Integers) -> tuple[int, Floats]:
         """Return the order of the n-gram model, and the nats (n,) of the tokens at
         these places of the text.
         """
-        order, p, _ = self._best(places.tobytes())
+        order, p = self._best(places.tobytes())
         return order, -np.log(p)
 
-    def with_window(self, places: Integers, context: Integers) -> Floats:
-        """Return the nats (n,) of the same tokens if the window is read as well.
-
-        `context`: (n,), the number of tokens before each in its window.
-        """
-        _, p, p_chosen = self._best(places.tobytes())
-        alike = np.minimum(self._chosen, int(context.mean()))
-        parts = predictions(self.validation, self._chosen, alike, p_chosen)
-
-        # expectation maximisation (Jelinek & Mercer, 1980)
-        weights = np.ones(len(parts))  # after a round their sum is 1
-        for _ in range(ROUNDS):
-            mixed = weights @ parts
-            weights *= (parts / mixed).mean(1)
-        return -np.log(weights @ predictions(self.text, places, context, p))
-
-    @functools.cached_property
-    def _chosen(self) -> Integers:
-        """Evenly spread places of the validation text."""
-        return np.linspace(1, len(self.validation) - 1, WEIGHED).astype(np.int64)
-
     @functools.lru_cache(8)  # noqa: B019, since curves score the same tokens
-    def _best(self, places_as_bytes: bytes) -> tuple[int, Floats, Floats]:
+    def _best(self, places_as_bytes: bytes) -> tuple[int, Floats]:
         """Return the order that is likeliest on validation text, and its p of tokens of
-        the text and of the validation text.
+        the text.
         """
         scored = grams_at(self.text, np.frombuffer(places_as_bytes, np.int64))
-        chosen = grams_at(self.validation, self._chosen)
+        chosen = np.linspace(1, len(self.validation) - 1, CHOOSING).astype(np.int64)
+        chosen = grams_at(self.validation, chosen)
         p = self.probabilities(np.concatenate([scored, chosen]))
         n = len(scored)
         best = int(np.log(p[:, n:]).sum(1).argmax())
-        return 1 + best, p[best, :n], p[best, n:]
+        return 1 + best, p[best, :n]
 
     def probabilities(self, asked: Ids) -> Floats:
         """Return p of the last token of each n-gram that is asked for, by order: (6,
@@ -162,6 +126,16 @@ def grams_at(text: Ids, places: Integers) -> Ids:
     return grams
 
 
+def discounts(counts: Integers) -> Floats:
+    """Return D of each count of an n-gram."""
+    n = np.maximum(np.bincount(np.minimum(counts, 5), minlength=5), 1)
+    c = np.arange(4)
+    y = n[1] / (n[1] + 2 * n[2])
+    higher = (c + 1) * y * n[c + 1] / n[c]
+    by_count: Floats = np.maximum(c - higher, c / 10)
+    return by_count[np.minimum(counts, 3)]  # 0 where the count is
+
+
 def _interpolated(
     counts: Integers, contexts: Integers, asked: Integers, lower: Floats
 ) -> Floats:
@@ -169,45 +143,9 @@ def _interpolated(
 
     `counts`, `contexts`: c(hw) and the number of h, of each n-gram; `lower`: p_{n-1}.
     """
-    n = np.maximum(np.bincount(np.minimum(counts, 5), minlength=5), 1)
-    c = np.arange(4)
-    y = n[1] / (n[1] + 2 * n[2])
-    higher = (c + 1) * y * n[c + 1] / n[c]
-    discounts = np.maximum(c - higher, c / 10)
-    discount = discounts[np.minimum(counts, 3)]  # 0 where the count is
-
+    discount = discounts(counts)
     context = contexts[asked]
     totals = np.bincount(contexts, counts)[context]
     escapes = np.bincount(contexts, discount)[context]
     p = ((counts - discount)[asked] + escapes * lower) / np.maximum(totals, 1)
     return np.where(totals > 0, p, lower)
-
-
-def predictions(text: Ids, places: Integers, context: Integers, p: Floats) -> Floats:
-    """Return p and q_0 .. q_5 of the tokens at these places of a text: (7, n).
-
-    `context`: (n,), the number of tokens before each in its window; `p`: (n,), of the
-    first reader.
-    """
-    count = functools.partial(np.bincount, minlength=len(places))  # by window
-    # One entry per token of each window: the window, the tokens before it there, and
-    # its place in the text. Those that stay follow the last `back - 1` tokens.
-    window, n_before = np.nonzero(np.arange(context.max()) < context[:, None])
-    place = (places - context)[window] + n_before
-    parts = [p]
-    for back in range(1, ORDERS + 1):
-        tokens = text[place].astype(np.int64)
-        n_tokens = count(window)
-        hits = count(window[tokens == text[places[window]]])
-        pairs = np.unique(window + tokens * len(places))  # of a window and a token
-        n_kinds = count(pairs % len(places))
-        n_kinds = np.maximum(n_kinds, 1)  # without any q is p
-        parts.append((hits + n_kinds * p) / (n_tokens + n_kinds))
-
-        # of these tokens, those whose context agrees one token further back
-        follows = text[place - back] == text[places[window] - back]
-        follows &= n_before >= back
-        window = window[follows]
-        place = place[follows]
-        n_before = n_before[follows]
-    return np.stack(parts)

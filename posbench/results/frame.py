@@ -3,9 +3,9 @@ task, length and tokens trained.
 
 A row has the facts of its run, its numbers, and lists by unit of text: `unit_documents`
 (the document of each), `unit_tokens`, and in nats `unit_nll`, `unit_ngram` and
-`unit_cached_ngram` (`evaluation.ngrams`). A run without results keeps one row. What is
-undefined has a `status` and no number. All that is printed or drawn is selected from
-the frame.
+`unit_mixture` (`evaluation.ngrams` and `mixture`). A run without results keeps one row.
+What is undefined has a `status` and no number. All that is printed or drawn is selected
+from the frame.
 """
 
 import typing
@@ -33,7 +33,8 @@ _UNITS = {
     "unit_tokens": "tokens",
     "unit_nll": "nll",
     "unit_ngram": "ngram",
-    "unit_cached_ngram": "cached_ngram",
+    "unit_mixture": "mixture",
+    "unit_cached_ngram": "cached_ngram",  # of kept rows: a weaker mixture
 }
 
 # The columns that are read, with their types. Whole numbers may be missing. A text or a

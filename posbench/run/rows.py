@@ -82,7 +82,7 @@ class EvaluationRow:
     targets_sha256: str | None = None
     seconds: float | None = None
     peak_memory_bytes: int | None = None
-    # per unit of text: document, tokens, and in nats nll, ngram, cached_ngram
+    # per unit of text: document, tokens, and in nats nll, ngram, mixture
     units: dict[str, list[Any]] | None = None
 
     @classmethod
