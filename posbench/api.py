@@ -97,6 +97,7 @@ _COUNTS = (
 # The order of the measured columns of `runs`.
 _ORDER = (
     "ngram",
+    "mixture",
     "cached_ngram",
     "nll",
     "rise",
@@ -246,12 +247,13 @@ def runs(*paths: str | Path) -> pd.DataFrame:
     `paths`: run folders, study folders and globs, `outputs/**`; default: `outputs`.
 
     Returns:
-        `learned` and `uses_context` (yes, no, not resolved) say whether a run beats the
-        simple readers, whose losses are `ngram` and `cached_ngram`. `nll_1x`, `nll_2x`
-        .. are nats per token of the same target tokens at a context of 1, 2 .. training
+        `learned` and `beats_reader` (yes, no, not resolved) say whether a run beats the
+        simple readers, whose losses are `ngram` and `mixture`. `nll_1x`, `nll_2x` ..
+        are nats per token of the same target tokens at a context of 1, 2 .. training
         lengths; `rise_2x` .. is that less `nll_1x`. `reach` is the longest context in
-        tokens up to which the rise has an upper bound of at most 0.05, `uses` the
-        shortest with one of at most 0.02 above `nll_1x`.
+        tokens up to which the rise has an upper bound of at most 0.05. The run uses
+        more than `uses` tokens: the loss at so many is above `nll_1x` by a lower bound
+        of over 0.02.
     """
     frame = results.read(map(Path, paths or ["outputs"]))
     unreadable = frame["run_status"] == "unreadable"

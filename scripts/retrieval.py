@@ -17,8 +17,8 @@ from scipy import stats
 
 from posbench.claims.judge import share_bounds
 from posbench.reports.charts import GREY, STYLE, image_bytes, scheme_colour
-from posbench.results.compare import RISE_LIMIT
 from posbench.results.frame import read
+from posbench.results.words import RISE_LIMIT
 
 ROWS = Path(__file__).parents[1] / "docs" / "rows"
 SEEDS = ("catalogue", "catalogue_again")  # of the text's models

@@ -15,6 +15,7 @@ from collections.abc import Callable
 
 import numpy as np
 import typer
+from numpy.typing import NDArray
 
 from posbench.results import words
 from posbench.results.estimate import Estimate, Floats, estimate
@@ -37,7 +38,7 @@ def _two_groups(rng: Rng, n: int) -> Floats:
     return rng.choice([-1.0, 1.0], n) + 0.1 * rng.normal(size=n)
 
 
-def _with_odd(rng: Rng, is_odd: Floats) -> Floats:
+def _with_odd(rng: Rng, is_odd: NDArray[np.bool_]) -> Floats:
     """Return effects of seeds of which one in five is odd."""
     drawn = rng.normal(size=len(is_odd)) + ODD * (is_odd - 0.2)
     return drawn / math.sqrt(1 + ODD**2 * 0.2 * 0.8)

@@ -161,6 +161,8 @@ def _reproduction(published: Inequality, runs: Runs) -> Finding:
         over_seeds = estimate(by_seed, np.ones(1))
         low = over_seeds.low()  # nan with one seed
         high = over_seeds.high()
+        if term.protocol in SHARES and mean in (0, 1):  # equal seeds have no spread
+            low, high = share_bounds(mean, len(values))
 
     least = published.margin - published.within
     most = published.margin + published.within
@@ -175,14 +177,15 @@ def _reproduction(published: Inequality, runs: Runs) -> Finding:
     }
 
 
-def share_bounds(share: float, n_problems: int) -> tuple[float, float]:
-    """Return the 95 % interval of a share of right answers over problems (Wilson,
-    1927). The answers to one problem count as one.
+def share_bounds(share: float, n: int) -> tuple[float, float]:
+    """Return the 95 % interval of a share of right answers over problems, or of seeds
+    that are all right or all wrong (Wilson, 1927). The answers to one problem count as
+    one.
     """
     from scipy import stats
 
-    n_right = round(share * n_problems)
-    bounds = stats.binomtest(n_right, n_problems).proportion_ci(method="wilson")
+    n_right = round(share * n)
+    bounds = stats.binomtest(n_right, n).proportion_ci(method="wilson")
     return bounds.low, bounds.high
 
 
@@ -205,16 +208,15 @@ def _rows_of(term: Term, rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def _not_learned(losses: Losses, name: str) -> str:
-    """Return why nothing is said of a scheme; empty if it has learned and reads half of
-    its training length.
+    """Return why nothing is said of a scheme; empty if it has learned and uses more
+    than a quarter of its training length.
     """
     if compare.beats(losses, name, "ngram") != "yes":
         return f"{name} is not shown to have learned more than an n-gram model"
     trained = losses.train_length
-    shorter = [length for length in losses.lengths(name) if length < trained]
-    span = compare.uses(losses, name) or min(shorter, default=trained)
-    if 2 * span < trained:
-        return f"{name} needs only {span} of its {trained} tokens"
+    used = compare.uses(losses, name)
+    if used is None or 4 * used < trained:
+        return f"{name} is not shown to use more than a quarter of its {trained} tokens"
     return ""
 
 

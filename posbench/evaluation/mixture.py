@@ -29,9 +29,10 @@ recognition", IEEE PAMI 12(6): the cache. Those of `ngrams` for the rest.
 import numpy as np
 from numpy.typing import NDArray
 
-from posbench.evaluation.models import Floats
 from posbench.evaluation.ngrams import Ids, Readers, discounts
 from posbench.evaluation.protocols import Integers
+
+Floats = NDArray[np.floating]  # of single precision where there are many
 
 ORDERS = 6  # of n-gram models, and of the window's contexts
 BACKS = (2,), (3,), (4,), (5,), (6,), (2, 3), (3, 4), (1, 3)  # tokens of a context
@@ -70,7 +71,7 @@ class Counts:
     discounts (`ngrams`).
     """
 
-    def __init__(self, contexts: Integers, tokens: Ids, vocab_size: int) -> None:
+    def __init__(self, contexts: Ids, tokens: Ids, vocab_size: int) -> None:
         from scipy import sparse
 
         self.contexts, rows = np.unique(contexts, return_inverse=True)
@@ -84,7 +85,7 @@ class Counts:
         counts.data /= np.repeat(totals, np.diff(counts.indptr))
         self.shares = counts
 
-    def after(self, contexts: Integers, lower: Floats) -> Floats:
+    def after(self, contexts: Ids, lower: Floats) -> Floats:
         """Return p of each token after these contexts, (n, V). `lower`: (n, V), p of
         the readers that they leave the rest to.
         """
@@ -120,7 +121,7 @@ class Mixture:
 
     def _contexts(
         self, ids: Ids, places: Integers, context: Integers
-    ) -> tuple[list[Integers], list[Integers]]:
+    ) -> tuple[list[Ids], list[Ids]]:
         """Return the numbers of the contexts of places, (n,) each: of n-gram models,
         and others. A token before the window counts as one that never occurs.
         """
@@ -131,7 +132,7 @@ class Mixture:
             return np.where(is_read, ids[np.maximum(at, 0)], self.vocab_size)
 
         back = [token(places - distance) for distance in range(1, ORDERS + 1)]
-        number = np.zeros(len(places), np.uint64)
+        number: Ids = np.zeros(len(places), np.uint64)
         ngrams = [number]
         for tokens in back[: ORDERS - 1]:
             number = _numbers(number, tokens)
@@ -157,7 +158,8 @@ class Mixture:
         V). `context`: (n,), the number of tokens before each in its window.
         """
         ngrams, others = self._contexts(text, places, context)
-        p = np.full((len(places), self.vocab_size), 1 / self.vocab_size, np.float32)
+        shape = (len(places), self.vocab_size)
+        p: Floats = np.full(shape, 1 / self.vocab_size, np.float32)
         readers = []
         for highest, lower, contexts in zip(
             self.ngrams, self.lower, ngrams, strict=True
@@ -193,10 +195,10 @@ class Mixture:
                     text[places - length][:, None] == text[np.maximum(at - length, 0)]
                 )
                 follows = follows & same & (at - length >= begin)
-            counts = counted(follows, once)
-            kinds = np.maximum((counts > 0).sum(axis=1, keepdims=True), 1)
-            total = counts.sum(axis=1, keepdims=True)
-            readers.append((counts + kinds * longest) / (total + kinds))
+            found = counted(follows, once)
+            kinds = np.maximum((found > 0).sum(axis=1, keepdims=True), 1)
+            total = found.sum(axis=1, keepdims=True)
+            readers.append((found + kinds * longest) / (total + kinds))
         return np.log(np.stack(readers).astype(np.float32))
 
     def weights(self, text: Ids, places: Integers, context: Integers) -> Floats:
@@ -249,11 +251,11 @@ class Mixture:
         return [slice(start, start + size) for start in range(0, n, size)]
 
 
-def _numbers(*columns: Integers) -> Integers:
+def _numbers(*columns: Ids) -> Ids:
     """Return a number for each row of tokens: a hash, so two rows share one in 1 of
     2^64 cases.
     """
-    number = np.zeros(len(columns[0]), np.uint64)
+    number: NDArray[np.uint64] = np.zeros(len(columns[0]), np.uint64)
     for column in columns:
         number = (number ^ (column.astype(np.uint64) + 1)) * np.uint64(FACTOR)
         number ^= number >> 32  # so that numbers may be numbered again

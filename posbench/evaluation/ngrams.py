@@ -62,8 +62,8 @@ class Readers:
         """
         scored = grams_at(self.text, np.frombuffer(places_as_bytes, np.int64))
         chosen = np.linspace(1, len(self.validation) - 1, CHOOSING).astype(np.int64)
-        chosen = grams_at(self.validation, chosen)
-        p = self.probabilities(np.concatenate([scored, chosen]))
+        choosing = grams_at(self.validation, chosen)
+        p = self.probabilities(np.concatenate([scored, choosing]))
         n = len(scored)
         best = int(np.log(p[:, n:]).sum(1).argmax())
         return 1 + best, p[best, :n]

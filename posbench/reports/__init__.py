@@ -17,7 +17,7 @@ from posbench import files
 from posbench.errors import UserError
 from posbench.reports import answer, card, tables
 from posbench.reports.render import Table, csv_text
-from posbench.results import compare, tasks
+from posbench.results import compare, tasks, words
 from posbench.results.frame import read
 from posbench.results.settings import differing_settings
 from posbench.terminal import console as terminal
@@ -68,7 +68,7 @@ def main(
         paths: run folders, study folders, globs, kept studies (`*.parquet`).
         out: folder for the files; None: `report` in the study's folder.
         least: the smallest difference, in nats per token, that gets a word; None:
-            `compare.LEAST`.
+            `words.LEAST`.
         reference: label or encoding that others are compared with. None: `rope`, or
             `none` on tasks without it.
     """
@@ -79,7 +79,7 @@ def main(
         raise UserError(f"none of the runs can be read: {runs['run_reason'].iloc[0]}")
     compare.reference_label(readable, reference)  # refuses an unknown one
     if least is None:
-        least = compare.LEAST
+        least = words.LEAST
 
     title = ", ".join(sorted(set(runs["study"].dropna())))
     warnings = _warning_lines(frame, runs)

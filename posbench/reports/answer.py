@@ -15,12 +15,7 @@ from posbench.reports.missing import (
     missing_on_text,
 )
 from posbench.reports.tables import LONGEST_LABEL, compact_text, short_label
-from posbench.results.compare import (
-    ENDPOINT_RATIO,
-    HALF,
-    NOT_BEATEN,
-    NOT_RESOLVED,
-)
+from posbench.results.compare import ENDPOINT_RATIO, NOT_BEATEN
 from posbench.results.comparison import (
     Comparison,
     Difference,
@@ -29,6 +24,7 @@ from posbench.results.comparison import (
     TaskComparison,
     TaskScheme,
 )
+from posbench.results.words import NOT_RESOLVED
 from posbench.terminal.exits import plural
 
 Found = dict[str, list[str]]  # names of schemes by the word that they have
@@ -78,14 +74,14 @@ def text_answer(frame: pd.DataFrame, comparison: Comparison) -> Answer:
         return Answer(["No run has a loss at its training length yet."], "")
     unlearned = []
     judged = []
-    unused = []
+    unbeaten = []
     for scheme, numbers in measured:
         if numbers.learned in NOT_BEATEN:
             unlearned.append(scheme.label)
             continue
         judged.append((scheme, numbers))
-        if numbers.uses_context in NOT_BEATEN:
-            unused.append(scheme.label)
+        if numbers.beats_reader in NOT_BEATEN:
+            unbeaten.append(scheme.label)
 
     sentences = [_best_sentence(comparison)]
     sentences += _reach_sentences(comparison, judged)
@@ -94,17 +90,14 @@ def text_answer(frame: pd.DataFrame, comparison: Comparison) -> Answer:
         if "ngram" in comparison.readers:
             text += f" ({comparison.readers['ngram']:.3f})"
         sentences.append(f"{text}: {list_names(unlearned)}.")
-    if unused:
+    if unbeaten:
         sentences.append(
-            "Not shown to use more context than the n-gram model with the window:"
-            f" {list_names(unused)}."
+            "Not shown to beat a simple reader of the same window:"
+            f" {list_names(unbeaten)}."
         )
-    largest = comparison.largest_document
-    if largest >= HALF:
-        sentences.append(
-            f"One document has {largest:.0%} of the targets: nothing is said of other"
-            " text."
-        )
+    if comparison.silence:
+        why = comparison.silence[0].upper() + comparison.silence[1:]
+        sentences.append(f"{why}: nothing is said of other text.")
     return _answer_with_missing(sentences, frame, missing_on_text(frame, comparison))
 
 

@@ -15,7 +15,6 @@ from posbench.reports.sweeps import words_by_run
 from posbench.results.compare import (
     ENDPOINT_RATIO,
     ENOUGH_SEEDS,
-    HALF,
     NOT_BEATEN,
     REFERENCE,
     main_rows,
@@ -47,7 +46,7 @@ def missing_on_text(frame: pd.DataFrame, comparison: Comparison) -> Missing:
     measured = comparison.measured
     if len(measured) > 1:
         n_seeds = min(scheme.seeds for scheme, _ in measured)
-        if comparison.largest_document < HALF and n_seeds < ENOUGH_SEEDS:
+        if not comparison.silence and n_seeds < ENOUGH_SEEDS:
             missing.parts.append(f"seeds ({n_seeds} of {ENOUGH_SEEDS})")
             missing.changes["seed"] = _seed_list(frame, ENOUGH_SEEDS)
         if comparison.reference is None:

@@ -14,11 +14,12 @@ import pandas as pd
 from posbench.errors import UserError
 from posbench.reports.render import Column, Table
 from posbench.reports.tables import short_label
-from posbench.results.compare import NOT_BEATEN, NOT_RESOLVED, USES_LIMIT
+from posbench.results.compare import NOT_BEATEN
 from posbench.results.estimate import FEW_DOCUMENTS
 from posbench.results.frame import GATE, read
 from posbench.results.headline import Headline, headline
 from posbench.results.tasks import as_trained
+from posbench.results.words import NOT_RESOLVED, USES_LIMIT
 from posbench.run.rows import PLAIN, multiple
 from posbench.terminal import console
 from posbench.terminal.exits import plural
@@ -262,8 +263,8 @@ def _text_remarks(rows: pd.DataFrame, numbers: Headline) -> Iterator[str]:
         )
     if numbers["uses"] is not None:
         yield (
-            f"Uses {numbers['uses']:g} of its {at_one['length'].iloc[0]} tokens: fewer"
-            f" cost more than {USES_LIMIT:g} nats per token."
+            f"Uses more than {numbers['uses']:g} of its {at_one['length'].iloc[0]}"
+            f" tokens: these alone cost over {USES_LIMIT:g} nats per token."
         )
     if (rows["documents"] == "concat").any():
         yield (

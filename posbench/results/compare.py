@@ -2,22 +2,19 @@
 reference, and verdicts in words.
 
 Every difference is paired by seed and unit of text. Words follow from the same
-intervals as the numbers, adjusted by Bonferroni for the k schemes shown: alpha is
-.05/(2(k-1)) for a scheme's two differences from the reference, one-sided .05/k for
-`holds_to` and for `uses`. So each of these three families has a wrong word in at most
-5 % of reports with ordinary seeds. A scheme has learned if it beats the n-gram model.
-It uses its context if it beats the one with the window.
+intervals as the numbers, adjusted for all that the report says (`results.words`). A
+scheme has learned if it beats the n-gram model; rises, "holds" and "uses" are said of
+these alone. Whether it also beats a reader of its window is a yardstick.
 """
 
 import dataclasses
 import math
-from collections.abc import Sequence
-from typing import Final
 
 import numpy as np
 import pandas as pd
 
 from posbench.errors import UserError
+from posbench.results import words
 from posbench.results.comparison import (
     Comparison,
     Difference,
@@ -25,23 +22,23 @@ from posbench.results.comparison import (
     Numbers,
     Scheme,
 )
-from posbench.results.estimate import Estimate, Floats, estimate, in_two_groups
+from posbench.results.estimate import Estimate, Floats, estimate
+from posbench.results.words import LEAST, NOT_RESOLVED
 from posbench.run.rows import PLAIN, WINDOWED
 
 REFERENCE = "rope"
-RISE_LIMIT = 0.05  # nats per token that a context may add where a scheme still holds
-USES_LIMIT = 0.02  # nats per token that a shorter context may cost and count as all
-LEAST = 0.02  # nats per token: a smaller difference has no word
 ENDPOINT_RATIO = 4  # training lengths at which the rise is compared
 ENOUGH_SEEDS = 5  # for a word; with fewer, words about one scheme go by documents alone
-ENOUGH_SEEDS_IN_GROUPS = 8  # the same where seeds fall into two groups
 HALF = 1 / 2  # with so many of the tokens in one document nothing is said of other text
-ALPHA = 0.05
-NOT_RESOLVED: Final = "not resolved"
+ALPHA = 0.05  # for tests that are not of a report on text
 NOT_BEATEN = ("no", NOT_RESOLVED)  # words that close a gate; not known (None) is open
 
 # Simple readers, scored on a scheme's own targets.
-READERS = {"ngram": "n-gram model", "cached_ngram": "n-gram with window"}
+READERS = {
+    "ngram": "n-gram model",
+    "mixture": "reader of the window",
+    "cached_ngram": "n-gram with window",  # of kept rows, a weaker reader
+}
 
 
 _FACTS = [
@@ -92,11 +89,15 @@ class Losses:
         n_bytes = measured["n_bytes"].astype("float64").median()
         self.bits_per_byte = self.tokens.sum() / n_bytes / math.log(2)  # of one nat
 
-        self.largest_document = 0.0  # its share of the tokens
+        self.silence = ""  # why nothing may be said of other text
         documents = measured["unit_documents"].dropna()
-        if len(documents):
+        if len(self.tokens) == 1:
+            self.silence = "losses by document are missing"
+        elif len(documents):
             by_document = pd.Series(self.tokens).groupby(documents.iloc[0]).sum()
-            self.largest_document = float(by_document.max() / self.tokens.sum())
+            largest = by_document.max() / self.tokens.sum()
+            if largest >= HALF:
+                self.silence = f"one document has {largest:.0%} of the targets"
 
     def lengths(self, label: str | None = None) -> list[int]:
         """Return the lengths in tokens that any seed, of one scheme or of all, asked
@@ -169,61 +170,63 @@ def difference(sums: pd.DataFrame, base: pd.DataFrame) -> pd.DataFrame:
     return (sums - base).dropna()
 
 
-def beats(losses: Losses, label: str, reader: str) -> str | None:
+def beats(losses: Losses, label: str, reader: str, alpha: float = ALPHA) -> str | None:
     """Tell whether a scheme beats a simple reader at the training length: yes, no, not
     resolved; None: not known.
     """
     length = losses.train_length
     above = difference(losses.level(label, length), losses.level(label, length, reader))
-    if above.empty:
+    if above.empty or len(losses.tokens) == 1:
         return None
-    gap = losses.for_words(above)
-    if math.isnan(gap.error):  # one unit has no interval: the difference decides
-        return "yes" if gap.mean < 0 else "no"
-    if gap.high() < 0:
-        return "yes"
-    if gap.low() > 0:
-        return "no"
-    return NOT_RESOLVED
+    return words.beats_word(losses.for_words(above), alpha)
+
+
+def learned(losses: Losses, label: str, schemes: int) -> str | None:
+    """Tell whether a scheme of so many beats the n-gram model."""
+    return beats(losses, label, "ngram", words.adjusted(words.GATES, 2 * schemes))
+
+
+def beats_reader(losses: Losses, label: str, schemes: int) -> str | None:
+    """Tell whether a scheme of so many beats the best reader of its window that its
+    rows know.
+    """
+    alpha = words.adjusted(words.GATES, 2 * schemes)
+    strong = beats(losses, label, "mixture", alpha)
+    return strong or beats(losses, label, "cached_ngram", alpha)
 
 
 def holds_to(losses: Losses, label: str, alpha: float = ALPHA) -> int | None:
-    """Return the longest context up to which all add at most `RISE_LIMIT`; None if no
-    longer one was asked for.
+    """Return the longest context to which a scheme holds, as it does to all before;
+    None if no longer one was asked for.
     """
     longer = losses.longer(label)
     if not longer:
         return None
-    held = _within_limit(losses, label, longer, RISE_LIMIT, alpha)
-    return max(held, default=losses.train_length)
+    reach = losses.train_length
+    for length in longer:
+        rise = losses.rise(label, length)
+        if rise.empty:
+            break
+        seeds = losses.estimate(rise).seeds
+        if not words.holds(losses.for_words(rise), seeds, alpha):
+            break
+        reach = length
+    return reach
 
 
 def uses(losses: Losses, label: str, alpha: float = ALPHA) -> int | None:
-    """Return the shortest context down to which all cost at most `USES_LIMIT`; None if
-    no shorter one costs more.
+    """Return the longest context that a scheme is shown to use more than, as it is of
+    all shorter ones; None if of none.
     """
-    lengths = reversed(losses.lengths(label))
-    shorter = [length for length in lengths if length < losses.train_length]
-    enough = _within_limit(losses, label, shorter, USES_LIMIT, alpha)
-    if len(enough) == len(shorter):
-        return None
-    return min(enough, default=losses.train_length)
-
-
-def _within_limit(
-    losses: Losses, label: str, lengths: Sequence[int], limit: float, alpha: float
-) -> list[int]:
-    """Return the lengths before the first whose rise is unknown or has a one-sided
-    upper bound above the limit.
-    """
-    within: list[int] = []
-    for length in lengths:
-        rise = losses.rise(label, length)
-        # One unit has the bound nan.
-        if rise.empty or not losses.for_words(rise).high(2 * alpha) <= limit:
+    used = None
+    for length in losses.lengths(label):
+        cost = losses.rise(label, length)
+        if length >= losses.train_length or cost.empty:
             break
-        within.append(length)
-    return within
+        if not words.uses_more(losses.for_words(cost), alpha):
+            break
+        used = length
+    return used
 
 
 def main_rows(frame: pd.DataFrame, protocol: str = "fixed_target") -> pd.DataFrame:
@@ -315,7 +318,7 @@ def compare(
         reference=base,
         train_length=length,
         ratios=[longer / length for longer in losses.longer()],
-        largest_document=losses.largest_document,
+        silence=losses.silence,
         schemes=sorted(schemes, key=lowest_loss_first),
     )
 
@@ -371,25 +374,23 @@ def numbers(losses: Losses, label: str, schemes: int) -> Numbers | None:
         narrowed = losses.level(label, longer[-1], WINDOWED)
         above_windowed = interval(losses, difference(longest, narrowed))
 
-    learned = beats(losses, label, "ngram")
-    uses_context = beats(losses, label, "cached_ngram")
-    is_judged = learned not in NOT_BEATEN and losses.largest_document < HALF
+    has_learned = learned(losses, label, schemes)
+    is_judged = has_learned not in NOT_BEATEN and not losses.silence
     reach = None
     is_last = None
     span = None
     if is_judged:
-        reach = holds_to(losses, label, ALPHA / schemes)
+        reach = holds_to(losses, label, words.adjusted(words.HOLDS, schemes))
         is_last = reach == max(losses.lengths(label))
-        if uses_context not in NOT_BEATEN:
-            span = uses(losses, label, ALPHA / schemes)
+        span = uses(losses, label, words.adjusted(words.USES, schemes))
     return Numbers(
         nll=nll,
         nll_sd=level.sum(axis=1).std() / losses.tokens.sum(),
         nll_text_error=losses.estimate(level.mean().to_frame().T).error,
         perplexity=math.exp(nll.mean),
         bits_per_byte=nll.mean * losses.bits_per_byte,
-        learned=learned,
-        uses_context=uses_context,
+        learned=has_learned,
+        beats_reader=beats_reader(losses, label, schemes),
         readers=readers,
         rises=rises,
         rise_statuses=statuses,
@@ -407,7 +408,7 @@ def against(
     """Return a scheme's differences from the reference: of the loss at 1x, and of the
     rise at 4x.
     """
-    alpha = ALPHA / max(1, 2 * (schemes - 1))
+    alpha = words.adjusted(words.DIFFERENCES, 2 * (schemes - 1))
     length = losses.train_length
     gap = difference(losses.level(label, length), losses.level(reference, length))
     why = ""
@@ -417,21 +418,17 @@ def against(
 
     length = ENDPOINT_RATIO * length
     gap = difference(losses.rise(label, length), losses.rise(reference, length))
-    why = _not_learned(losses, label) or _not_learned(losses, reference)
+    why = ""
+    for name in (label, reference):
+        has_learned = learned(losses, name, schemes)
+        if has_learned == "no":
+            why = why or f"{name} has not learned"
+        if has_learned == NOT_RESOLVED:
+            why = why or f"whether {name} has learned is not resolved"
     if gap.empty:
         why = why or _missing(losses, label, reference, ENDPOINT_RATIO)
-    words = ("rises less", "rises more")
-    return nll, _judged(losses, gap, alpha, least, words, why)
-
-
-def _not_learned(losses: Losses, label: str) -> str:
-    """Return why nothing is said of what longer contexts add; empty if it may be."""
-    learned = beats(losses, label, "ngram")
-    if learned == "no":
-        return f"{label} has not learned"
-    if learned == NOT_RESOLVED:
-        return f"whether {label} has learned is not resolved"
-    return ""
+    pair = ("rises less", "rises more")
+    return nll, _judged(losses, gap, alpha, least, pair, why)
 
 
 def _missing(losses: Losses, label: str, reference: str, ratio: int) -> str:
@@ -449,40 +446,20 @@ def _judged(
     paired: pd.DataFrame,
     alpha: float,
     least: float,
-    words: tuple[str, str],
+    pair: tuple[str, str],
     why: str,
 ) -> Difference:
-    """Return a difference from its paired sums, with its word unless `why`."""
+    """Return a difference from its paired sums, with a word of two unless `why`."""
     if paired.empty:
         return Difference(why=why)
     gap = losses.estimate(paired)
-    low = gap.low(alpha)
-    high = gap.high(alpha)
-
-    word = NOT_RESOLVED
-    if high < 0 and gap.mean <= -least:
-        word = words[0]
-    if low > 0 and gap.mean >= least:
-        word = words[1]
-    if losses.largest_document >= HALF:
-        part = f"{losses.largest_document:.0%}"
-        why = why or f"one document has {part} of the targets"
-    why = why or _few_seeds(gap.seeds, word)
-    return Difference(Interval.of(gap), low, high, "" if why else word, why)
-
-
-def _few_seeds(seeds: Sequence[float], word: str) -> str:
-    """Return how many seeds there are of those that a word needs; empty if enough."""
-    needed = ENOUGH_SEEDS
-    groups = ""
-    if in_two_groups(seeds):
-        needed = ENOUGH_SEEDS_IN_GROUPS
-        groups = ", which fall in two groups"
-    # `not resolved` claims no difference: two groups of seeds ask for no more of them
-    enough = ENOUGH_SEEDS if word == NOT_RESOLVED else needed
-    if len(seeds) >= enough:
-        return ""
-    return f"{len(seeds)} of {needed} seeds{groups}"
+    why = why or losses.silence
+    if len(gap.seeds) < ENOUGH_SEEDS:
+        why = why or f"{len(gap.seeds)} of {ENOUGH_SEEDS} seeds"
+    word = ""
+    if not why:
+        word = words.difference_word(gap, alpha, least, pair)
+    return Difference(Interval.of(gap), gap.low(alpha), gap.high(alpha), word, why)
 
 
 def interval(losses: Losses, sums: pd.DataFrame) -> Interval | None:

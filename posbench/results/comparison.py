@@ -88,7 +88,7 @@ class Numbers:
     perplexity: float
     bits_per_byte: float
     learned: str | None  # yes, no, not resolved; None: not known
-    uses_context: str | None
+    beats_reader: str | None  # of its window
     readers: Mapping[str, float]  # the loss of each simple reader; nan: not known
     # by length as a multiple of the training length: what it adds, and if there is no
     # such number why
@@ -99,13 +99,13 @@ class Numbers:
     is_judged: bool  # whether the rest may be said
     holds_to: int | None = None  # tokens
     holds_further: bool | None = None  # none longer is known
-    uses: int | None = None  # tokens
+    uses: int | None = None  # it uses more than so many tokens
 
     def columns(self) -> Columns:
         columns = self.nll.columns("nll")
         for name in ("nll_sd", "nll_text_error", "perplexity", "bits_per_byte"):
             columns[name] = getattr(self, name)
-        columns |= {"learned": self.learned, "uses_context": self.uses_context}
+        columns |= {"learned": self.learned, "beats_reader": self.beats_reader}
         columns |= self.readers
         for ratio, rise in self.rises.items():
             name = f"rise_{ratio:g}x"
@@ -167,7 +167,7 @@ class Comparison:
     reference: str | None  # the label of the scheme that others are compared with
     train_length: int
     ratios: list[float]  # of the longer lengths, to the training length
-    largest_document: float  # its share of the targets
+    silence: str  # why nothing may be said of other text; empty if it may
     schemes: list[Scheme]
 
     @property

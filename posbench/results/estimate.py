@@ -17,6 +17,7 @@ Integers = NDArray[np.int64]
 
 FEW_DOCUMENTS = 8  # fewer documents are too few units: their text is cut into segments
 SEGMENTS = 16  # of all documents together
+MANY_SEEDS = 10  # so many show how they are spread
 LEAST_GAP = 0.1  # nats per token, between two groups of seeds
 
 
@@ -104,14 +105,14 @@ def _variance_of_mean(values: Floats) -> float:
 
 
 def in_two_groups(values: Sequence[float]) -> bool:
-    """Return whether seeds fall into two groups, or one lies apart.
+    """Return whether ten or more seeds fall into two groups, or one lies apart.
 
     A mean and its interval would hide that. The widest gap must be half of the range
     or, with one value on a side, twice the range of the rest. This is a hint, not a
-    test: normal values that spread far more than `LEAST_GAP` meet it in 1 of 4 sets of
-    five and 1 of 100 of ten.
+    test: 1 of 100 sets of ten normal values meets it. Of five 1 in 4 would, so that
+    nothing is said of fewer than ten.
     """
-    if len(values) < 4:
+    if len(values) < MANY_SEEDS:
         return False
     gaps = np.diff(np.sort(values))
     span = max(values) - min(values)

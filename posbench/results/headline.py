@@ -11,7 +11,7 @@ from posbench.results.comparison import Interval
 from posbench.results.tasks import task_rows
 
 Headline = dict[str, Any]  # numbers, texts or None
-TEXTS = ("learned", "uses_context")  # yes, no or not resolved; all others are numbers
+TEXTS = ("learned", "beats_reader")  # yes, no or not resolved; all others are numbers
 ALWAYS = (4, 16)  # multiples whose rise is named even where it was not measured
 
 
@@ -31,10 +31,11 @@ class Measure(NamedTuple):
 def headline(frame: pd.DataFrame) -> Headline:
     """Return the values of one run by name, of its newest checkpoint.
 
-    None: not measured, or undefined. On text: `learned` and `uses_context` (yes, no,
-    not resolved), whether it beats the readers `ngram` and `cached_ngram`; `nll_<r>x`,
-    nats per token at r training lengths; `rise_<r>x`, which is `nll_<r>x` minus
-    `nll_1x`; `reach` and `uses` in tokens, None if the reader is not beaten. On a task:
+    None: not measured, or undefined. On text: `learned` and `beats_reader` (yes, no,
+    not resolved), whether it beats the readers `ngram` and `mixture`; `nll_<r>x`, nats
+    per token at r training lengths; `rise_<r>x`, which is `nll_<r>x` minus `nll_1x`;
+    `reach` in tokens, and `uses`: it uses more than so many tokens; both None if it has
+    not learned. On a task:
     `learned` (yes, no), `steps_to_gate`, `nll_1x`, and `accuracy_<r>x` and
     `exact_match_<r>x`, shares at r times the longest trained length.
     """
@@ -62,7 +63,7 @@ def _of_text(frame: pd.DataFrame) -> dict[Measure, Any]:
         rises: Mapping[float, Interval | None] = {}
         if numbers:
             values[Measure("learned")] = numbers.learned
-            values[Measure("uses_context")] = numbers.uses_context
+            values[Measure("beats_reader")] = numbers.beats_reader
             values[Measure("uses")] = numbers.uses
             values[Measure("reach")] = numbers.holds_to
             for reader, its_loss in numbers.readers.items():

@@ -16,7 +16,6 @@ from posbench.results.compare import (
     ALPHA,
     ENOUGH_SEEDS,
     HALF,
-    NOT_RESOLVED,
     reference_label,
 )
 from posbench.results.comparison import (
@@ -26,6 +25,7 @@ from posbench.results.comparison import (
     TaskScheme,
 )
 from posbench.results.frame import GATE
+from posbench.results.words import NOT_RESOLVED
 from posbench.run.rows import PLAIN
 
 RATIOS = (2.0, 4.0)  # times the longest trained problems, where accuracies are tested

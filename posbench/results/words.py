@@ -11,13 +11,14 @@ from typing import Final
 
 import numpy as np
 
-from posbench.results.estimate import Estimate
+from posbench.results.estimate import MANY_SEEDS, Estimate
 
 RISE_LIMIT = 0.05  # nats per token that a context may add where a scheme still holds
 USES_LIMIT = 0.02  # nats per token that a used context gains at least
 LEAST = 0.02  # nats per token: a smaller difference has no word
-MANY_SEEDS = 10  # with fewer, the rises of a scheme that holds must agree
-AGREEMENT = 0.03  # nats per token: the most that these may vary, as standard deviation
+# Nats per token: the most that rises of fewer than `MANY_SEEDS` seeds may vary, as
+# standard deviation, where a scheme holds.
+AGREEMENT = 0.03
 NOT_RESOLVED: Final = "not resolved"
 
 # How often each family may have a wrong word in a report.
