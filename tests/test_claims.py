@@ -174,7 +174,11 @@ OUTCOMES = [
     ("alibi/nonoverlap 4x - alibi 1x < 0.05", "supported", ""),
     (FAILS, "contradicted", ""),
     ("none 4x - none 1x < 0.05", "not learned", "none is not shown to have learned"),
-    ("fox 4x - fox 1x < 0.05", "not learned", "fox needs only 8 of its 64 tokens"),
+    (
+        "fox 4x - fox 1x < 0.05",
+        "not learned",
+        "fox is not shown to use more than a quarter of its 64 tokens",
+    ),
     ("alibi 32x - alibi 1x < 0.05", "not run", "alibi has no loss at 2048 tokens"),
     ("alibi 1x = 3.66 ± 0.05", "reproduced", ", 5 seeds)"),
     ("alibi 1x = 3.66 ± 0.001", "open", ", 5 seeds)"),

@@ -214,8 +214,9 @@ def _not_learned(losses: Losses, name: str) -> str:
     if compare.beats(losses, name, "ngram") != "yes":
         return f"{name} is not shown to have learned more than an n-gram model"
     trained = losses.train_length
-    used = compare.uses(losses, name)
-    if used is None or 4 * used < trained:
+    used = compare.uses(losses, name) or 0
+    is_measured = 4 * min(losses.lengths(name)) <= trained
+    if is_measured and 4 * used < trained:
         return f"{name} is not shown to use more than a quarter of its {trained} tokens"
     return ""
 

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from posbench import machine, tasks
 from posbench.config.schema import Config, EvaluationConfig
@@ -367,7 +368,7 @@ def _with_readers(
     )
 
 
-def _sums(nats: Floats, unit: Integers) -> list[float]:
+def _sums(nats: NDArray[np.floating], unit: Integers) -> list[float]:
     return [round(total, 4) for total in np.bincount(unit, nats).tolist()]
 
 
