@@ -29,7 +29,7 @@ MARKS = {
 }
 
 # docs/protocol.md has the simulations: five seeds, six encodings exactly at the limits
-WRONG_WORDS = "2.5 % of simulated reports have any wrong word, odd seeds aside"
+WRONG_WORDS = "with ordinary seeds 2.5 % of simulated reports have any wrong word"
 
 
 def short_label(text: str, longest: int = LONGEST_LABEL) -> str:
