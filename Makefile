@@ -18,7 +18,6 @@ help: ## this list
 
 demo: $(VENV)/.core ## train rope on the built-in corpus and draw its extrapolation curve (about two minutes, the environment included)
 	$(BIN)/posbench train
-	@echo "So small a model shows whether more context does harm; experiment=reader_wide (25 minutes) whether it is used."
 
 compare: $(VENV)/.core ## six schemes side by side, two at a time, with curves and a report (about four minutes, the environment included)
 	$(BIN)/posbench sweep sweep=compare --n-jobs 2

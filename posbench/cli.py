@@ -77,10 +77,10 @@ Settings that people change, with their defaults:
   start=                        begin from the weights of a finished run
   model.n_layers=4              transformer blocks
   model.d_model=128             channels of the residual stream
-  training.tokens=1e6           of the whole training
+  training.tokens=2e6           of the whole training
   training.train_length=64      tokens per sequence
   training.batch_size=32        sequences per forward pass
-  training.learning_rate=0.006  the peak
+  training.learning_rate=0.012  the peak
   ratio=0.0625,...,16           lengths, in training lengths; length= in tokens
   extension=                    also evaluate RoPE stretched: yarn, ntk, pi ...;
                                 beside start= it is trained so

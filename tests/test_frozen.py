@@ -54,16 +54,18 @@ def source(tmp_path, monkeypatch):
     Path("texts").mkdir()
     Path("texts", "a.txt").write_text("a text", encoding="utf-8")
 
-    config = single(["data.tokenizer=bytes", "tracking=none"])
+    adamw = ["training.optimizer=adamw", "training.tokens=1000000"]
+    config = single(["data.tokenizer=bytes", "tracking=none", *adamw])
     checkpoint = Path("source", "checkpoint", "step-000489")
     checkpoint.mkdir(parents=True)
     words = yaml.safe_dump(to_container(config))
     Path("source", "config.yaml").write_text(words, encoding="utf-8")
-    record = {"status": "done", "tokenizer_sha256": "b" * 64}
+    record = {"schema": 3, "id": config.id, "status": "done"}
+    record["tokenizer_sha256"] = "b" * 64
     record["data"] = {"sha256": "c" * 64}
     write_json(Path("source", "run.json"), record)
     files = {"model.safetensors": {"sha256": "a" * 64}}
-    manifest = {"step": config.training.steps, "files": files}
+    manifest = {"run": config.id, "step": config.training.steps, "files": files}
     write_json(checkpoint / "manifest.json", manifest)
 
 
@@ -129,6 +131,11 @@ SMALL = [
 ]
 
 
+# These two enlarge the rounding of products, which is not that of every CPU: with and
+# without AVX-512 they differ by 0.0005 and 0.02, the others by less than 0.0001.
+BY_CPU = {"entmax": 2e-3, "tapa": 5e-2}
+
+
 @pytest.mark.sample(16)
 @pytest.mark.parametrize("name", sorted(FROZEN["losses"]))
 def test_a_scheme_reaches_its_frozen_losses(name):
@@ -162,7 +169,7 @@ def test_a_scheme_reaches_its_frozen_losses(name):
         else:
             with torch.no_grad():
                 loss = model(read, labels)
-            assert loss.item() == pytest.approx(frozen, abs=1e-4)
+            assert loss.item() == pytest.approx(frozen, abs=BY_CPU.get(name, 1e-4))
 
 
 # Cells of six_reader that were printed with the range of their five seeds, which seemed

@@ -109,7 +109,7 @@ def check_alike(folder: Path, other: Path) -> None:
     rows = evaluation_rows(other)
     for row, expected in zip(rows, expected_rows, strict=True):
         assert row.status == "ok"
-        assert row.nll == pytest.approx(expected.nll, abs=1e-6)
+        assert row.nll == pytest.approx(expected.nll, rel=1e-6)
         assert row.targets_sha256 == expected.targets_sha256
         assert row.n_tokens == expected.n_tokens
         assert row.accuracy == expected.accuracy
