@@ -306,6 +306,21 @@ def test_from_python_a_run_that_cannot_be_read_is_a_warning(broken):
     assert runs.empty
 
 
+@pytest.mark.usefixtures("undrawn")
+def test_a_mean_of_fewer_seeds_than_its_scheme_has_is_marked(tmp_path):
+    study = write_study(tmp_path / "fake", TWO, seeds=2)
+    rows = min(study.glob("rope-*")) / "rows.jsonl"
+    lines = rows.read_text(encoding="utf-8").splitlines(keepends=True)
+    plain = [line for line in lines if json.loads(line)["window"] is None]
+    rows.write_text("".join(plain), encoding="utf-8")
+
+    (table,) = tables.length_tables(read([study]))
+
+    means = table.frame.set_index("label")["128"]
+    assert means["rope"].endswith(" (1)")
+    assert not means["alibi"].endswith(")")
+
+
 @pytest.fixture
 def extended(tmp_path) -> tuple[Path, list[dict[str, Any]]]:
     """Return a run of a study, and rows of it on other targets, one of them longer."""

@@ -397,6 +397,7 @@ def length_tables(frame: pd.DataFrame) -> list[Table]:
     rows = rows[is_alike | rows["measured_on"].isna()]
 
     lengths = sorted(rows["length"].unique())
+    n_seeds = rows.groupby("label")["seed"].nunique()
     rows = rows[rows["curve"] != "fixed_target"]
     if rows.empty:
         return []
@@ -409,12 +410,18 @@ def length_tables(frame: pd.DataFrame) -> list[Table]:
             line[str(length)] = str(failures.iloc[0])
             continue
         values = group["accuracy"].fillna(group["nll"])
-        line[str(length)] = f"{values.astype('float64').mean():.3f}"
+        cell = f"{values.astype('float64').mean():.3f}"
+        if group["seed"].nunique() < n_seeds[label]:
+            cell += f" ({group['seed'].nunique()})"
+        line[str(length)] = cell
 
     columns = [ENCODING, Column("curve", "curve", text=True)]
     for length in lengths:
         columns.append(Column(str(length), f"{length:,}"))
-    note = "Loss; of probes and problems the share of right answers"
+    note = (
+        "Loss; of probes and problems the share of right answers; (n): of n seeds"
+        " alone, so not to be compared with its neighbours"
+    )
     table = pd.DataFrame(list(lines.values()))
     return [Table("Other curves by length", table, columns, note)]
 
