@@ -239,6 +239,15 @@ def test_tokens_two_back_counted_by_hand():
     assert_allclose(p[ORDERS], kept + escape * unigram, rtol=1e-5)
 
 
+def test_a_training_text_may_end_with_a_line_break():
+    ids = np.append(text(), np.uint16(C))
+
+    mixed = Mixture(ids, V, BREAKS)
+
+    p = np.exp(mixed.logs(ids, np.array([len(ids) - 1]), np.array([5])))
+    assert_allclose(p.sum(axis=2), 1, rtol=1e-5)
+
+
 def test_the_mixture_is_a_probability_that_does_not_know_the_token():
     """For each token of the vocabulary in the target's place: they sum to one."""
     mixed = Mixture(text(), V, BREAKS)

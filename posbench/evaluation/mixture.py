@@ -139,11 +139,11 @@ class Mixture:
             ngrams.append(number)
         others = [_numbers(*(back[distance - 1] for distance in b)) for b in BACKS]
 
-        # where the line of the token after each one begins
+        # where the line begins that each place is in; the last is after the text
         after = np.where(self.breaks[ids], np.arange(1, len(ids) + 1), 0)
-        starts = np.maximum.accumulate(after)
-        line = starts[places - 1]
-        above = starts[np.maximum(line - 2, 0)]
+        starts = np.concatenate([[0], np.maximum.accumulate(after)])
+        line = starts[places]
+        above = starts[np.maximum(line - 1, 0)]
         first = token(np.where(line > begin, line, places))
         first_above = token(np.where(above > begin, above, places))
         newline = token(line - 1)
