@@ -24,9 +24,9 @@ ROOT = Path(__file__).parents[1]
 SATELLITES = ("reports", "huggingface", "rope", "show", "claims", "bench")
 CEILINGS = {
     "core": 98_500,  # the aim: 84,000
-    "satellites": 50_000,  # the aim: 45,000
+    "satellites": 50_100,  # the aim: 45,000
     "scripts": 9_460,
-    "tests": 148_500,
+    "tests": 148_700,
 }
 # The same for each scheme: an encoding that is added brings the room that it needs.
 PER_SCHEME = {"encodings": 487, "oracles": 294}  # the aim for encodings: 480
