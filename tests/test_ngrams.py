@@ -332,7 +332,7 @@ def targets_at_1x(settings: EvaluationConfig, split: TokenSplit, train_length: i
 
 MEASURED = [
     ([], 3.408, 2.774),
-    (["experiment=reader_wide"], 3.408, 2.637),
+    (["experiment=reader_wide", "ratio=0.125,0.25,0.5,1,2,4"], 3.408, 2.637),
 ]
 
 
