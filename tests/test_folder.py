@@ -240,3 +240,13 @@ def test_tokens_that_are_not_as_written_are_made_again(runs, spoil, capsys):
 
     assert "as it was written: the tokens are made again" in capsys.readouterr().err
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+
+
+def test_a_run_that_was_killed_before_its_record_begins_as_it_is(runs):
+    shutil.rmtree(runs[0] / "checkpoint")
+    for name in ("run.json", "rows.jsonl", "tokenizer.json"):
+        (runs[0] / name).unlink()
+
+    assert posbench("train", *WORDS, "encoding=rope", "seed=0") == 0
+
+    assert not list(runs[0].glob("*.old-*"))

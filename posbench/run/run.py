@@ -315,22 +315,24 @@ def _existing(folder: Path, config: AnyConfig) -> AnyConfig:
     """Return the configuration that a folder has, or this one if it has none, or
     another than its record says. Raises UserError if it is another run's.
     """
-    if not (folder / RECORD).exists():
-        # they are of a text that nobody knows any more
-        if checkpoint.every(folder):
-            raise UserError(f"{folder} has checkpoints, but no {RECORD}; {RESTART}")
-        if not (folder / CONFIG).exists():
-            return config
-        found = load_saved(folder / CONFIG).id
-    else:
+    existing = config
+    if (folder / RECORD).exists():
         found = load_record(folder)["id"]
+    elif checkpoint.every(folder):
+        # they are of a text that nobody knows any more
+        raise UserError(f"{folder} has checkpoints, but no {RECORD}; {RESTART}")
+    elif (folder / CONFIG).exists():  # killed before it wrote its record
+        existing = load_saved(folder / CONFIG)
+        found = existing.id
+    else:
+        return config
     if found != config.id:
         raise UserError(
             f"{folder} holds another run ({found}): choose another folder,"
             " start=RUN to go on from its weights, or --restart to move it aside"
         )
-    if not (folder / CONFIG).exists():
-        return config
+    if not ((folder / RECORD).exists() and (folder / CONFIG).exists()):
+        return existing
     try:
         return load_any(folder)
     except UserError as error:
