@@ -30,6 +30,7 @@ from posbench.run.rows import evaluation_rows, training_rows
 from posbench.run.run import Run
 from posbench.terminal import exits
 from posbench.training.train import train
+from posbench.typed import Typed
 
 COMMAND = ["posbench", "train"]
 
@@ -352,7 +353,6 @@ FAULTS = """
 sets:
 - encoding=rope
 - encoding=alibi training.learning_rate=1e30
-- encoding=./crash.py:Crash encoding.number=11,9
 """
 
 
@@ -363,18 +363,22 @@ def test_failing_runs_are_recorded_with_their_reason_and_the_others_are_done(
     Path("crash.py").write_text(CRASH)
     write_choice(tmp_path, "sweep/faults", FAULTS)
 
-    with pytest.raises(PosbenchError, match="3 of 4 runs not done: ") as caught:
+    crash = [Typed("encoding=./crash.py:Crash"), "encoding.number=11,9", *overrides]
+
+    with pytest.raises(PosbenchError, match="1 of 2 runs not done: "):
         sweep.sweep(["sweep=faults", *overrides], n_jobs=2, config_dir=tmp_path)
+    with pytest.raises(PosbenchError, match="2 of 2 runs not done: ") as caught:
+        sweep.sweep(crash, n_jobs=2)
 
     sets = plans.read_sets("faults", overrides, tmp_path)
-    todo = plans.resolve(sets, tmp_path)
+    todo = [*plans.resolve(sets, tmp_path), *plans.resolve([crash])]
     records = [pool.record(plan) for plan in todo]
     reasons = [record["reason"] for record in records]
     assert reasons == [None, "diverged", "signal", "signal"]
     killed = "killed by SIGKILL, perhaps since memory ran out"
     assert records[-1]["message"] == killed
     message = str(caught.value)
-    for plan in todo[1:]:
+    for plan in todo[2:]:
         assert plan.id in message
     assert caught.value.exit_code == 1
     lines = capsys.readouterr().err
