@@ -17,6 +17,7 @@ from posbench.rope.keys import changes, of_positions, with_value
 from posbench.rope.reading import Rope, configuration, reading, ropes
 
 pytest.importorskip("transformers")
+from support import EVERY
 from test_rope import COMPLETED, WITH_ROPE, number_in
 
 TABLE = yaml.safe_load(
@@ -206,8 +207,12 @@ def turned(every_rope: list[Rope]) -> list[Any]:
     return found
 
 
+# Each takes many seconds: one in twelve, or all with POSBENCH_EVERY=1.
+STEP = 1 if EVERY else 12
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("model", list(MODELS)[::STEP])
 def test_a_change_of_any_key_of_a_published_model_is_seen_or_the_key_is_named(model):
     settings = evaluated(MODELS[model]["config"])
     if model in ALIKE:
@@ -215,7 +220,7 @@ def test_a_change_of_any_key_of_a_published_model_is_seen_or_the_key_is_named(mo
     assert silent_changes(settings) == []
 
 
-@pytest.mark.sample(20)
-@pytest.mark.parametrize("kind", DEFAULTS)
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", DEFAULTS[::STEP])
 def test_a_change_of_any_default_of_a_class_is_seen_or_the_key_is_named(kind):
     assert silent_changes(of_defaults(kind)) == []

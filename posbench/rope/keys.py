@@ -98,14 +98,20 @@ def refuse_values(settings: Settings) -> None:
     """Raise UserError for a value that no model can have, and for two answers to one
     question.
     """
-    for path, value in of_positions(settings):
-        expected = _expected(path[-1], value)
-        if expected:
-            raise UserError(f"{'.'.join(path)} is {_short(value)}: expected {expected}")
     text = language_part(settings)
+    n_layers = text.get("num_hidden_layers") or math.inf
+    for path, value in of_positions(settings):
+        values = [value]
+        if isinstance(value, list) and len(value) >= n_layers:
+            values = value  # by layer, as Step's bases
+        for each in values:
+            expected = _expected(path[-1], each)
+            if expected:
+                key = ".".join(path)
+                raise UserError(f"{key} is {_short(value)}: expected {expected}")
     types = _answers(text, ("rope_type", "type"))
     bases = _answers(text, ("rope_theta",))
-    if bases and text.get("rope_theta") is not None:
+    if bases and _is_number(text.get("rope_theta")):
         bases["rope_theta"] = text["rope_theta"]
     for what, answers in (("type", types), ("base", bases)):
         if len({*answers.values()}) > 1:
