@@ -31,7 +31,7 @@ from posbench.run.run import load_config
 from posbench.terminal import exits
 
 # some hundred runs, on a busy machine too
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
 KILLS = 20
 RACES = 5
