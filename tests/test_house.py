@@ -23,7 +23,7 @@ ROOT = Path(__file__).parents[1]
 # posbench. A ceiling rises only in a commit that says why.
 SATELLITES = ("reports", "huggingface", "rope", "show", "claims", "bench")
 CEILINGS = {
-    "core": 98_500,  # the aim: 84,000
+    "core": 98_600,  # the aim: 84,000
     "satellites": 50_100,  # the aim: 45,000
     "scripts": 9_460,
     "tests": 149_300,

@@ -26,6 +26,8 @@ gaps. Kuhn & De Mori (1990), "A cache-based natural language model for speech
 recognition", IEEE PAMI 12(6): the cache. Those of `ngrams` for the rest.
 """
 
+from collections.abc import Iterator
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -41,6 +43,7 @@ CACHED = 0.8  # of the cache's probability; the rest is the unigram model's
 COUNTED = 2**22  # at most so many training tokens are counted: the first ones
 VALIDATION = 1024  # tokens that choose the weights
 CELLS = 2**25  # at most so many probabilities of one reader are made for them
+KEPT = 2**21  # up to so many stay in memory from round to round: 210 MB of all readers
 ROUNDS = 20  # of Newton's method, at most
 ENOUGH = 1e-5  # nats per token: a round that gains less is the last
 RIDGE = 1e-3  # keeps weights near 0 that the validation tokens do not settle
@@ -208,12 +211,21 @@ class Mixture:
         weights[-ORDERS + 1] = 1.0  # what follows the last token in the window
         best = weights
         least = np.inf
+
+        def parts() -> Iterator[tuple[slice, Floats]]:
+            for part in self._chunks(len(places)):
+                yield part, self.logs(text, places[part], context[part])
+
+        # what readers say does not depend on their weights
+        kept: list[tuple[slice, Floats]] = []
+        if len(places) * self.vocab_size <= KEPT:
+            kept.extend(parts())
+
         for _ in range(ROUNDS):
             nats = RIDGE / 2 * len(places) * float((weights**2).sum())
             gradient = np.zeros(n_readers)
             hessian = np.zeros((n_readers, n_readers))
-            for part in self._chunks(len(places)):
-                logs = self.logs(text, places[part], context[part])
+            for part, logs in kept or parts():
                 of_target = _at(logs, text[places[part]])  # (readers, n)
                 p, log_z = _normalised(weights, logs)
                 nats += float((log_z - weights @ of_target).sum())
