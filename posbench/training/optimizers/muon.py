@@ -44,12 +44,13 @@ class Muon(AdamW):
     @torch.no_grad()
     def step(self) -> None:  # type: ignore[override]
         groups = self.param_groups
+        of_matrices = [group for group in groups if "parts" in group]
         self.param_groups = [group for group in groups if "parts" not in group]
         super().step()  # AdamW's
         self.param_groups = groups
 
         # All parts of a shape are one tensor: a device has few kernels to launch.
-        for group in [group for group in groups if "parts" in group]:
+        for group in of_matrices:
             weights, gradients = defaultdict(list), defaultdict(list)  # by shape
             for weight, rows in zip(group["params"], group["parts"], strict=True):
                 gradient = weight.grad
