@@ -297,11 +297,15 @@ class _Moves:
         )
 
     def __call__(self, path: Path_) -> bool:
-        """Try other values of a key; one that the library refuses is read, too."""
+        """Try other values of a key; one that is refused is read, too: a base beside
+        that of a section says the same or is refused.
+        """
         value = functools.reduce(operator.getitem, path, self.settings)
         others = changes(value)
         try:
             with library_errors(""):
+                if others:
+                    refuse_values(with_value(self.settings, path, others[0]))
                 configs = [
                     _of_library(with_value(self.settings, path, other))
                     for other in others
