@@ -207,18 +207,21 @@ def turned(every_rope: list[Rope]) -> list[Any]:
     return found
 
 
-# Each takes many seconds, DeepSeek V4's minutes: one in twelve, or all with
-# POSBENCH_EVERY=1.
+# Each takes many seconds: one in twelve, or all with POSBENCH_EVERY=1.
 STEP = 1 if EVERY else 12
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1200)
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("model", list(MODELS)[::STEP])
 def test_a_change_of_any_key_of_a_published_model_is_seen_or_the_key_is_named(model):
     settings = evaluated(MODELS[model]["config"])
     if model in ALIKE:
         settings["num_hidden_layers"] = 2
+    ratios = settings.get("compress_ratios")  # DeepSeek V4's layers take minutes
+    if ratios:
+        settings["num_hidden_layers"] = 4
+        settings["compress_ratios"] = [*ratios[:4], 0]
     assert silent_changes(settings) == []
 
 
