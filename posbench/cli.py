@@ -129,6 +129,24 @@ DeleteTokens = Annotated[
         help="Delete tokens in the cache, of texts that no run has, after a question.",
     ),
 ]
+Pack = Annotated[
+    Path | None,
+    typer.Option(
+        "--pack", metavar="FILE", help="Write these runs into one new file, a zip."
+    ),
+]
+Unpack = Annotated[
+    bool, typer.Option("--unpack", help="Take the runs of such a file into outputs/.")
+]
+WithText = Annotated[
+    bool, typer.Option("--with-text", help="Pack the files of their text, too.")
+]
+WithOptimizer = Annotated[
+    bool,
+    typer.Option(
+        "--with-optimizer", help="Pack what an unfinished training goes on from, too."
+    ),
+]
 SyncedRuns = Annotated[list[Path], typer.Argument(metavar="RUN", help=f"{_RUNS}.")]
 Run = Annotated[
     Path, typer.Argument(help="A run: its folder (outputs/STUDY/RUN) or id.")
@@ -248,28 +266,29 @@ Pair = Annotated[
 
 
 def _version(flag: bool) -> None:
-    """Print what a bug report needs: versions and devices."""
+    """Print what a bug report needs: versions and devices. torch is asked only where
+    there may be a device.
+    """
     if not flag:
         return
+    import importlib.metadata
     import platform
 
-    import torch
+    device = "cpu"
+    drivers = [Path("/dev/nvidiactl"), Path("/dev/kfd")]  # NVIDIA's, AMD's
+    if sys.platform == "darwin" or any(driver.exists() for driver in drivers):
+        import torch.cuda
 
-    from posbench import machine
+        from posbench import machine
 
-    device = machine.resolve("auto")
-    name = platform.machine()
-    if device.type == "cuda":
-        name = torch.cuda.get_device_name(device)
+        found = machine.resolve("auto")
+        device = str(found)
+        if found.type == "cuda":
+            device = f"{found}, {torch.cuda.get_device_name(found)}"
+    version = importlib.metadata.version("torch")
     print(f"posbench {posbench.__version__}")
-    print(
-        f"Python {platform.python_version()}, torch {torch.__version__}, CUDA"
-        f" {torch.version.cuda or 'none'}"
-    )
-    print(
-        f"device {device} ({name}), {machine.cores()} cores, {torch.get_num_threads()}"
-        " threads"
-    )
+    print(f"Python {platform.python_version()}, torch {version}")
+    print(f"device {device}, {platform.machine()}, {os.cpu_count()} cores")
     raise typer.Exit
 
 
@@ -467,14 +486,21 @@ def runs(
     delete: Delete = False,
     delete_tokens: DeleteTokens = False,
     yes: Yes = False,
+    pack: Pack = None,
+    unpack: Unpack = False,
+    with_text: WithText = False,
+    with_optimizer: WithOptimizer = False,
 ) -> None:
     """List runs: what tells them apart, status, loss at the training length, size.
 
     --delete deletes them, after a question; --delete-tokens what 'posbench prepare' and
-    deleted runs leave in the cache.
+    deleted runs leave in the cache. --pack FILE writes them into one file for another
+    machine, where 'posbench runs FILE --unpack' takes them into outputs/.
     """
     from posbench.reports import runs as listed
     from posbench.run import delete as deleted
+    from posbench.run import pack as packed
+    from posbench.run.find import run_folders
 
     if delete_tokens:
         folders = deleted.unused_tokens(paths or [])
@@ -489,6 +515,16 @@ def runs(
         what = exits.plural(len(folders), "run")
         _ask(what, yes)
         deleted.delete(folders)
+    elif unpack:
+        for path in paths or []:
+            listed.main(packed.unpack(path, Path("outputs")))
+        return
+    elif pack:
+        folders = run_folders(paths or [])
+        packed.pack(folders, pack, with_optimizer, with_text)
+        what = exits.plural(len(folders), "run")
+        print(f"{what} in {pack}, {pack.stat().st_size:,} bytes")
+        return
     else:
         listed.main(paths or [Path("outputs")])
         return

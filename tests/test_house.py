@@ -23,10 +23,10 @@ ROOT = Path(__file__).parents[1]
 # posbench. A ceiling rises only in a commit that says why.
 SATELLITES = ("reports", "huggingface", "rope", "show", "claims", "bench")
 CEILINGS = {
-    "core": 98_600,  # the aim: 84,000
-    "satellites": 50_100,  # the aim: 45,000
+    "core": 100_400,  # the aim: 84,000
+    "satellites": 50_250,  # the aim: 45,000
     "scripts": 9_460,
-    "tests": 149_300,
+    "tests": 150_300,
 }
 # The same for each scheme: an encoding that is added brings the room that it needs.
 PER_SCHEME = {"encodings": 487, "oracles": 294}  # the aim for encodings: 480
@@ -35,8 +35,8 @@ DENSITY = 11.5
 DENSER = {"cli": 11.9, "encodings": 13.0, "model": 12.0, "show": 12.0, "tasks": 11.9}
 # Private functions that one place calls: a reader jumps for each, so each must be an
 # idea of its own. The aim: 130.
-USED_ONCE = 208
-WORDS = {"docs": 25_500, "README": 1_000}
+USED_ONCE = 212
+WORDS = {"docs": 25_600, "README": 1_000}
 COMMANDS = """bench evaluate export list prepare properties report reproduce rope runs
     sample show sweep sync train"""
 PUBLIC = """Encoding LoadedRun attention attention_logits attention_output
@@ -44,7 +44,7 @@ PUBLIC = """Encoding LoadedRun attention attention_logits attention_output
 SECTIONS = {
     "encoding": 4,
     "model": 12,
-    "data": 16,
+    "data": 17,
     "training": 16,
     "evaluation": 15,
     "tracking": 5,

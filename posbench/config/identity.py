@@ -28,8 +28,12 @@ def run_id(settings: Mapping[str, Any]) -> str:
     its numbers depend on. Settings of another version of posbench keep their id. Raises
     LookupError, TypeError or AttributeError for something that is no configuration.
     """
+    data = dict(settings["data"])
+    if data.get("text_sha256"):  # the same text, wherever it is
+        del data["path"], data["name"]
+    else:
+        data.pop("text_sha256", None)  # as before texts had one
     if "reading" in settings:
-        data = dict(settings["data"])
         # the model's digest covers these
         del data["tokenizer"], data["vocab_size"]
         shaping = {
@@ -41,6 +45,7 @@ def run_id(settings: Mapping[str, Any]) -> str:
         return f"{settings['model']['name']}-{digest(shaping)}"
 
     shaping = {key: settings[key] for key in settings if key not in NOT_IDENTITY}
+    shaping["data"] = data
     encoding = shaping["encoding"] = dict(settings["encoding"])
     encoding.pop("file", None)  # a moved file is the same encoding
     training = shaping["training"] = dict(settings["training"])

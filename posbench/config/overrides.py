@@ -46,6 +46,7 @@ _OTHER_SPELLINGS = {
 WORDS |= _OTHER_SPELLINGS
 OF_A_FINISHED_RUN |= _OTHER_SPELLINGS
 OF_A_FINISHED_RUN |= {
+    "data.path": "data.path",
     "precision": "evaluation.precision",
     "device": "runtime.device",
     "threads": "runtime.threads",

@@ -154,7 +154,7 @@ class DataConfig(Section):
     name: Name  # what runs, tables and figures call it
     # the standard library, files here, HuggingFace, problems
     source: Literal["builtin", "text", "hub", "task"]
-    path: str | None  # text: a file, folder or glob
+    path: str | None  # text: a file, folder or glob, where it was last seen
     dataset: str | None  # hub: its name there
     subset: str | None  # hub: its configuration
     revision: str | None  # hub: commit, tag or branch; None = the newest
@@ -177,6 +177,8 @@ class DataConfig(Section):
     test_pieces: Count | None
     # in training no document sees another, and positions restart with each
     document_mask: bool
+    # text: the digest of its files, which is what tells it from others; None: not read
+    text_sha256: str | None = None
 
 
 class TrainingConfig(Section):

@@ -6,6 +6,8 @@ is not changed.
 """
 
 import csv
+import dataclasses
+import functools
 import glob
 import hashlib
 import io
@@ -21,6 +23,7 @@ import pyarrow
 from pyarrow import parquet
 
 from posbench import files
+from posbench.config.identity import relative_path
 from posbench.config.schema import DataConfig
 from posbench.data import hub
 from posbench.errors import UserError, did_you_mean, nearest
@@ -52,11 +55,21 @@ SPLIT_WORDS = {
 ARTICLE_HEADING = re.compile(r" = (?!=).*(?<!=) = ?")
 
 
+@functools.cache
+def _sha256(path: Path, n_bytes: int, changed_ns: int) -> bytes:
+    """Return the digest of a file of this size and time; a sweep asks for each run."""
+    return files.sha256(path)
+
+
+class NoFile(UserError):
+    """There is no file at a text's path."""
+
+
 class Source(NamedTuple):
     """A text that was found and not yet read."""
 
     commit: str | None  # of a data set of the hub
-    sha256: str  # of names and of files' bytes, or of the commit
+    sha256: str  # of files' bytes and kinds, in order, or of the commit
     read: Callable[[], dict[str, Iterable[str]]]  # gives the documents by split
 
 
@@ -72,10 +85,7 @@ def locate(config: DataConfig) -> Source:
             lambda: _of_rows(config, str(config.dataset), hub.rows(config, commit)),
         )
 
-    # `save_to_disk` of `datasets` writes one of these: of several splits, of one
-    saved = ("dataset_dict.json", "state.json")
-    folder = Path(str(config.path))
-    if config.source == "text" and any((folder / name).is_file() for name in saved):
+    if _is_saved(config):
         return _saved(config)
 
     if config.source == "builtin":
@@ -85,8 +95,11 @@ def locate(config: DataConfig) -> Source:
 
     parts = []
     for split, by_name in splits.items():
-        for name, path in by_name.items():
-            parts += [split.encode(), os.fsencode(name), files.sha256(path)]
+        for path in by_name.values():  # in the order of their names
+            kind = text_ending(path).encode()
+            facts = path.stat()
+            content = _sha256(path, facts.st_size, facts.st_mtime_ns)
+            parts += [split.encode(), kind, content]
 
     def read() -> dict[str, Iterable[str]]:
         return {
@@ -95,6 +108,50 @@ def locate(config: DataConfig) -> Source:
         }
 
     return Source(None, digest(parts), read)
+
+
+def identified(config: DataConfig) -> DataConfig:
+    """Return data with the digest of its text, if that is files of the user; a text
+    that is gone keeps the digest that it had. Raises UserError for another text.
+    """
+    if config.source != "text":
+        return config
+    try:
+        return dataclasses.replace(config, text_sha256=same_text(config).sha256)
+    except NoFile:
+        if config.text_sha256:
+            return config
+        raise
+
+
+def moved(config: DataConfig, path: str) -> DataConfig:
+    """Return a run's data with its text at another path. Raises UserError if another
+    text is there, or if the run has no text that can move.
+    """
+    if config.text_sha256 is None:
+        raise UserError(
+            f"data.path is {path}: expected a run whose text was files with a digest,"
+            f" this one's is {config.path or config.name}"
+        )
+    config = dataclasses.replace(config, path=relative_path(path))
+    same_text(config)
+    return config
+
+
+def same_text(config: DataConfig) -> Source:
+    """Find a text, and refuse another one than has the digest that is known."""
+    try:
+        source = locate(config)
+    except NoFile as error:
+        if not config.text_sha256:
+            raise
+        raise NoFile(f"{error}; where it is now: data.path=PATH") from None
+    if config.text_sha256 not in (None, source.sha256):
+        raise UserError(
+            f"data.path: {config.path} is another text than the run's: expected that"
+            " text, data.path=WHERE IT IS"
+        )
+    return source
 
 
 def digest(parts: Iterable[bytes]) -> str:
@@ -134,6 +191,24 @@ def _of_rows(config: DataConfig, name: str, rows: Any) -> dict[str, Iterable[str
                 yield cell_text(value, config.column)
 
     return {split: cells(rows[of_rows]) for split, of_rows in splits.items()}
+
+
+def files_of(config: DataConfig) -> Iterator[tuple[str, Path]]:
+    """Yield the files of a user's text, each with its name below the text's folder."""
+    if not _is_saved(config):
+        for by_name in local_files(config).values():
+            yield from by_name.items()
+        return
+    folder = Path(str(config.path))
+    for file in sorted(filter(Path.is_file, folder.rglob("*"))):
+        yield file.relative_to(folder).as_posix(), file
+
+
+def _is_saved(config: DataConfig) -> bool:
+    """Return whether a text is a folder that `save_to_disk` of `datasets` wrote."""
+    folder = Path(str(config.path))
+    of_splits, of_one = folder / "dataset_dict.json", folder / "state.json"
+    return config.source == "text" and (of_splits.is_file() or of_one.is_file())
 
 
 def _saved(config: DataConfig) -> Source:
@@ -195,7 +270,7 @@ def local_files(config: DataConfig) -> dict[str, dict[str, Path]]:
         if not matching:
             neighbours = [file.name for file in root.parent.glob("*")]
             expected = did_you_mean(root.name, neighbours) or expected
-        raise UserError(f"data.path: no file matches '{config.path}'{expected}")
+        raise NoFile(f"data.path: no file matches '{config.path}'{expected}")
 
     unpacked = dict[Path, Path]()
     for path in found:

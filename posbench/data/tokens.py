@@ -35,7 +35,7 @@ logger = logging.getLogger(__name__)
 # the version of the cache, raised when the same settings would give other files
 FORMAT = 7
 # settings that change no token of a text that is found
-NOT_IN_KEY = ("name", "path", "dataset", "revision", "document_mask")
+NOT_IN_KEY = ("name", "path", "dataset", "revision", "document_mask", "text_sha256")
 META = "meta.json"  # what `run.json` records of a text
 DIGESTS = "digests"  # in meta.json, not recorded: the digests of what the folder has
 MADE_HERE = ("bpe", "bytes")  # other tokenizers are read from files
@@ -187,11 +187,15 @@ def prepare(
     loaded, revision = None, None
     if config.tokenizer not in MADE_HERE:
         loaded, revision = tokenizer.find(config.tokenizer, separator)
-    source = sources.locate(config)
+    source = None
+    sha256 = config.text_sha256
+    if sha256 is None:
+        source = sources.locate(config)
+        sha256 = source.sha256
 
     key = dataclasses.asdict(config) | dict.fromkeys(NOT_IN_KEY)
     key["format"] = FORMAT
-    key["text"] = source.sha256
+    key["text"] = sha256
     key["separator"] = separator
     if loaded is None:
         version = importlib.metadata.version("tokenizers")
@@ -218,6 +222,7 @@ def prepare(
             if fault and folder.is_dir():
                 logger.warning("%s: the tokens are made again", fault)
             if fault:
+                source = source or sources.same_text(config)
                 _write(config, source, loaded, folder, digest)
 
     tokens = _read(config, folder, separator)

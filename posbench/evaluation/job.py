@@ -16,6 +16,7 @@ from posbench import machine, tracking
 from posbench.config.saved import load_record
 from posbench.config.schema import Config, EvaluationConfig
 from posbench.data.batches import merge_spans
+from posbench.data.sources import moved
 from posbench.data.tokens import TaskData, Tokens, data_of, note_use
 from posbench.errors import UserError
 from posbench.evaluation.evaluate import Evaluation, describe, evaluate
@@ -29,7 +30,7 @@ from posbench.processes import World
 from posbench.run import TOKENIZER, checkpoint
 from posbench.run.model import model_of
 from posbench.run.rows import EvaluationRow, every_row, whole_curves
-from posbench.run.run import Run
+from posbench.run.run import Run, load_config
 from posbench.terminal.signals import signals_as_errors
 
 logger = logging.getLogger(__name__)
@@ -53,6 +54,10 @@ def evaluate_run(folder: Path, config: Config, world: World | None = None) -> No
     world = world or World()
     device = world.device(machine.resolve(config.runtime.device))
     check(config)
+    path = config.data.path
+    recorded = load_config(folder).data
+    if path and path != recorded.path:  # it is typed, since the text has moved
+        config = dataclasses.replace(config, data=moved(recorded, path))
     trained = checkpoint.trained(folder)
     # its rows would come between those of the training
     if trained.step < config.training.steps:
@@ -77,6 +82,8 @@ def evaluate_run(folder: Path, config: Config, world: World | None = None) -> No
         if run:
             run.refuse_changes(tokens.record["sha256"], tokens.tokenizer.sha256)
             note_use(tokens, folder)
+            if config.data != recorded:
+                run.write_config(dataclasses.replace(run.config, data=config.data))
         model = model_of(folder, config, tokens.tokenizer).to(device)
         if not evaluate_into(run, model, tokens, config, trained.step, device, world):
             logger.info("all requested rows exist; nothing to do: %s", folder)

@@ -29,6 +29,7 @@ from posbench.config.schema import (
     TrainedElsewhere,
     TrainingElsewhere,
 )
+from posbench.data import sources
 from posbench.data import tokens as data
 from posbench.data.tokens import Tokens, note_use
 from posbench.errors import UserError, did_you_mean
@@ -152,7 +153,9 @@ def configuration(
     )
     tokenizer = str(source.folder / TOKENIZER)
     data = dataclasses.replace(
-        settings.data, tokenizer=tokenizer, vocab_size=int(text.vocab_size)
+        sources.identified(settings.data),
+        tokenizer=tokenizer,
+        vocab_size=int(text.vocab_size),
     )
     # another split counts while there is no test
     evaluation = dataclasses.replace(settings.evaluation, split="test")

@@ -10,7 +10,6 @@ from posbench.config.overrides import shell_words, split
 from posbench.config.schema import Config, Section, validate
 from posbench.config.shipped import choice_file, load
 from posbench.errors import UserError
-from posbench.evaluation.requests import check, refuse_missing_extensions
 
 _TEXTS = ("data", "data.path", "data.dataset")  # keys that choose a text
 
@@ -49,7 +48,12 @@ def from_config(
     """Return the plan of a configuration and of the words that gave it. Raises
     UserError if parts of it do not fit.
     """
+    # they import torch, which a mistake in typing need not wait for
+    from posbench.data import sources
+    from posbench.evaluation.requests import check
+
     check(config)
+    config = dataclasses.replace(config, data=sources.identified(config.data))
     command = ["posbench", "train", *words]
     if config_dir:
         command.append(f"--config-dir={config_dir}")
@@ -65,6 +69,8 @@ def resolve_one(words: list[str], config_dir: Path | None = None) -> Plan:
     config = compose.single(words, config_dir)
     plan = from_config(config, words, config_dir)
     if not plan.folder.exists():
+        from posbench.evaluation.requests import refuse_missing_extensions
+
         refuse_missing_extensions(config)
     return plan
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 PARTS = WEIGHTS, OPTIMIZER, STATE = "model.safetensors", "optimizer.pt", "state.json"
-_MANIFEST = "manifest.json"
+MANIFEST = "manifest.json"
 
 
 class Checkpoint(NamedTuple):
@@ -56,7 +56,7 @@ class Checkpoint(NamedTuple):
         says, or are another run's, else an empty text.
         """
         try:
-            manifest = files.json_object((self.path / _MANIFEST).read_bytes())
+            manifest = files.json_object((self.path / MANIFEST).read_bytes())
             digests = [manifest["files"][part]["sha256"] for part in parts]
             actual = [files.sha256(self.path / part).hex() for part in parts]
             if (self.step, actual) != (manifest["step"], digests):
@@ -95,7 +95,7 @@ def save(
         digests[name] = {"sha256": hashlib.sha256(part).hexdigest()}
     run = load_record(folder)["id"]
     manifest = {"run": run, "step": step, "files": digests}
-    contents[_MANIFEST] = json.dumps(manifest).encode()
+    contents[MANIFEST] = json.dumps(manifest).encode()
 
     path = folder / "checkpoint" / f"step-{step:08d}"
     with files.atomic_folder(path) as new:

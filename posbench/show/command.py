@@ -17,6 +17,7 @@ from matplotlib.ticker import MaxNLocator
 
 from posbench import encodings, files
 from posbench.config import compose, shipped
+from posbench.config.overrides import by_key
 from posbench.errors import UserError
 from posbench.options import by_name
 from posbench.reports import charts
@@ -56,7 +57,8 @@ def main(
         for name, options in schemes:
             if _is_run(name, options):
                 folder = run_folder(of_id(Path(name)))
-                pictures.append(panels.run_picture(folder))
+                text = by_key(options).get("data.path")
+                pictures.append(panels.run_picture(folder, text))
             else:
                 pictures.append(panels.picture(*builder(name, options)))
     files.write(png, charts.image_bytes(draw(pictures), "png"))
@@ -97,7 +99,8 @@ def print_flips(names: list[str]) -> None:
 
 def _is_run(name: str, options: list[str]) -> bool:
     choices = shipped.choices("encoding", (), shipped.EVERY)
-    if options or name in choices or PLACE.fullmatch(name):
+    is_of_encoding = any(not option.startswith("data.path=") for option in options)
+    if is_of_encoding or name in choices or PLACE.fullmatch(name):
         return False
     return of_id(Path(name)).is_dir() or "/" in name
 

@@ -6,6 +6,7 @@ a key of ones after rotation, and the change of the logit of two fixed tokens i 
 Learned tables are drawn from N(0,1).
 """
 
+import dataclasses
 import zlib
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -19,6 +20,7 @@ from torch import Tensor
 from posbench import encodings
 from posbench.config.saved import load_record
 from posbench.config.schema import Config
+from posbench.data import sources
 from posbench.data import tokens as data
 from posbench.encodings.base import PAIRWISE, Encoding, Layer, Shape, check_length
 from posbench.errors import UserError
@@ -403,11 +405,14 @@ def moved_logits(
 
 
 @torch.no_grad()
-def run_picture(folder: Path) -> Picture:
-    """Return the panels of a run; UserError if the folder is no run, or has no complete
-    checkpoint.
+def run_picture(folder: Path, text: str | None = None) -> Picture:
+    """Return the panels of a run, whose text is at another path now if that is given;
+    UserError if the folder is no run, or has no complete checkpoint.
     """
     config = load_config(folder)
+    if text:
+        moved = sources.moved(config.data, text)
+        config = dataclasses.replace(config, data=moved)
     model = model_of(folder, config, tokenizer_of(folder))
     if config.data.task:
         panels = encoding_panels(model.encoding)
