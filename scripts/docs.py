@@ -14,6 +14,10 @@ import configuration_pages
 import encoding_pages
 import yaml
 
+from posbench.reports.explore import explore_html
+from posbench.results.compare import compare
+from posbench.results.frame import read
+
 ROOT = Path(__file__).parents[1]
 # Files outside docs/ with a page on the site, and its name.
 PAGES = {"CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
@@ -24,6 +28,7 @@ MADE_FROM = {
     r"posbench/encodings": "encodings/index.md",
     r"posbench/cli.py": "reference/commands.md",
     r"posbench/__init__\.py": "reference/python.md",
+    r"docs/rows/catalogue_again\.parquet": "explore.html",
 }
 _ARXIV = re.compile(r"(?<![\w/\[`])arXiv:(\d{4}\.\d{4,5})(?![\w\]`])")
 _MERMAID = re.compile(r"```mermaid\n(.*?)```\n", flags=re.S)
@@ -43,6 +48,10 @@ def write(folder: Path, pictures: bool = True) -> None:
         name = name_of.get(page, f"docs/{page.relative_to(pages)}")
         text = relinked(page.read_text(encoding="utf-8"), name)
         page.write_text(text, encoding="utf-8")
+
+    rows = read([ROOT / "docs" / "rows" / "catalogue_again.parquet"])
+    explored = explore_html("The catalogue, seed 1", compare(rows), rows)
+    (pages / "explore.html").write_text(explored, encoding="utf-8")
 
     made = encoding_pages.pages(pages if pictures else None)
     made["reference/configuration.md"] = configuration_pages.page()
