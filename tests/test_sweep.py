@@ -155,7 +155,10 @@ def test_every_sweep_file_composes(name):
     assert {plan.config.study for plan in todo} == {name}
 
 
-def test_a_sweep_file_on_an_own_text_has_a_study_of_that_text():
+def test_a_sweep_file_on_an_own_text_has_a_study_of_that_text(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("novels").mkdir()
+    write_text("novels")
     sets = plans.read_sets("six", ["data.path=novels/", "seed=0"])
     todo = plans.resolve(sets)
     assert {plan.config.study for plan in todo} == {"novels"}

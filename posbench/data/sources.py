@@ -114,7 +114,7 @@ def identified(config: DataConfig) -> DataConfig:
     """Return data with the digest of its text, if that is files of the user; a text
     that is gone keeps the digest that it had. Raises UserError for another text.
     """
-    if config.source != "text":
+    if config.source != "text" or not config.path:
         return config
     try:
         return dataclasses.replace(config, text_sha256=same_text(config).sha256)
