@@ -17,7 +17,6 @@ import torch
 
 from posbench import encodings, machine, reports
 from posbench.config.overrides import KEYS, apply
-from posbench.config.saved import load_any, load_record
 from posbench.config.schema import AnyConfig, value_type
 from posbench.data.tokenizer import Tokenizer
 from posbench.errors import RunFailed, UserError
@@ -41,6 +40,7 @@ from posbench.run.rows import (
     training_rows,
 )
 from posbench.run.run import load_config
+from posbench.run.saved import load_any, load_record
 from posbench.terminal import console
 from posbench.typed import Typed
 

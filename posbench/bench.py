@@ -18,11 +18,11 @@ import pandas as pd
 import torch
 
 from posbench import encodings, machine
-from posbench.config import compose
 from posbench.config.overrides import by_key
 from posbench.config.schema import Config
 from posbench.data.batches import TrainingBatches
 from posbench.errors import UserError, unknown
+from posbench.launch import compose
 from posbench.model.gpt import build, train_flops_per_token
 from posbench.reports.render import Column, Table
 from posbench.terminal.exits import plural

@@ -339,8 +339,8 @@ def prepare(words: Words = None, config_dir: ConfigDir = None) -> None:
     'posbench train', which then finds the tokens in the cache. Comma lists prepare each
     text: data=wikitext-2,pg19.
     """
-    from posbench.config import compose
     from posbench.data.tokens import prepare_all
+    from posbench.launch import compose
     from posbench.terminal import console, signals
 
     configs = [config for _, config in compose.configs(words or [], config_dir)]

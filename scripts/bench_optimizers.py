@@ -13,7 +13,7 @@ import torch
 
 from posbench import registry
 from posbench.bench import device_and_dtype, update_of
-from posbench.config import compose
+from posbench.launch import compose
 from posbench.model.gpt import build
 
 EXPERIMENTS = ["demo", "reader", "reader_wide"]

@@ -12,8 +12,9 @@ from typing import Any
 import yaml
 
 from posbench import tasks
-from posbench.config import compose, overrides, schema
+from posbench.config import overrides, schema
 from posbench.config.shipped import NESTED, choices, configs_dir
+from posbench.launch import compose
 from posbench.listing import comments_by_key
 
 _WORDS = {

@@ -116,6 +116,6 @@ SMALL = """
 @pytest.fixture(scope="session")
 def tiny_config():
     """Return a small run's configuration; each test replaces what it is about."""
-    from posbench.config import compose
+    from posbench.launch import compose
 
     return compose.single(SMALL.split())

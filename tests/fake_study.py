@@ -15,8 +15,8 @@ import pandas as pd
 import yaml
 from support import changed, encoded
 
-from posbench.config import compose
 from posbench.config.schema import Config, to_container
+from posbench.launch import compose
 from posbench.results.frame import read
 from posbench.results.headline import Headline, headline
 from posbench.run.rows import EvaluationRow

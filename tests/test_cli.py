@@ -16,14 +16,15 @@ import yaml
 from support import posbench
 
 from posbench import encodings, listing, tasks
-from posbench.config import compose, start
-from posbench.config.saved import load_record
 from posbench.config.schema import load_saved
 from posbench.data import tokens
 from posbench.encodings.base import Shape
 from posbench.evaluation import probes
+from posbench.launch import compose
+from posbench.run import start
 from posbench.run.rows import evaluation_rows
 from posbench.run.run import Run, owned
+from posbench.run.saved import load_record
 from posbench.terminal import exits
 
 # Two updates of a very small model, from an empty folder.

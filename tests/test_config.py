@@ -12,11 +12,12 @@ import pytest
 import yaml
 
 from posbench import api
-from posbench.config import compose, overrides, schema
+from posbench.config import overrides, schema
 from posbench.config.overrides import apply
 from posbench.config.schema import Config, load_saved, to_container, validate
 from posbench.config.shipped import choice_file, configs_dir
 from posbench.errors import UserError
+from posbench.launch import compose
 
 NO_GROUPS = {"tuned", "sweep", "claim"}
 FOLDERS = {path.name for path in configs_dir().iterdir() if path.is_dir()}

@@ -23,9 +23,9 @@ import yaml
 from test_frozen import cells as cells_of
 
 from posbench.cli import app
-from posbench.config import compose
 from posbench.encodings.base import Shape
 from posbench.encodings.own import class_of
+from posbench.launch import compose
 from posbench.results.compare import compare
 from posbench.results.estimate import estimate
 from posbench.results.frame import read

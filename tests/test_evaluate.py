@@ -20,7 +20,6 @@ from support import changed, encoded, write_words
 from torch import Tensor
 
 from posbench.config.overrides import apply
-from posbench.config.saved import load_record
 from posbench.config.schema import Config
 from posbench.data.tokens import TokenSplit
 from posbench.errors import RowsFailed, Stopped, Undefined, UserError
@@ -40,6 +39,7 @@ from posbench.run.rows import (
     every_row,
 )
 from posbench.run.run import Run
+from posbench.run.saved import load_record
 from posbench.training.train import train
 
 # of a finished run: its configuration and its folder

@@ -23,12 +23,12 @@ from schemes import cases, label, untrained
 
 from posbench import encodings
 from posbench.claims import claim, reproduce
-from posbench.config.compose import single
 from posbench.config.schema import to_container
 from posbench.config.shipped import configs_dir
 from posbench.data import tokens
 from posbench.encodings.base import Shape
 from posbench.errors import Undefined
+from posbench.launch.compose import single
 from posbench.model.gpt import build
 from posbench.results.compare import compare
 from posbench.results.comparison import Comparison

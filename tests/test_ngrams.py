@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
-from posbench.config import compose
 from posbench.config.schema import EvaluationConfig
 from posbench.data.tokens import TokenSplit, data_of
 from posbench.evaluation import mixture
@@ -16,6 +15,7 @@ from posbench.evaluation.mixture import Mixture, window_nats
 from posbench.evaluation.ngrams import ORDERS, Readers
 from posbench.evaluation.protocols import targets_of
 from posbench.evaluation.requests import measurements, with_windows
+from posbench.launch import compose
 
 V = 6  # size of the vocabulary
 A, B, C, D = range(4)

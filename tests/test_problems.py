@@ -19,7 +19,6 @@ import yaml
 from torch import Tensor
 
 from posbench import tasks
-from posbench.config import compose
 from posbench.config.schema import Config
 from posbench.config.shipped import configs_dir
 from posbench.data.batches import fixed_problems
@@ -27,6 +26,7 @@ from posbench.data.tokens import data_of
 from posbench.evaluation.evaluate import evaluate
 from posbench.evaluation.models import Variant
 from posbench.evaluation.problems import TaskEvaluation
+from posbench.launch import compose
 from posbench.model.loss import IGNORED
 from posbench.results.frame import GATE
 from posbench.run.model import tokenizer_of

@@ -22,7 +22,6 @@ from support import changed, encoded, start_child, write_words
 
 import posbench.training.train
 from posbench.config.overrides import apply
-from posbench.config.saved import load_record
 from posbench.config.schema import Config
 from posbench.errors import RunFailed, Stopped, UserError
 from posbench.evaluation.job import evaluate_run
@@ -32,6 +31,7 @@ from posbench.launch.plans import Plan
 from posbench.processes import Place, World, joined, place, refuse_several
 from posbench.run import checkpoint
 from posbench.run.rows import evaluation_rows, training_rows
+from posbench.run.saved import load_record
 from posbench.terminal import exits
 from posbench.training.step import Trainer, begin_update
 from posbench.training.train import train

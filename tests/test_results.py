@@ -25,7 +25,6 @@ from fake_study import (
 )
 
 from posbench.config.identity import run_id
-from posbench.config.saved import load_record
 from posbench.errors import UserError
 from posbench.reports import answer
 from posbench.reports.tables import main_table
@@ -36,6 +35,7 @@ from posbench.results.frame import read
 from posbench.results.headline import headline
 from posbench.results.words import NOT_RESOLVED
 from posbench.run.rows import read_rows
+from posbench.run.saved import load_record
 
 
 @pytest.fixture(scope="module")

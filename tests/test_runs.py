@@ -10,7 +10,6 @@ import torch
 from support import changed, in_child, snapshot
 
 from posbench import encodings
-from posbench.config.saved import load_record
 from posbench.config.schema import Config
 from posbench.errors import InUse, RunFailed, UserError
 from posbench.run import checkpoint
@@ -21,6 +20,7 @@ from posbench.run.rows import (
     read_rows,
 )
 from posbench.run.run import ADDING, Run, in_use, load_config, other_code
+from posbench.run.saved import load_record
 
 COMMAND = ["posbench", "train"]
 

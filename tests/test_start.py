@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from support import TINY, changed, posbench, snapshot, write_text
 
-from posbench.config.saved import load_record
 from posbench.config.schema import Config, load_saved
 from posbench.data.tokens import prepare
 from posbench.errors import UserError
@@ -21,6 +20,7 @@ from posbench.model.gpt import build
 from posbench.results.frame import read
 from posbench.run.rows import evaluation_rows
 from posbench.run.run import load_config
+from posbench.run.saved import load_record
 from posbench.training.train import train
 
 # 8 updates of 4 sequences of 16 tokens.

@@ -21,7 +21,6 @@ from fake_study import headline_of
 from support import changed, encoded, snapshot, until, write_words
 
 from posbench import machine
-from posbench.config.saved import load_record
 from posbench.config.schema import Config
 from posbench.data.batches import validation_batches
 from posbench.data.tokenizer import raw_bytes
@@ -34,6 +33,7 @@ from posbench.run import checkpoint
 from posbench.run.model import sample
 from posbench.run.rows import EvaluationRow, evaluation_rows, read_rows, training_rows
 from posbench.run.run import Run, load_config
+from posbench.run.saved import load_record
 from posbench.terminal.signals import signals_as_errors, stop_signals
 from posbench.training.schedule import Schedule, schedule_of
 from posbench.training.step import Outcome, begin_update, learning_rate

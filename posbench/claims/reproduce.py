@@ -16,10 +16,9 @@ from posbench import files
 from posbench.claims import claim
 from posbench.claims.claim import Entry
 from posbench.claims.judge import judge
-from posbench.config import compose
 from posbench.config.overrides import split
 from posbench.errors import UserError
-from posbench.launch import plans, pool, slots, sweep
+from posbench.launch import compose, plans, pool, slots, sweep
 from posbench.launch.plans import Plan
 from posbench.reports.render import Column, Table
 from posbench.results import frame as frames

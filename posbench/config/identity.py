@@ -5,16 +5,10 @@ path or a number has one spelling.
 import hashlib
 import json
 import os
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-# files of a run folder
-RECORD = "run.json"
-TOKENIZER = "tokenizer.json"
-# the name of a folder that `--restart` put beside the new run's
-MOVED_ASIDE = re.compile(r".+\.old-\d+")
 # sections that do not change a run's id
 NOT_IDENTITY = ("study", "tracking", "evaluation", "runtime")
 

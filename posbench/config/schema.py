@@ -28,7 +28,6 @@ from posbench.options import (
     Share,
 )
 
-SAVED = "config.yaml"  # the file of a configuration in a run folder
 _SOURCE = ("file", "file_sha256")  # keys of an encoding in a user's file
 _NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,126}[A-Za-z0-9_-])?")
 

@@ -13,7 +13,6 @@ import torch
 from numpy.typing import NDArray
 
 from posbench import machine, tracking
-from posbench.config.saved import load_record
 from posbench.config.schema import Config, EvaluationConfig
 from posbench.data.batches import merge_spans
 from posbench.data.sources import moved
@@ -31,6 +30,7 @@ from posbench.run import TOKENIZER, checkpoint
 from posbench.run.model import model_of
 from posbench.run.rows import EvaluationRow, every_row, whole_curves
 from posbench.run.run import Run, load_config
+from posbench.run.saved import load_record
 from posbench.terminal.signals import signals_as_errors
 
 logger = logging.getLogger(__name__)

@@ -11,7 +11,6 @@ import tokenizers
 import torch
 
 from posbench import machine
-from posbench.config import compose
 from posbench.config.overrides import (
     KEYS,
     LENGTH,
@@ -39,6 +38,7 @@ from posbench.evaluation.models import Variant
 from posbench.evaluation.requests import check_settings
 from posbench.huggingface.load import TESTED, Source, find, load, position_of
 from posbench.huggingface.subject import HuggingFaceModel
+from posbench.launch import compose
 from posbench.processes import refuse_several
 from posbench.reports import one_run
 from posbench.rope.imports import library_errors, transformers

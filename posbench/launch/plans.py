@@ -64,7 +64,7 @@ def resolve_one(words: list[str], config_dir: Path | None = None) -> Plan:
     """Return the plan of one run; UserError if a new one would have no row with one of
     its extensions. A sweep's encodings need not all have one.
     """
-    from posbench.config import compose  # it imports Hydra, which a rank does not need
+    from posbench.launch import compose  # it imports Hydra, which a rank does not need
 
     config = compose.single(words, config_dir)
     plan = from_config(config, words, config_dir)
@@ -79,7 +79,7 @@ def resolve(sets: list[list[str]], config_dir: Path | None = None) -> list[Plan]
     """Return the plans of all combinations of all sets of overrides, each run once
     however often it is named.
     """
-    from posbench.config import compose
+    from posbench.launch import compose
 
     plans: dict[str, Plan] = {}
     for overrides in sets:

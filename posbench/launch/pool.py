@@ -24,13 +24,13 @@ from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
 from posbench import machine
-from posbench.config.saved import load_record
 from posbench.config.schema import to_container
 from posbench.errors import InUse, PosbenchError, Stopped, UserError
 from posbench.evaluation.evaluate import keys_of
 from posbench.launch.plans import Plan
 from posbench.run.rows import PLAIN, evaluation_rows, every_row, training_rows
 from posbench.run.run import ADDING, Run, load_config
+from posbench.run.saved import load_record
 from posbench.terminal import exits
 from posbench.terminal.signals import exit_when_parent_exits, stop_signals
 

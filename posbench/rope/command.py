@@ -9,12 +9,13 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from posbench import encodings, files
-from posbench.config import compose, shipped
+from posbench.config import shipped
 from posbench.config.overrides import LENGTH, value
 from posbench.config.schema import Config
 from posbench.data import hub
 from posbench.encodings.rope import Rotary, frequencies
 from posbench.errors import UserError, unknown
+from posbench.launch import compose
 from posbench.options import by_name
 from posbench.rope import engines, overrides
 from posbench.rope.imports import transformers

@@ -1,8 +1,10 @@
 """The run folder: its files, its owner, its rows and checkpoints."""
 
-from posbench.config import identity, schema
+import re
 
-CONFIG = schema.SAVED
-RECORD = identity.RECORD
-TOKENIZER = identity.TOKENIZER
+CONFIG = "config.yaml"
+RECORD = "run.json"
+TOKENIZER = "tokenizer.json"
 ROWS = "rows.jsonl"
+# the name of a folder that `--restart` put beside the new run's
+MOVED_ASIDE = re.compile(r".+\.old-\d+")

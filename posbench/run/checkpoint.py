@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from posbench import files
-from posbench.config.saved import load_record, other_checkpoint
 from posbench.errors import UserError
+from posbench.run.saved import load_record, other_checkpoint
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -8,12 +8,12 @@ from pathlib import Path
 from filelock import Timeout
 
 from posbench import files
-from posbench.config.saved import load_record
 from posbench.data import tokens
 from posbench.errors import InUse
 from posbench.run import RECORD
 from posbench.run.find import run_folders
 from posbench.run.run import in_use, owned
+from posbench.run.saved import load_record
 
 
 def deletable(paths: Collection[Path]) -> list[Path]:

@@ -7,9 +7,8 @@ import re
 from collections.abc import Collection
 from pathlib import Path
 
-from posbench.config.identity import MOVED_ASIDE
 from posbench.errors import UserError, did_you_mean
-from posbench.run import RECORD
+from posbench.run import MOVED_ASIDE, RECORD
 
 _MODEL_FILES = ("config.json", "model.safetensors", "pytorch_model.bin")
 

@@ -7,7 +7,6 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from posbench.config.saved import load_record
 from posbench.config.schema import Config, StartConfig
 from posbench.data.tokenizer import Tokenizer, from_file
 from posbench.errors import UserError
@@ -16,6 +15,7 @@ from posbench.model.gpt import GPT, build
 from posbench.randomness import generator
 from posbench.run import TOKENIZER, checkpoint
 from posbench.run.run import load_config
+from posbench.run.saved import load_record
 
 TEMPERATURE = 0.8  # of sampling
 

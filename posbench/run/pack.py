@@ -17,12 +17,12 @@ from typing import Any
 import yaml
 
 from posbench import files
-from posbench.config.saved import load_any, load_record, load_settings
 from posbench.data import sources
 from posbench.errors import InUse, UserError
 from posbench.run import CONFIG, RECORD, ROWS, TOKENIZER, checkpoint
 from posbench.run.rows import rows_and_faults
 from posbench.run.run import in_use
+from posbench.run.saved import load_any, load_record, load_settings
 
 logger = logging.getLogger(__name__)
 CODE, TEXT = "code", "text"  # folders beside the runs of a study

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from posbench import files
-from posbench.config.saved import cure, load_record, other_run
 from posbench.errors import UserError
 from posbench.run import ROWS
+from posbench.run.saved import cure, load_record, other_run
 
 PLAIN = "plain"
 WINDOWED = "windowed"
@@ -136,7 +136,7 @@ class EvaluationRow:
 COLUMNS = tuple(
     field.name for field in dataclasses.fields(EvaluationRow) if field.name != "units"
 )
-STATUSES = ("ok", "undefined", "too_short", "failed")
+ROW_STATUSES = ("ok", "undefined", "too_short", "failed")
 _LARGEST = 700  # nats per token that have a perplexity
 
 # The JSON types of each column. A whole number is a number, too.
@@ -269,8 +269,8 @@ def refuse_wrong_numbers(row: Mapping[str, Any], units: Mapping[str, Any]) -> No
     """Raise ValueError if an evaluation row has an unknown status, or means that are
     not those of its sums by unit of text.
     """
-    if row["status"] not in STATUSES:
-        expected = ", ".join(STATUSES)
+    if row["status"] not in ROW_STATUSES:
+        expected = ", ".join(ROW_STATUSES)
         raise ValueError(f"status is {row['status']}: expected {expected}")
     names = ("nll", "ngram_nll", "n_tokens", "n_bytes", "perplexity", "bits_per_byte")
     found = {name: number(row.get(name)) for name in names}

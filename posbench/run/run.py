@@ -26,7 +26,6 @@ from filelock import FileLock, Timeout
 
 import posbench
 from posbench import encodings, files
-from posbench.config.saved import RESTART, SCHEMA, load_any, load_record
 from posbench.config.schema import (
     AnyConfig,
     Config,
@@ -36,6 +35,7 @@ from posbench.config.schema import (
 from posbench.errors import InUse, RunFailed, Stopped, UserError
 from posbench.run import CONFIG, RECORD, ROWS, checkpoint
 from posbench.run.rows import plain, rows_and_faults, step_of
+from posbench.run.saved import RESTART, SCHEMA, load_any, load_record
 
 logger = logging.getLogger(__name__)
 ADDING = "running"  # the reason in the record of a finished run while rows are added

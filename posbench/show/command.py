@@ -16,9 +16,10 @@ from matplotlib.figure import SubFigure
 from matplotlib.ticker import MaxNLocator
 
 from posbench import encodings, files
-from posbench.config import compose, shipped
+from posbench.config import shipped
 from posbench.config.overrides import by_key
 from posbench.errors import UserError
+from posbench.launch import compose
 from posbench.options import by_name
 from posbench.reports import charts
 from posbench.run.find import of_id, run_folder

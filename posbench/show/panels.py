@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from posbench import encodings
-from posbench.config.saved import load_record
 from posbench.config.schema import Config
 from posbench.data import sources
 from posbench.data import tokens as data
@@ -30,6 +29,7 @@ from posbench.model.standalone import prepared_block
 from posbench.run import TOKENIZER
 from posbench.run.model import model_of, tokenizer_of
 from posbench.run.run import load_config
+from posbench.run.saved import load_record
 
 Numbers = NDArray[np.float64]
 Build = Callable[..., Encoding]  # builds an encoding for a shape

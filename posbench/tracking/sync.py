@@ -4,9 +4,9 @@ import dataclasses
 import os
 from pathlib import Path
 
-from posbench.config.saved import load_any
 from posbench.errors import PosbenchError, UserError
 from posbench.run.run import Run
+from posbench.run.saved import load_any
 from posbench.tracking import Tracker
 from posbench.tracking.sessions.wandb import is_online
 

@@ -17,10 +17,10 @@ from support import TINY, posbench
 
 import posbench as api
 from posbench import encodings
-from posbench.config import compose
 from posbench.config.schema import load_saved
 from posbench.encodings.own import Recorded, class_of
 from posbench.errors import UserError
+from posbench.launch import compose
 
 EVIL = """from pathlib import Path
 import posbench

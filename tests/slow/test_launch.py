@@ -12,8 +12,8 @@ import pytest
 from support import TINY, each_once, until, write_text
 
 from posbench import machine
-from posbench.config.saved import load_record
 from posbench.run.rows import training_rows
+from posbench.run.saved import load_record
 
 pytestmark = [
     pytest.mark.slow,

@@ -5,8 +5,8 @@ losses, step after step.
 import pytest
 import torch
 
-from posbench.config import compose
 from posbench.data import tokens
+from posbench.launch import compose
 from posbench.model.gpt import build
 from posbench.model.standalone import attention_output
 from posbench.training.step import Trainer, begin_update, learning_rate

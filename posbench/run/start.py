@@ -12,11 +12,8 @@ from typing import TYPE_CHECKING, Any
 from omegaconf import DictConfig
 
 from posbench import encodings, files
-from posbench.config.identity import MOVED_ASIDE, TOKENIZER
 from posbench.config.overrides import value
-from posbench.config.saved import load_any, load_record, other_checkpoint
 from posbench.config.schema import (
-    SAVED,
     Config,
     EncodingConfig,
     StartConfig,
@@ -24,6 +21,8 @@ from posbench.config.schema import (
     to_container,
 )
 from posbench.errors import UserError, did_you_mean
+from posbench.run import CONFIG, MOVED_ASIDE, TOKENIZER
+from posbench.run.saved import load_any, load_record, other_checkpoint
 
 if TYPE_CHECKING:
     from posbench.encodings.base import Encoding
@@ -45,7 +44,7 @@ def run_folders(pattern: str) -> list[str]:
             names = glob.glob(os.path.join(place, pattern))
     for name in sorted(names):
         folder = Path(name)
-        if (folder / SAVED).is_file() and not MOVED_ASIDE.fullmatch(folder.name):
+        if (folder / CONFIG).is_file() and not MOVED_ASIDE.fullmatch(folder.name):
             folders.append(str(folder))
     return folders or [pattern]
 
@@ -191,7 +190,7 @@ def finished_run(run: str) -> tuple[Config, StartConfig]:
 
 def _trained_from_scratch(folder: Path) -> Config:
     """Return the configuration of a run on text that began from random weights."""
-    if (folder / SAVED).is_file():
+    if (folder / CONFIG).is_file():
         config = load_any(folder)
         if config.is_trained_here and not config.start and not config.data.task:
             return config

@@ -11,9 +11,10 @@ from typing import Any
 
 from posbench import files
 from posbench.config import shipped
-from posbench.config.identity import RECORD, run_id
-from posbench.config.schema import SAVED, AnyConfig, load_saved
+from posbench.config.identity import run_id
+from posbench.config.schema import AnyConfig, load_saved
 from posbench.errors import UserError
+from posbench.run import CONFIG, RECORD
 
 # The version of a run folder. Before 3, rows and manifests had no id: they count as
 # their folder's.
@@ -79,7 +80,7 @@ def load_settings(folder: Path) -> dict[str, Any]:
     """Return the `config.yaml` of a run folder as plain data. Raises UserError if it
     cannot be read, or is not the configuration of the run that `run.json` names.
     """
-    path = folder / SAVED
+    path = folder / CONFIG
     record = load_record(folder)
     try:
         settings = shipped.load(path)
@@ -101,7 +102,7 @@ def load_any(folder: Path) -> AnyConfig:
     """
     load_settings(folder)
     try:
-        return load_saved(folder / SAVED)
+        return load_saved(folder / CONFIG)
     except UserError as error:
         raise UserError(f"{error}; {cure(load_record(folder))}") from None
 

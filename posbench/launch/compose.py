@@ -25,7 +25,6 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from posbench import encodings, tasks
-from posbench.config import start
 from posbench.config.identity import relative_path
 from posbench.config.overrides import (
     KEYS,
@@ -41,6 +40,7 @@ from posbench.config.overrides import (
 from posbench.config.schema import Config, validate
 from posbench.config.shipped import EVERY, GROUPS, choice_file, choices, configs_dir
 from posbench.errors import UserError
+from posbench.run import start
 from posbench.typed import PLACE, Typed, rewritten
 
 # keys of data, each with the source that it chooses
