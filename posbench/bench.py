@@ -25,7 +25,7 @@ from posbench.errors import UserError, unknown
 from posbench.launch import compose
 from posbench.model.gpt import build, train_flops_per_token
 from posbench.reports.render import Column, Table
-from posbench.terminal.exits import plural
+from posbench.terminal.console import plural
 from posbench.training.step import Outcome, Trainer, begin_update
 from posbench.typed import rewritten
 

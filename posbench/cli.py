@@ -501,10 +501,11 @@ def runs(
     from posbench.run import delete as deleted
     from posbench.run import pack as packed
     from posbench.run.find import run_folders
+    from posbench.terminal import console
 
     if delete_tokens:
         folders = deleted.unused_tokens(paths or [])
-        texts = exits.plural(len(folders), "prepared text")
+        texts = console.plural(len(folders), "prepared text")
         n_bytes = sum(map(files.size, folders))
         what = f"{texts}, {n_bytes:,} bytes"
         _ask(what, yes)
@@ -512,7 +513,7 @@ def runs(
     elif delete:
         folders = deleted.deletable(paths or [])
         listed.main(folders)
-        what = exits.plural(len(folders), "run")
+        what = console.plural(len(folders), "run")
         _ask(what, yes)
         deleted.delete(folders)
     elif unpack:
@@ -522,7 +523,7 @@ def runs(
     elif pack:
         folders = run_folders(paths or [])
         packed.pack(folders, pack, with_optimizer, with_text)
-        what = exits.plural(len(folders), "run")
+        what = console.plural(len(folders), "run")
         print(f"{what} in {pack}, {pack.stat().st_size:,} bytes")
         return
     else:

@@ -20,14 +20,14 @@ import numpy as np
 import typer
 
 from posbench.data import text
-from posbench.evaluation import protocols
-from posbench.results.estimate import (
+from posbench.estimate import (
     Estimate,
     Floats,
     Integers,
     estimate,
     units_of_text,
 )
+from posbench.evaluation import protocols
 
 QUANTITIES = ("1x", "rise 4x", "rise 16x")
 BLOCKS = 128  # in a headline figure

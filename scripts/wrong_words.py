@@ -17,8 +17,8 @@ import numpy as np
 import typer
 from numpy.typing import NDArray
 
+from posbench.estimate import Estimate, Floats, estimate
 from posbench.results import words
-from posbench.results.estimate import Estimate, Floats, estimate
 
 Rng = np.random.Generator
 ENCODINGS = 6

@@ -25,9 +25,9 @@ from test_frozen import cells as cells_of
 from posbench.cli import app
 from posbench.encodings.base import Shape
 from posbench.encodings.own import class_of
+from posbench.estimate import estimate
 from posbench.launch import compose
 from posbench.results.compare import compare
-from posbench.results.estimate import estimate
 from posbench.results.frame import read
 from posbench.rope.command import Read, compare_ropes
 from posbench.rope.engines import NOTES

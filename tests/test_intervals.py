@@ -13,7 +13,7 @@ import pytest
 from scipy import stats
 from support import script
 
-from posbench.results.estimate import Estimate, estimate, units_of_text
+from posbench.estimate import Estimate, estimate, units_of_text
 
 LOSSES = Path(__file__).parent / "data" / "losses.npz"
 TRIALS = 500  # the standard error of a 95 % rate over them is 1 %

@@ -13,8 +13,8 @@ from torch.testing import assert_close
 
 import posbench
 from posbench.config.schema import AttentionConfig, Config
+from posbench.model import IGNORED
 from posbench.model.gpt import GPT, Reading, build, parameter_counts
-from posbench.model.loss import IGNORED
 
 V = 50
 NAMES = posbench.encodings.names()

@@ -27,7 +27,7 @@ from posbench.evaluation.evaluate import evaluate
 from posbench.evaluation.models import Variant
 from posbench.evaluation.problems import TaskEvaluation
 from posbench.launch import compose
-from posbench.model.loss import IGNORED
+from posbench.model import IGNORED
 from posbench.results.frame import GATE
 from posbench.run.model import tokenizer_of
 from posbench.run.rows import EvaluationRow, evaluation_rows, training_rows

@@ -26,11 +26,11 @@ from fake_study import (
 
 from posbench.config.identity import run_id
 from posbench.errors import UserError
+from posbench.estimate import in_two_groups
 from posbench.reports import answer
 from posbench.reports.tables import main_table
 from posbench.results import compare, tasks, words
 from posbench.results.compare import Losses, main_rows
-from posbench.results.estimate import in_two_groups
 from posbench.results.frame import read
 from posbench.results.headline import headline
 from posbench.results.words import NOT_RESOLVED

@@ -15,8 +15,8 @@ from torch.testing import assert_close
 from posbench.config.schema import Config
 from posbench.data.batches import Batch
 from posbench.errors import RunFailed
+from posbench.model import IGNORED
 from posbench.model.gpt import GPT, build
-from posbench.model.loss import IGNORED
 from posbench.processes import World
 from posbench.training.step import Clock, Trainer, begin_update
 from posbench.training.validation import validate

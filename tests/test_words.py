@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from support import script
 
+from posbench.estimate import Estimate
 from posbench.results import words
-from posbench.results.estimate import Estimate
 
 ODD = [0.01, 0.01, 0.02, 0.01, 0.2]  # five seeds whose mean is 0.05
 ALIKE = [0.01, 0.01, 0.02, 0.01, 0.01]

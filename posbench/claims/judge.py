@@ -16,10 +16,10 @@ import numpy as np
 import pandas as pd
 
 from posbench.claims.claim import Entry, Inequality, MoreSeeds, Term
+from posbench.estimate import Estimate, estimate
 from posbench.results import compare, tasks
 from posbench.results.compare import ALPHA, ENOUGH_SEEDS, HALF, Losses
-from posbench.results.estimate import Estimate, estimate
-from posbench.terminal.exits import plural
+from posbench.terminal.console import plural
 
 Runs = Mapping[str, pd.DataFrame]  # by name in the claim: rows of `results.frame.read`
 Finding = dict[str, Any]

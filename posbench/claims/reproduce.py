@@ -24,7 +24,7 @@ from posbench.reports.render import Column, Table
 from posbench.results import frame as frames
 from posbench.run import RECORD
 from posbench.terminal import console
-from posbench.terminal.exits import plural
+from posbench.terminal.console import plural
 
 STUDY, EXPERIMENT = "ledger", "reader"
 FILE = "claims.csv"  # in the study's folder

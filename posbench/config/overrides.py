@@ -233,6 +233,25 @@ def read(text: str) -> Any:
         raise UserError(f"cannot read '{text}': {problem}") from None
 
 
+def parse_choice(text: str) -> tuple[str, dict[str, Any]]:
+    """Return the name and the options of `yarn:factor=4:beta=16`: an extension, a
+    probe, or a variant of a task.
+    """
+    name, *parts = text.split(":")
+    options: dict[str, Any] = {}
+    for part in parts:
+        key, equals, value = part.partition("=")
+        if not equals or not value:
+            raise UserError(
+                f"cannot read '{text}': expected name:option=value, such as"
+                " yarn:factor=4"
+            )
+        if key in options:
+            raise UserError(f"'{text}' gives {key} twice: expected each option once")
+        options[key] = read(value)
+    return name, options
+
+
 def _items(text: str) -> list[str]:
     """Split at commas outside quotation marks and brackets."""
     items = list[str]()

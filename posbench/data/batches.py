@@ -17,7 +17,7 @@ from torch import Tensor
 
 from posbench import machine
 from posbench.errors import UserError
-from posbench.model.loss import IGNORED
+from posbench.model import IGNORED
 from posbench.randomness import derive
 from posbench.tasks.base import Problems, Task
 

@@ -20,6 +20,7 @@ from posbench.config.schema import Config, EvaluationConfig
 from posbench.data.tokenizer import Tokenizer
 from posbench.data.tokens import TokenSplit
 from posbench.errors import RowsFailed, RunFailed, Undefined, UserError
+from posbench.estimate import FEW_DOCUMENTS, estimate, units_of_text
 from posbench.evaluation import problems, protocols, requests
 from posbench.evaluation.mixture import window_nats
 from posbench.evaluation.models import (
@@ -34,7 +35,6 @@ from posbench.evaluation.models import (
 from posbench.evaluation.ngrams import Readers
 from posbench.evaluation.protocols import Integers, Targets
 from posbench.evaluation.requests import AnyEvaluation, Measurement, Requested
-from posbench.results.estimate import FEW_DOCUMENTS, estimate, units_of_text
 from posbench.run.rows import (
     EVALUATION_KEY,
     PLAIN,

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from posbench import machine
-from posbench.config.overrides import read
+from posbench.config.overrides import parse_choice
 from posbench.data.tokens import TokenSplit
 from posbench.encodings import extend
 from posbench.encodings.base import Encoding, check_length
@@ -63,25 +63,6 @@ class Variant:
 
 
 AS_TRAINED = Variant()
-
-
-def parse_choice(text: str) -> tuple[str, dict[str, Any]]:
-    """Return the name and the options of `yarn:factor=4:beta=16`: an extension, a
-    probe, or a variant of a task.
-    """
-    name, *parts = text.split(":")
-    options: dict[str, Any] = {}
-    for part in parts:
-        key, equals, value = part.partition("=")
-        if not equals or not value:
-            raise UserError(
-                f"cannot read '{text}': expected name:option=value, such as"
-                " yarn:factor=4"
-            )
-        if key in options:
-            raise UserError(f"'{text}' gives {key} twice: expected each option once")
-        options[key] = read(value)
-    return name, options
 
 
 @runtime_checkable

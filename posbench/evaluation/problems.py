@@ -24,10 +24,12 @@ from typing import NamedTuple
 import numpy as np
 
 from posbench import machine
+from posbench.config.overrides import parse_choice
 from posbench.config.schema import EvaluationConfig
 from posbench.data import batches as data
 from posbench.data.tokens import TokenSplit
 from posbench.errors import Undefined
+from posbench.estimate import estimate
 from posbench.evaluation import models, requests
 from posbench.evaluation.models import (
     AS_TRAINED,
@@ -38,7 +40,6 @@ from posbench.evaluation.models import (
 )
 from posbench.evaluation.probes import Choice, Encode, Ids, Material
 from posbench.evaluation.requests import AnyEvaluation, Requested
-from posbench.results.estimate import estimate
 from posbench.run.rows import EvaluationRow, plain
 from posbench.tasks.base import Problems, Task
 
@@ -108,7 +109,7 @@ def _test_problems(
     if there are none.
     """
     if of_task:
-        _, options = models.parse_choice(f"{task.name}:{of_task}")
+        _, options = parse_choice(f"{task.name}:{of_task}")
         task = task.with_options(**options)
     return data.fixed_problems(task, settings.split, length, settings.blocks, of_task)
 

@@ -10,12 +10,13 @@ from typing import Any
 
 import torch
 
+from posbench.config.overrides import parse_choice
 from posbench.config.schema import Config, EvaluationConfig
 from posbench.data.tokens import TokenSplit
 from posbench.encodings import extend
 from posbench.errors import Undefined, UserError
 from posbench.evaluation import probes, protocols
-from posbench.evaluation.models import AS_TRAINED, Variant, parse_choice
+from posbench.evaluation.models import AS_TRAINED, Variant
 from posbench.evaluation.protocols import MIN_BLOCKS, Integers, Windows
 from posbench.processes import World
 from posbench.run.rows import PAIRED, WINDOWED, EvaluationRow

@@ -16,6 +16,7 @@ import pandas as pd
 from posbench import machine
 from posbench.config.overrides import LENGTH, apply, by_key
 from posbench.errors import UserError
+from posbench.estimate import estimate
 from posbench.evaluation.job import evaluate_run
 from posbench.huggingface.evaluate import evaluate_model, parse_words
 from posbench.huggingface.load import find
@@ -23,7 +24,6 @@ from posbench.processes import refuse_several
 from posbench.reports import one_run
 from posbench.reports.render import Column, Table
 from posbench.results.compare import ALPHA
-from posbench.results.estimate import estimate
 from posbench.results.frame import read
 from posbench.run.run import load_config
 from posbench.terminal import console

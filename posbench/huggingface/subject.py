@@ -14,13 +14,13 @@ import torch
 from torch import Tensor
 
 from posbench import machine
+from posbench.config.overrides import parse_choice
 from posbench.errors import Undefined
 from posbench.evaluation.models import (
     Bools,
     Facts,
     Variant,
     differ,
-    parse_choice,
     refuse_not_causal,
     tail_length,
 )

@@ -31,7 +31,7 @@ from posbench.launch.plans import Plan
 from posbench.run.rows import PLAIN, evaluation_rows, every_row, training_rows
 from posbench.run.run import ADDING, Run, load_config
 from posbench.run.saved import load_record
-from posbench.terminal import exits
+from posbench.terminal import console, exits
 from posbench.terminal.signals import exit_when_parent_exits, stop_signals
 
 logger = logging.getLogger(__name__)
@@ -141,7 +141,7 @@ def check_all_done(status: Mapping[str, Status]) -> None:
     failed = [name for name, state in status.items() if state != DONE]
     if failed:
         names = ", ".join(failed)
-        total = exits.plural(len(status), "run")
+        total = console.plural(len(status), "run")
         raise PosbenchError(f"{len(failed)} of {total} not done: {names}")
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from posbench.errors import UserError
 from posbench.launch.plans import Plan
-from posbench.terminal import exits
+from posbench.terminal import console
 
 _SCRIPT = """#!/bin/bash
 #SBATCH --requeue --open-mode=append --signal=B:USR1@120
@@ -76,6 +76,6 @@ def submit(todo: list[Plan], options: list[str]) -> None:
     except subprocess.CalledProcessError as error:
         message = error.stderr.strip() or str(error)
         raise UserError(message.splitlines()[0]) from None
-    tasks = exits.plural(len(todo), "task")
+    tasks = console.plural(len(todo), "task")
     print(f"Slurm job {done.stdout.strip()} has {tasks}, logs in {folder}.")
     print("The same sweep later does what is missing and reports.")

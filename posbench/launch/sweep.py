@@ -18,7 +18,7 @@ from posbench.launch.plans import Plan
 from posbench.launch.pool import Status
 from posbench.run import RECORD, checkpoint
 from posbench.run.run import other_code
-from posbench.terminal import console, exits
+from posbench.terminal import console
 
 logger = logging.getLogger(__name__)
 
@@ -116,7 +116,7 @@ def cost(todo: list[Plan]) -> str:
             training = plan.config.training
             tokens += training.steps * training.tokens_per_step
 
-    runs = exits.plural(len(todo), "run")
+    runs = console.plural(len(todo), "run")
     counts = f"{n_finished} finished, {len(todo) - n_finished} to do"
     lines.append(f"{runs}: {counts}, {tokens:,} tokens to train on.")
     lines.append("Nothing was run or written.")

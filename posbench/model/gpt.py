@@ -17,9 +17,10 @@ from torch.utils.checkpoint import checkpoint
 
 from posbench.config.schema import Config, ModelConfig
 from posbench.encodings.base import Encoding, Layer, Rotation, exact, narrower
+from posbench.model import IGNORED
 from posbench.model.attention import attention, make_layer
 from posbench.model.compiled import compiled
-from posbench.model.loss import IGNORED, linear_cross_entropy
+from posbench.model.loss import linear_cross_entropy
 from posbench.randomness import derive, generator
 
 RMS_EPS = 1e-6

@@ -11,7 +11,6 @@ from torch.autograd.function import once_differentiable
 
 from posbench.model.compiled import compiled
 
-IGNORED = -100  # a label that is not scored, as torch's cross-entropy has it
 # logits computed at once: 1 GiB in bf16; fewer would mean more passes over the weight's
 # gradient
 HEAD_AT_ONCE = 2**29

@@ -21,7 +21,7 @@ from posbench.results import compare, tasks, words
 from posbench.results.frame import read
 from posbench.results.settings import differing_settings
 from posbench.terminal import console as terminal
-from posbench.terminal.exits import plural
+from posbench.terminal.console import plural
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -25,7 +25,7 @@ from posbench.results.comparison import (
     TaskScheme,
 )
 from posbench.results.words import NOT_RESOLVED
-from posbench.terminal.exits import plural
+from posbench.terminal.console import plural
 
 Found = dict[str, list[str]]  # names of schemes by the word that they have
 MOST_NAMED = 5

@@ -12,17 +12,17 @@ from typing import Any
 import pandas as pd
 
 from posbench.errors import UserError
+from posbench.estimate import FEW_DOCUMENTS
 from posbench.reports.render import Column, Table
 from posbench.reports.tables import short_label
 from posbench.results.compare import NOT_BEATEN
-from posbench.results.estimate import FEW_DOCUMENTS
 from posbench.results.frame import GATE, read
 from posbench.results.headline import Headline, headline
 from posbench.results.tasks import as_trained
 from posbench.results.words import NOT_RESOLVED, USES_LIMIT
 from posbench.run.rows import PLAIN, multiple
 from posbench.terminal import console
-from posbench.terminal.exits import plural
+from posbench.terminal.console import plural
 
 OFFSET = "offset"  # the probe whose rows differ by position
 FLAT = 0.1  # nats per token: a curve that spans less has short bars

@@ -18,7 +18,7 @@ from posbench.results.comparison import (
 from posbench.results.frame import GATE
 from posbench.results.words import NOT_RESOLVED, RISE_LIMIT, USES_LIMIT
 from posbench.run.rows import PLAIN
-from posbench.terminal.exits import plural
+from posbench.terminal.console import plural
 
 LONGEST_LABEL = 40  # characters in a terminal
 GROUPED, UNRESOLVED = "*", "?"

@@ -14,6 +14,7 @@ import numpy as np
 import pandas as pd
 
 from posbench.errors import UserError
+from posbench.estimate import Estimate, Floats, estimate
 from posbench.results import words
 from posbench.results.comparison import (
     Comparison,
@@ -22,7 +23,6 @@ from posbench.results.comparison import (
     Numbers,
     Scheme,
 )
-from posbench.results.estimate import Estimate, Floats, estimate
 from posbench.results.words import LEAST, NOT_RESOLVED
 from posbench.run.rows import PLAIN, WINDOWED
 

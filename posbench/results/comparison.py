@@ -10,7 +10,7 @@ from typing import Any, Self
 import numpy as np
 import pandas as pd
 
-from posbench.results.estimate import Estimate, in_two_groups
+from posbench.estimate import Estimate, in_two_groups
 
 Columns = dict[str, Any]
 

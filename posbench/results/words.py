@@ -11,7 +11,7 @@ from typing import Final
 
 import numpy as np
 
-from posbench.results.estimate import MANY_SEEDS, Estimate
+from posbench.estimate import MANY_SEEDS, Estimate
 
 RISE_LIMIT = 0.05  # nats per token that a context may add where a scheme still holds
 USES_LIMIT = 0.02  # nats per token that a used context gains at least

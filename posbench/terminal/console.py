@@ -61,6 +61,11 @@ stdout = functools.partial(_Console, markup=False, emoji=False, highlight=False)
 stderr: Console = stdout(stderr=True)
 
 
+def plural(count: int, noun: str) -> str:
+    """Return `1 run`, `3 runs`."""
+    return f"{count} {noun}{'' if count == 1 else 's'}"
+
+
 def table() -> Table:
     """Return an empty table: a line below its head."""
     return Table(

@@ -78,11 +78,6 @@ def report(error: BaseException) -> int:
     return code
 
 
-def plural(count: int, noun: str) -> str:
-    """Return `1 run`, `3 runs`."""
-    return f"{count} {noun}{'' if count == 1 else 's'}"
-
-
 def escape_controls(text: str) -> str:
     """Return text with its control characters, line breaks among them, as escapes:
     `\\n`, `\\x1b`.

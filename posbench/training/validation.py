@@ -13,7 +13,7 @@ from posbench.config.schema import Config
 from posbench.data.batches import Batch
 from posbench.data.tokens import TaskData, Tokens
 from posbench.errors import UserError
-from posbench.model.loss import IGNORED
+from posbench.model import IGNORED
 from posbench.training.step import Trainer
 
 

@@ -18,8 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from posbench import registry
+from posbench.config.overrides import parse_choice
 from posbench.errors import unknown
-from posbench.evaluation.models import parse_choice
 from posbench.options import checked
 from posbench.randomness import derive
 
