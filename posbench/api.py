@@ -10,12 +10,12 @@ import re
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 import torch
 
-from posbench import encodings, machine, reports
+from posbench import encodings, machine
 from posbench.config.overrides import KEYS, apply
 from posbench.config.schema import AnyConfig, value_type
 from posbench.data.tokenizer import Tokenizer
@@ -25,7 +25,6 @@ from posbench.launch import plans
 from posbench.launch import run as launch
 from posbench.launch import sweep as many
 from posbench.model.gpt import GPT
-from posbench.reports import charts
 from posbench.results import frame as results
 from posbench.results.headline import TEXTS, Headline, Measure, headline, measures
 from posbench.run import find
@@ -43,6 +42,9 @@ from posbench.run.run import load_config
 from posbench.run.saved import load_any, load_record
 from posbench.terminal import console
 from posbench.typed import Typed
+
+if TYPE_CHECKING:
+    from posbench.reports import charts
 
 logger = logging.getLogger(__name__)
 Words = Sequence[str]  # key=value, as typed after a command
@@ -223,7 +225,7 @@ class LoadedRun:
         (ids,) = self.tokenizer.encode([text])
         return torch.tensor([[self.tokenizer.separator, *ids.tolist()]])
 
-    def plot(self) -> charts.Picture:
+    def plot(self) -> "charts.Picture":
         """Draw the curve beyond the training length; for a run on a task, accuracy by
         problem length.
         """
@@ -284,12 +286,16 @@ def runs(*paths: str | Path) -> pd.DataFrame:
     )
 
 
-def plot(*runs: LoadedRun | str | Path, reference: str | None = None) -> charts.Picture:
+def plot(
+    *runs: LoadedRun | str | Path, reference: str | None = None
+) -> "charts.Picture":
     """Draw the curves of comparable runs. Give what `load` returned, run folders, study
     folders or globs.
 
     `reference`: the encoding or label that the others are compared with. None: `rope`.
     """
+    from posbench.reports import charts
+
     frame = results.read(map(_folder_of, runs))
     for run in frame[frame["run_status"] == "unreadable"].itertuples():
         raise UserError(f"{run.folder}: {run.run_reason}")
@@ -302,7 +308,7 @@ def report(
     out: str | Path | None = None,
     least: float | None = None,
     reference: str | None = None,
-    figure: charts.FigureKind = "panels",
+    figure: "charts.FigureKind" = "panels",
 ) -> pd.DataFrame:
     """Print and write the report on runs as `posbench report` does, and return the runs
     as `runs` does.
@@ -315,6 +321,8 @@ def report(
             `none` on tasks without it.
         figure: `panels` or `curve`, the loss alone.
     """
+    from posbench import reports
+
     reports.main(paths, out, least, reference, figure)
     return runs(*paths)
 
@@ -396,6 +404,8 @@ def sweep(
         n_jobs: runs at a time; None = one per CPU core, or one per GPU (four of a
             small model).
     """
+    from posbench import reports
+
     words = _words(overrides, settings, several=True)
     directory = None if config_dir is None else Path(config_dir)
     with _shown_log():
@@ -408,7 +418,7 @@ def sweep(
                     launch.train(plan)
             reports.main([plan.folder for plan in todo])
         else:
-            todo = many.sweep(words, n_jobs, directory)
+            todo = many.sweep(words, n_jobs, directory, report=reports.main)
     return runs(*(plan.folder for plan in todo))
 
 

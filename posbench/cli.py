@@ -327,8 +327,10 @@ def train(
         print(listing.explained_yaml(plan.config), end="")
         return
     from posbench.launch import run
+    from posbench.reports import one_run
 
-    run.run(plan, restart)
+    if run.run(plan, restart):
+        one_run.print_results(plan.folder, plan.config.evaluation.split)
 
 
 @app.command(epilog=_KEYS)
@@ -368,9 +370,12 @@ def sweep(
     tune_grid=[0.5,1,2] times its own. A failed run does not stop the others; repeat the
     command to do missing and failed runs.
     """
+    from posbench import reports
     from posbench.launch import sweep as comparison
 
-    comparison.sweep(words or [], n_jobs, config_dir, dry_run, slurm)
+    comparison.sweep(
+        words or [], n_jobs, config_dir, dry_run, slurm, report=reports.main
+    )
 
 
 @app.command(epilog="'posbench list claims' shows all.")
@@ -433,8 +438,9 @@ def evaluate(words: Evaluated) -> None:
         huggingface.evaluate_models(models, settings)
     else:
         from posbench.launch import run
+        from posbench.reports import one_run
 
-        run.evaluate_runs(folders, settings)
+        run.evaluate_runs(folders, settings, one_run.print_results)
 
 
 @app.command()

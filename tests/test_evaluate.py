@@ -30,6 +30,7 @@ from posbench.evaluation.models import Facts, Subject, TrainedGPT, Variant
 from posbench.evaluation.protocols import Windows
 from posbench.launch.run import config_with_measured_lengths, evaluate_runs
 from posbench.model.gpt import build
+from posbench.reports.one_run import print_results
 from posbench.results import compare
 from posbench.results.frame import read
 from posbench.run.rows import (
@@ -685,7 +686,7 @@ def main_rows_of(folders: list[Path]) -> pd.DataFrame:
 
 
 def test_a_study_grows_with_its_runs(two, capsys):
-    evaluate_runs(two, ["ratio=8"])
+    evaluate_runs(two, ["ratio=8"], print_results)
 
     rows = main_rows_of(two)
     assert set(rows["run"]) == {"run", "other"}
@@ -696,7 +697,7 @@ def test_a_study_grows_with_its_runs(two, capsys):
 
 def test_a_run_that_is_not_done_does_not_hold_its_study_back(two):
     grown, other = two
-    evaluate_runs([grown], ["ratio=8"])
+    evaluate_runs([grown], ["ratio=8"], print)
     digests = digests_of(curve_of(grown), "fixed_target")
     record = load_record(other) | {"status": "failed"}
     (other / "run.json").write_text(json.dumps(record), encoding="utf-8")
@@ -709,7 +710,7 @@ def test_a_run_that_is_not_done_does_not_hold_its_study_back(two):
 def test_a_further_run_takes_no_length_from_a_study_that_has_grown(two):
     further = two[0].with_name("further")
     shutil.copytree(two[0], further)
-    evaluate_runs(two, ["ratio=8"])
+    evaluate_runs(two, ["ratio=8"], print)
 
     rows = main_rows_of([*two, further])
 

@@ -14,10 +14,10 @@ from fake_study import (
     write_study,
 )
 
-from posbench.reports import sweeps
 from posbench.reports.missing import Missing, command_line, missing_on_text
 from posbench.results.compare import compare
 from posbench.results.frame import read
+from posbench.run import sweeps
 
 SEEDS = Missing(["seeds"], {"seed": "0,1,2"})
 LENGTHS = Missing(["lengths"], {"evaluation.ratios": "1,2,4"})

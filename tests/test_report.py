@@ -23,11 +23,12 @@ from fake_study import (
 from rich.console import Console
 from support import posbench
 
-from posbench import api, encodings, reports
-from posbench.reports import card, charts, one_run, sweeps, tables
+from posbench import api, encodings, listing, reports
+from posbench.reports import card, charts, one_run, tables
 from posbench.reports.render import Column, Table
 from posbench.results.compare import compare
 from posbench.results.frame import read
+from posbench.run import sweeps
 
 FILES = [
     "curves.pdf",
@@ -555,11 +556,11 @@ def test_the_card_names_models_that_transformers_has():
     transformers = pytest.importorskip("transformers")
     known = set(transformers.models.auto.configuration_auto.CONFIG_MAPPING_NAMES)
     named = set()
-    for text in card.MODELS.values():
+    for text in listing.MODELS.values():
         without_types = re.sub(r"rope_type \w+:?", "", text)
         named.update(word.strip() for word in without_types.split(", "))
 
-    assert card.MODELS.keys() <= set(encodings.names())
+    assert listing.MODELS.keys() <= set(encodings.names())
     assert named <= {*known, ""}
 
 

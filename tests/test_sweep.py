@@ -19,7 +19,6 @@ import torch
 from fake_study import Truth, configured, write_run
 from support import each_once, snapshot, until, write_text
 
-import posbench.reports
 from posbench import machine
 from posbench.config.shipped import configs_dir
 from posbench.errors import PosbenchError, RunFailed, UserError
@@ -68,15 +67,10 @@ def cache(tmp_path_factory):
 
 
 @pytest.fixture(autouse=True)
-def reports(tmp_path, monkeypatch):
-    """Enter a folder with only a text; return a list to which each report adds its
-    paths instead of being written.
-    """
+def place(tmp_path, monkeypatch):
+    """Enter a folder with only a text."""
     monkeypatch.chdir(tmp_path)
     write_text()
-    asked: list[list[Path]] = []
-    monkeypatch.setattr(posbench.reports, "main", asked.append, raising=False)
-    return asked
 
 
 @pytest.fixture
@@ -286,10 +280,11 @@ def test_a_run_that_is_only_evaluated_further_costs_no_tokens(overrides, dry_run
     assert "2 runs: 0 finished, 2 to do, 1,024 tokens" in dry_run(*words)[-1]
 
 
-def test_a_sweep_equals_single_runs(overrides, reports, tmp_path):
+def test_a_sweep_equals_single_runs(overrides, tmp_path):
     arguments = ["encoding=rope,alibi", *overrides]
+    reports = list[list[Path]]()
 
-    sweep.sweep(arguments, n_jobs=2)
+    sweep.sweep(arguments, n_jobs=2, report=reports.append)
 
     todo = plans.resolve([arguments])
     assert_as_single_runs(todo, tmp_path / "single")
@@ -307,11 +302,12 @@ def trained(arguments: list[str]) -> list[Plan]:
     return todo
 
 
-def test_a_second_sweep_only_reports(overrides, reports, monkeypatch):
+def test_a_second_sweep_only_reports(overrides, monkeypatch):
     arguments = ["encoding=rope,alibi", *overrides]
+    reports = list[list[Path]]()
     trained(arguments)
     monkeypatch.setattr(pool, "start_process", None)
-    sweep.sweep(arguments)
+    sweep.sweep(arguments, report=reports.append)
     assert len(reports) == 1
 
 
@@ -325,16 +321,15 @@ def test_a_sweep_of_further_rows_leaves_the_former_one_finished(overrides, monke
     sweep.sweep([*arguments, "evaluation.blocks=9"])
 
 
-def test_what_is_done_is_reported_though_runs_are_missing(
-    overrides, reports, monkeypatch
-):
+def test_what_is_done_is_reported_though_runs_are_missing(overrides, monkeypatch):
     arguments = ["encoding=rope,alibi", *overrides]
+    reports = list[list[Path]]()
     todo = trained(arguments)
     waiting = {plan.id: pool.WAITING for plan in todo}
     monkeypatch.setattr(slots, "execute", lambda todo, n_jobs: waiting)
 
     with pytest.raises(PosbenchError, match="2 of 2 runs not done"):
-        sweep.sweep(arguments)
+        sweep.sweep(arguments, report=reports.append)
 
     assert len(reports) == 1
 
@@ -361,17 +356,23 @@ sets:
 
 @pytest.mark.slow
 def test_failing_runs_are_recorded_with_their_reason_and_the_others_are_done(
-    overrides, tmp_path, reports, capsys
+    overrides, tmp_path, capsys
 ):
+    reports = list[list[Path]]()
     Path("crash.py").write_text(CRASH)
     write_choice(tmp_path, "sweep/faults", FAULTS)
 
     crash = [Typed("encoding=./crash.py:Crash"), "encoding.number=11,9", *overrides]
 
     with pytest.raises(PosbenchError, match="1 of 2 runs not done: "):
-        sweep.sweep(["sweep=faults", *overrides], n_jobs=2, config_dir=tmp_path)
+        sweep.sweep(
+            ["sweep=faults", *overrides],
+            n_jobs=2,
+            config_dir=tmp_path,
+            report=reports.append,
+        )
     with pytest.raises(PosbenchError, match="2 of 2 runs not done: ") as caught:
-        sweep.sweep(crash, n_jobs=2)
+        sweep.sweep(crash, n_jobs=2, report=reports.append)
 
     sets = plans.read_sets("faults", overrides, tmp_path)
     todo = [*plans.resolve(sets, tmp_path), *plans.resolve([crash])]

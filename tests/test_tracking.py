@@ -224,7 +224,6 @@ def test_a_run_has_its_configuration_and_its_results(server, config, folder):
     assert run.summary["nll_1x"] == 1.0
     assert run.summary["rise_2x"] == 0.0
     assert run.summary["data/name"] == "text"
-    assert run.summary["curve"]["_type"] == "image-file"
     for name in run.summary:
         assert "." not in name
         assert not name.startswith("eval/")

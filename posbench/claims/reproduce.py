@@ -22,7 +22,6 @@ from posbench.launch import compose, plans, pool, slots, sweep
 from posbench.launch.plans import Plan
 from posbench.reports.render import Column, Table
 from posbench.results import frame as frames
-from posbench.run import RECORD
 from posbench.terminal import console
 from posbench.terminal.console import plural
 
@@ -90,14 +89,13 @@ def reproduce(
         return
 
     status = slots.execute(todo, n_jobs) if todo else {}
-    begun = [plan.folder for plan in todo if (plan.folder / RECORD).is_file()]
-    rows = frames.read([*studies, *begun])
+    rows = frames.read([*studies, *pool.begun(todo)])
     findings = judge_claims(entries, plans_of, rows, config_dir)
     table(findings).print(console.stdout())
     path = every_plan[0].folder.parent / FILE
     files.write(path, findings.to_csv(index=False).encode())
     print(f"Sources and numbers: {path}")
-    pool.check_all_done(status)
+    pool.refuse_unfinished(todo, status)
 
 
 def plans_of_claims(

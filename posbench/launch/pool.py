@@ -28,6 +28,7 @@ from posbench.config.schema import to_container
 from posbench.errors import InUse, PosbenchError, Stopped, UserError
 from posbench.evaluation.evaluate import keys_of
 from posbench.launch.plans import Plan
+from posbench.run import RECORD
 from posbench.run.rows import PLAIN, evaluation_rows, every_row, training_rows
 from posbench.run.run import ADDING, Run, load_config
 from posbench.run.saved import load_record
@@ -76,6 +77,11 @@ def record(plan: Plan) -> dict[str, Any]:
         return {}
 
 
+def begun(todo: list[Plan]) -> list[Path]:
+    """Return the folders of the runs that have begun."""
+    return [plan.folder for plan in todo if (plan.folder / RECORD).is_file()]
+
+
 def is_trained(plan: Plan) -> bool:
     """Return whether a run of these weights is done, perhaps with other evaluation
     settings.
@@ -99,6 +105,11 @@ def is_finished(plan: Plan) -> bool:
     # A command that is repeated takes back nothing that another one has added since.
     settings = (record(plan).get("evaluated"), to_container(trained_with)["evaluation"])
     return wanted in settings and keys_of(plan.config) <= existing
+
+
+def unfinished(todo: list[Plan]) -> list[Plan]:
+    """Return the plans that something is left to do for."""
+    return [plan for plan in todo if not is_finished(plan)]
 
 
 def loss_at_train_length(plan: Plan) -> float | None:
@@ -136,9 +147,16 @@ def status_line(plan: Plan, state: Status, todo: list[Plan]) -> str:
     return line
 
 
-def check_all_done(status: Mapping[str, Status]) -> None:
-    """Raise PosbenchError if some runs are not done."""
-    failed = [name for name, state in status.items() if state != DONE]
+def refuse_unfinished(todo: list[Plan], status: Mapping[str, Status]) -> None:
+    """Log what became of each run that is not done, and raise PosbenchError if there
+    are any.
+    """
+    failed = []
+    for plan in todo:
+        state = status[plan.id]
+        if state != DONE:
+            failed.append(plan.id)
+            logger.error("not done: %s", status_line(plan, state, todo))
     if failed:
         names = ", ".join(failed)
         total = console.plural(len(status), "run")
@@ -184,14 +202,10 @@ class _Pool:
         self.todo = todo
         self.work = work
         self.free = list(slots)
-        self.waiting: list[Plan] = []
+        self.waiting = unfinished(todo)
         self.running: list[_Begun] = []
-        self.status: dict[str, Status] = {}
-        for plan in todo:
-            self.status[plan.id] = DONE
-            if not is_finished(plan):
-                self.status[plan.id] = WAITING
-                self.waiting.append(plan)
+        self.status = {plan.id: DONE for plan in todo}
+        self.status |= {plan.id: WAITING for plan in self.waiting}
         self._n_passed_on = 0
         self._next_line = time.monotonic() + _LINE_EVERY_SECONDS
 

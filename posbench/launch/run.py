@@ -23,7 +23,6 @@ from posbench.evaluation.job import evaluate_run
 from posbench.launch import pool
 from posbench.launch.plans import Plan
 from posbench.processes import PeerLost, Place, World, joined, place
-from posbench.reports import one_run
 from posbench.run.rows import evaluation_rows
 from posbench.run.run import Run, load_config
 from posbench.terminal import console, exits
@@ -38,13 +37,12 @@ class RankFailed(RunFailed):
     """A rank that this process had started has failed."""
 
 
-def run(plan: Plan, restart: bool = False) -> None:
-    """Train and evaluate, with log and curve on the terminal, in a process that does
-    nothing else.
+def run(plan: Plan, restart: bool = False) -> bool:
+    """Train and evaluate, with the log on the terminal, in a process that does nothing
+    else. Returns whether this process is to show the results.
     """
     _set_up_process()
-    if train(plan, restart):
-        one_run.print_results(plan.folder, plan.config.evaluation.split)
+    return train(plan, restart)
 
 
 def _set_up_process() -> None:
@@ -92,21 +90,25 @@ def in_processes(config: Config, work: Callable[[World], object]) -> bool:
     return True
 
 
-def evaluate_runs(folders: list[Path], overrides: list[str]) -> None:
-    """Evaluate finished runs one after the other and print their curves, as
-    `in_processes` does work.
+def evaluate_runs(
+    folders: list[Path], overrides: list[str], show: Callable[[Path, str], object]
+) -> None:
+    """Evaluate finished runs one after the other and show their curves, as
+    `in_processes` does work. `show` gets a run's folder and the split of its text.
     """
     configs = {}  # all are read before the first is evaluated
     for folder in folders:
         configs[folder] = apply(config_with_measured_lengths(folder), overrides)
     _set_up_process()
     config = configs[folders[0]]  # all have the same number of processes
-    work = functools.partial(_evaluate_all, configs)
+    work = functools.partial(_evaluate_all, configs, show)
     in_processes(config, work)
 
 
-def _evaluate_all(configs: dict[Path, Config], world: World) -> None:
-    """Evaluate runs and print their curves, in the first process. A run that fails does
+def _evaluate_all(
+    configs: dict[Path, Config], show: Callable[[Path, str], object], world: World
+) -> None:
+    """Evaluate runs and show their curves, in the first process. A run that fails does
     not stop the others, unless other processes wait for it.
     """
     failed = []
@@ -114,7 +116,7 @@ def _evaluate_all(configs: dict[Path, Config], world: World) -> None:
         try:
             evaluate_run(folder, config, world)
             if world.rank == 0:
-                one_run.print_results(folder, config.evaluation.split)
+                show(folder, config.evaluation.split)
         except PosbenchError as error:
             is_alone = len(configs) == 1 or world.size > 1
             if is_alone or isinstance(error, Stopped):

@@ -7,16 +7,15 @@ is missing or failed; the run folders are the only memory it needs.
 
 import logging
 import shlex
+from collections.abc import Callable
 from pathlib import Path
 
-from posbench import reports
 from posbench.config.overrides import OF_A_SWEEP, shell_words, split
 from posbench.data.tokens import prepare_all
 from posbench.errors import UserError
 from posbench.launch import plans, pool, slots, slurm, tuning
 from posbench.launch.plans import Plan
-from posbench.launch.pool import Status
-from posbench.run import RECORD, checkpoint
+from posbench.run import checkpoint, sweeps
 from posbench.run.run import other_code
 from posbench.terminal import console
 
@@ -29,21 +28,17 @@ def sweep(
     config_dir: Path | None = None,
     dry_run: bool = False,
     slurm_options: str | None = None,
+    report: Callable[[list[Path]], object] | None = None,
 ) -> list[Plan]:
-    """Run every combination of the arguments, then write the report; return the plans.
+    """Run every combination of the arguments, then report; return the plans.
 
     A dry run only prints the commands, and how many runs and tokens those are. With
-    `slurm_options`, missing runs are submitted as one array instead. Raises
-    PosbenchError if some runs failed; all others are done.
+    `slurm_options`, missing runs are submitted as one array instead.
+    `report` gets the folders of all runs that have begun, once one of them is trained.
+    Raises PosbenchError if some runs failed; all others are done.
     """
-    of_sweep: dict[str, str] = {}
-    overrides = []
-    for word in arguments:
-        key, text = split(word)
-        if key in OF_A_SWEEP:
-            of_sweep[key] = text
-        else:
-            overrides.append(word)
+    overrides = [word for word in arguments if split(word)[0] not in OF_A_SWEEP]
+    of_sweep = dict(split(word) for word in arguments if word not in overrides)
     grid = tuning.grid(of_sweep)
     if "sweep" not in of_sweep and not overrides:
         raise UserError(
@@ -58,7 +53,7 @@ def sweep(
 
     sets = plans.read_sets(of_sweep.get("sweep"), overrides, config_dir)
     todo = plans.resolve(sets, config_dir)
-    missing = [plan for plan in todo if not pool.is_finished(plan)]
+    missing = pool.unfinished(todo)
     console.log_to_terminal()
     warnings = []
     for plan in todo:
@@ -72,30 +67,15 @@ def sweep(
     prepare_all([plan.config for plan in missing])
     if grid:
         todo = tuning.at_best_rates(todo, grid, n_jobs)
-    reports.sweeps.record([plan.folder for plan in todo], arguments, config_dir)
+    sweeps.record([plan.folder for plan in todo], arguments, config_dir)
     if slurm_options is not None and missing:
         slurm.submit(missing, for_slurm)
         return todo
     status = slots.execute(todo, n_jobs)
-    _report(todo, status)
+    if report and any(pool.is_trained(plan) for plan in todo):
+        report(pool.begun(todo))
+    pool.refuse_unfinished(todo, status)
     return todo
-
-
-def _report(todo: list[Plan], status: dict[str, Status]) -> None:
-    """Write the report. Raises PosbenchError if some runs are not done."""
-    begun = []
-    for plan in todo:
-        if (plan.folder / RECORD).is_file():
-            begun.append(plan.folder)
-    if any(pool.is_trained(plan) for plan in todo):
-        reports.main(begun)
-
-    for plan in todo:
-        state = status[plan.id]
-        if state != pool.DONE:
-            line = pool.status_line(plan, state, todo)
-            logger.error("not done: %s", line)
-    pool.check_all_done(status)
 
 
 def cost(todo: list[Plan]) -> str:

@@ -11,7 +11,6 @@ from pathlib import Path
 import pandas as pd
 
 from posbench.config.overrides import LENGTH, RATIOS, split
-from posbench.reports.sweeps import words_by_run
 from posbench.results.compare import (
     ENDPOINT_RATIO,
     ENOUGH_SEEDS,
@@ -21,6 +20,7 @@ from posbench.results.compare import (
 )
 from posbench.results.comparison import Comparison, TaskComparison
 from posbench.results.tasks import SEEDS_OF_TASK
+from posbench.run.sweeps import words_by_run
 
 LONGER = 4  # factor on the training tokens, as a suggestion
 _NOT_FAILED = ("done", "running", "stopped", "died")

@@ -76,7 +76,7 @@ class Tracker:
             rows = read([self._run.folder]).assign(run_status="done", repeated=False)
             facts |= headline(rows)
             known = {name: fact for name, fact in facts.items() if fact is not None}
-            self.session.finish(record["status"], known, rows)
+            self.session.finish(record["status"], known)
 
     @contextlib.contextmanager
     def _failure_as_warning(self) -> Iterator[None]:

@@ -4,8 +4,6 @@ import os
 from collections.abc import Mapping
 from typing import Any, Protocol
 
-import pandas as pd
-
 CONTEXT = "eval/context"  # tokens: the axis of evaluation rows
 
 
@@ -18,8 +16,8 @@ class Session(Protocol):
     def log(self, step: int, values: Mapping[str, Any]) -> None:
         """Show a row. All rows of the run come, in order, also those it has."""
 
-    def finish(self, status: str, facts: Mapping[str, Any], rows: pd.DataFrame) -> None:
-        """Show how the run ended and its results; `rows`: what `results.read` has."""
+    def finish(self, status: str, facts: Mapping[str, Any]) -> None:
+        """Show how the run ended and its results."""
 
 
 def in_sweep() -> bool:

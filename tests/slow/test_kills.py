@@ -60,7 +60,7 @@ def work(config: Config, folder: Path) -> None:
     config = changed(config, runtime={"cache": f"{folder}-cache"})
     plan = Plan(config, folder, ("posbench", "train"))
     launch.run(plan)
-    launch.evaluate_runs([folder], ["ratio=1,2,4,6"])
+    launch.evaluate_runs([folder], ["ratio=1,2,4,6"], print)
 
 
 def start(

@@ -6,8 +6,6 @@ import shutil
 from collections.abc import Mapping
 from typing import Any
 
-import pandas as pd
-
 from posbench.config.schema import Config
 from posbench.run.run import Run
 from posbench.tracking.session import CONTEXT
@@ -33,5 +31,5 @@ class TensorBoard:
                 self._writer.add_scalar(name, scalar, axis)
         self._writer.flush()
 
-    def finish(self, status: str, facts: Mapping[str, Any], rows: pd.DataFrame) -> None:
+    def finish(self, status: str, facts: Mapping[str, Any]) -> None:
         self._writer.close()

@@ -6,10 +6,7 @@ import re
 import secrets
 import shutil
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
-
-import pandas as pd
 
 from posbench.config.schema import Config, to_container
 from posbench.run.run import Run
@@ -74,7 +71,6 @@ class Wandb:
             dir=run.folder,
         )
         self._defined = set[str]()
-        self._last_step = 0
         self.starting_step = self._run.starting_step
         self.url = self._run.url or self._run.settings.sync_dir
         logger.info("W&B: %s", self.url)
@@ -86,7 +82,6 @@ class Wandb:
                 self._defined.add(name)
         if step >= self.starting_step:
             self._run.log(dict(values), step=step)
-        self._last_step = step
 
     def _define(self, name: str) -> None:
         """Tell W&B the axis of a metric, whether it has a panel, and a summary."""
@@ -100,20 +95,10 @@ class Wandb:
         else:
             self._run.define_metric(name, step_metric="tokens")
 
-    def finish(self, status: str, facts: Mapping[str, Any], rows: pd.DataFrame) -> None:
-        import wandb
-
+    def finish(self, status: str, facts: Mapping[str, Any]) -> None:
         # In W&B a point in a name means a part of a value.
         summary = {name.replace(".", "_"): fact for name, fact in facts.items()}
         self._run.summary.update(summary)
-        if rows["protocol"].notna().any():
-            from posbench.reports import charts
-
-            picture = Path(self._run.settings.sync_dir, "curve.png")
-            figure: Any = charts.runs_figure(rows)
-            figure.savefig(picture)
-            image = wandb.Image(str(picture))
-            self._run.log({"curve": image}, step=self._last_step)
         self._run.finish(exit_code=_EXIT_CODES.get(status, 1))
 
 
