@@ -2,7 +2,6 @@
 
 import json
 import re
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,12 +26,17 @@ def facts_of(folder: Path) -> dict[str, Any]:
     name = "model.name" if "reading" in container else "encoding.name"
     data = record.get("data") or {}
     parameters = record.get("parameters") or {}
+    status = record["status"]
+    if status == "failed":
+        status = record.get("reason") or status
+    elif status == "running" and not in_use(folder):
+        status = "died"
     return {
         "asked_split": settings.get("evaluation.split", ""),
         "study": settings.get("study"),
         "encoding": settings[name],
         "seed": settings.get("seed", 0),  # 0: unknown, it was trained elsewhere
-        "run_status": _status(record, folder),
+        "run_status": status,
         "run_reason": record.get("message"),
         "train_length": settings["training.train_length"],
         "learning_rate": settings.get("training.learning_rate"),
@@ -50,15 +54,6 @@ def facts_of(folder: Path) -> dict[str, Any]:
         "command": record.get("command"),
         "settings": as_json(settings),
     }
-
-
-def _status(record: Mapping[str, Any], folder: Path) -> str:
-    status: str = record["status"]
-    if status == "failed":
-        return record.get("reason") or status
-    if status == "running" and not in_use(folder):
-        return "died"
-    return status
 
 
 def flat_settings(container: dict[str, Any]) -> dict[str, Any]:

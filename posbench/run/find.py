@@ -26,7 +26,14 @@ def run_folders(paths: Collection[Path], or_else: str = "") -> list[Path]:
         if not path.exists():
             matches = list(map(Path, glob.glob(str(path))))
         if not matches:
-            raise _missing(path, or_else)
+            beside = [*path.parent.glob("[!.]*/"), *Path("outputs").glob("[!.]*/*/")]
+            hint = did_you_mean(str(path), map(str, beside))
+            if not hint:
+                hint = (
+                    ": expected run folders or study folders, such as outputs/demo, or"
+                    f" ids of runs in outputs{or_else}"
+                )
+            raise UserError(f"{path} does not exist{hint}")
         for top in matches:
             for folder in _runs_in(top):
                 folders[folder.resolve()] = folder
@@ -43,30 +50,19 @@ def run_folders(paths: Collection[Path], or_else: str = "") -> list[Path]:
 
 def _runs_in(top: Path) -> list[Path]:
     """Return the run that a folder is, else the runs of a study, without nested ones
-    such as tuning trials; else those of the studies in the folder.
+    such as tuning trials; else those of the studies in the folder. A run is not among
+    them if it, or its study, was moved aside.
     """
     for pattern in (RECORD, f"[!.]*/{RECORD}", f"[!.]*/[!.]*/{RECORD}"):
         records = list(top.glob(pattern))
+        runs = []
+        for record in records:
+            names = (record.parent.name, *record.relative_to(top).parts)
+            if not any(map(MOVED_ASIDE.fullmatch, names)):
+                runs.append(record.parent)
         if records:
-            return [path.parent for path in records if not _is_aside(path, top)]
+            return runs
     return []
-
-
-def _is_aside(record: Path, top: Path) -> bool:
-    """Return whether a run, or the study that it is in, was moved aside."""
-    names = (record.parent.name, *record.relative_to(top).parts)
-    return any(map(MOVED_ASIDE.fullmatch, names))
-
-
-def _missing(path: Path, or_else: str) -> UserError:
-    beside = [*path.parent.glob("[!.]*/"), *Path("outputs").glob("[!.]*/*/")]
-    hint = did_you_mean(str(path), map(str, beside))
-    if not hint:
-        hint = (
-            ": expected run folders or study folders, such as outputs/demo, or ids of"
-            f" runs in outputs{or_else}"
-        )
-    return UserError(f"{path} does not exist{hint}")
 
 
 def run_folder(path: Path) -> Path:

@@ -111,10 +111,14 @@ class Run:
             with files.full_disk_as_failure(folder):
                 folder.parent.mkdir(parents=True, exist_ok=True)
                 stack.enter_context(owned(folder))
-                if not restart and command is not None:
-                    restart = _has_lost_its_weights(folder, config)
+                is_run = config.is_trained_here and (folder / RECORD).exists()
+                if command is not None and is_run and not checkpoint.every(folder):
+                    # a finished run that has lost all its weights is made anew
+                    restart = restart or load_record(folder)["status"] == "done"
                 if restart and folder.exists():
-                    _move_aside(folder)
+                    moved = _free_name(folder)
+                    folder.rename(moved)
+                    logger.info("the old run is now in %s", moved)
                 folder.mkdir(exist_ok=True)
                 files.remove_stale(folder)
                 files.remove_stale(folder / "checkpoint")
@@ -286,20 +290,6 @@ class Run:
             " now: restore that text, or train anew with study=NAME, or --restart,"
             " which moves this run aside"
         )
-
-
-def _has_lost_its_weights(folder: Path, config: AnyConfig) -> bool:
-    """Return whether a folder holds a finished run without any weights."""
-    if not config.is_trained_here or not (folder / RECORD).exists():
-        return False
-    return load_record(folder)["status"] == "done" and not checkpoint.every(folder)
-
-
-def _move_aside(folder: Path) -> None:
-    """Rename a folder to `<folder>.old-1`, or the next number that is free."""
-    moved = _free_name(folder)
-    folder.rename(moved)
-    logger.info("the old run is now in %s", moved)
 
 
 def _free_name(path: Path) -> Path:

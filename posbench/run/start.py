@@ -15,9 +15,7 @@ from posbench import encodings, files
 from posbench.config.overrides import value
 from posbench.config.schema import (
     Config,
-    EncodingConfig,
     StartConfig,
-    TrainingConfig,
     to_container,
 )
 from posbench.errors import UserError, did_you_mean
@@ -53,7 +51,12 @@ def inherit(cfg: DictConfig, run: str, point: Mapping[str, str]) -> None:
     """Copy into a configuration the settings of the run that it starts from
     (docs/longer.md); typed ones come later.
     """
-    _refuse_inherited(point)
+    for key in point:
+        is_of_source = key.startswith(("model", "experiment", "start."))
+        if is_of_source and not key.startswith("model.attention."):
+            raise UserError(
+                f"{key} cannot be set beside start, which takes it from that run"
+            )
     source, facts = finished_run(run)
     container = to_container(source)
     for name in ("encoding", "model", "data", "training"):
@@ -65,36 +68,31 @@ def inherit(cfg: DictConfig, run: str, point: Mapping[str, str]) -> None:
     if "data" in point:
         cfg.data.tokenizer = str(Path(run) / TOKENIZER)
 
-    train_length = source.training.train_length
+    # a tenth of the tokens, as many in an update, at a sixth of the rate
+    training = source.training
+    train_length = training.train_length
     typed = _typed_counts(point)
     length = typed.get("training.train_length", train_length)
-    cfg.training.update(_short_training(source.training, typed, length))
+    batch_size = max(1, training.batch_size * train_length // length)
+    batch_size = typed.get("training.batch_size", batch_size)
+    accumulation = typed.get("training.accumulation", training.accumulation)
+    tokens = max(training.tokens // 10, batch_size * accumulation * length)
+    tokens = typed.get("training.tokens", tokens)
+    cfg.training.batch_size = batch_size
+    cfg.training.tokens = tokens
+    cfg.training.learning_rate = training.learning_rate * RATE
+    cfg.training.warmup_tokens = tokens // 20
+
     if "encoding" in point:
         _stretch(cfg, source, run, length / train_length)
     if "evaluation" not in point:
-        _inherit_evaluation(cfg, source, length)
-
-
-def _refuse_inherited(point: Mapping[str, str]) -> None:
-    """Raise UserError for a typed setting that only the earlier run gives."""
-    for key in point:
-        if key.startswith("model.attention."):
-            continue
-        if key.startswith(("model", "experiment", "start.")):
-            raise UserError(
-                f"{key} cannot be set beside start, which takes it from that run"
-            )
-
-
-def _inherit_evaluation(cfg: DictConfig, source: Config, length: int) -> None:
-    """Ask for the lengths of the earlier run, and for 1, 2 and 4 times the new one."""
-    train_length = source.training.train_length
-    lengths = {round(ratio * train_length) for ratio in source.evaluation.ratios}
-    lengths |= {length, 2 * length, 4 * length}
-    cfg.evaluation.targets = source.evaluation.targets
-    cfg.evaluation.blocks = source.evaluation.blocks
-    cfg.evaluation.ratios = [context / length for context in sorted(lengths)]
-    cfg.evaluation.at_tokens = [0]
+        # the lengths of the earlier run, and 1, 2 and 4 times the new one
+        lengths = {round(ratio * train_length) for ratio in source.evaluation.ratios}
+        lengths |= {length, 2 * length, 4 * length}
+        cfg.evaluation.targets = source.evaluation.targets
+        cfg.evaluation.blocks = source.evaluation.blocks
+        cfg.evaluation.ratios = [context / length for context in sorted(lengths)]
+        cfg.evaluation.at_tokens = [0]
 
 
 def _typed_counts(point: Mapping[str, str]) -> dict[str, int]:
@@ -108,25 +106,6 @@ def _typed_counts(point: Mapping[str, str]) -> dict[str, int]:
             if type(number) in (int, float) and 1 <= number < 2**63:
                 counts[key] = int(number)
     return counts
-
-
-def _short_training(
-    training: TrainingConfig, typed: Mapping[str, int], length: int
-) -> dict[str, Any]:
-    """Return the settings of a training that goes on: a tenth of the tokens, as many in
-    an update, at a sixth of the rate.
-    """
-    batch_size = max(1, training.batch_size * training.train_length // length)
-    batch_size = typed.get("training.batch_size", batch_size)
-    accumulation = typed.get("training.accumulation", training.accumulation)
-    tokens = max(training.tokens // 10, batch_size * accumulation * length)
-    tokens = typed.get("training.tokens", tokens)
-    return {
-        "batch_size": batch_size,
-        "tokens": tokens,
-        "learning_rate": training.learning_rate * RATE,
-        "warmup_tokens": tokens // 20,
-    }
 
 
 def _stretch(cfg: DictConfig, source: Config, run: str, factor: float) -> None:
@@ -157,7 +136,19 @@ def finished_run(run: str) -> tuple[Config, StartConfig]:
     from it records.
     """
     folder = Path(run)
-    config = _trained_from_scratch(folder)
+    config = None
+    if (folder / CONFIG).is_file():
+        config = load_any(folder)
+    if config is None or not config.is_trained_here or config.start or config.data.task:
+        hint = ""
+        if not folder.exists():
+            neighbours = [path.name for path in folder.parent.glob("*/")]
+            hint = did_you_mean(folder.name, neighbours)
+        raise UserError(
+            f"start={folder}: expected a finished run (a HuggingFace model trains in"
+            f" its own trainer) on text, from random weights{hint}"
+        )
+
     training = config.training
     record = load_record(folder)
     newest: dict[str, Any] = {"step": 0}
@@ -173,6 +164,13 @@ def finished_run(run: str) -> tuple[Config, StartConfig]:
             f"start={folder}: that run is not finished; 'posbench train' with its"
             " settings continues it"
         )
+
+    encoding = config.encoding
+    defaults = {} if encoding.file else encodings.options_of(encoding.name)
+    changed = {}
+    for key, option in encoding.options.items():
+        if option != defaults.get(key, ...):
+            changed[key] = option
     return config, StartConfig(
         run=str(folder),
         weights_sha256=newest["files"]["model.safetensors"]["sha256"],
@@ -184,36 +182,8 @@ def finished_run(run: str) -> tuple[Config, StartConfig]:
         steps=training.steps,
         tokens=training.tokens,
         warmup_tokens=training.warmup_tokens,
-        options=_changed_options(config.encoding),
+        options=changed,
     )
-
-
-def _trained_from_scratch(folder: Path) -> Config:
-    """Return the configuration of a run on text that began from random weights."""
-    if (folder / CONFIG).is_file():
-        config = load_any(folder)
-        if config.is_trained_here and not config.start and not config.data.task:
-            return config
-    hint = ""
-    if not folder.exists():
-        neighbours = [path.name for path in folder.parent.glob("*/")]
-        hint = did_you_mean(folder.name, neighbours)
-    raise UserError(
-        f"start={folder}: expected a finished run (a HuggingFace model trains in its"
-        f" own trainer) on text, from random weights{hint}"
-    )
-
-
-def _changed_options(encoding: EncodingConfig) -> dict[str, Any]:
-    """Return the options of an encoding that are not its defaults."""
-    defaults = {}
-    if not encoding.file:
-        defaults = encodings.options_of(encoding.name)
-    changed = {}
-    for key, option in encoding.options.items():
-        if option != defaults.get(key, ...):
-            changed[key] = option
-    return changed
 
 
 def refuse_other_parameters(encoding: "Encoding", run: str) -> None:

@@ -31,31 +31,30 @@ def save(run: Run, trainer: Trainer, step: int, clock: Clock) -> None:
 def resume(
     trainer: Trainer, config: Config, run: Run | None
 ) -> tuple[int, dict[str, Any]]:
-    """Load the state that training goes on from; return the number of updates so far
-    and the saved state.
+    """Load the state that training goes on from, and cut the rows back to its step;
+    return the number of updates so far and the saved state.
     """
-    newest = _newest_state(config, run) if run else None
-    step, weights, optimizer, state = trainer.world.from_first(newest)
+    step = 0
+    weights, optimizer = None, None
+    state: dict[str, Any] = {}
+    if run:
+        trained = checkpoint.at(run.folder, config.training.steps)
+        newest = None if trained else checkpoint.newest(run.folder)
+        if trained:  # no update follows: neither optimizer nor clock is needed
+            step, weights = trained.step, trained.weights()
+        elif newest:
+            step, weights = newest.step, newest.weights()
+            optimizer, state = newest.optimizer(), newest.state()
+            run.cut(step)
+            logger.info("continuing from step %d", step)
+        else:
+            run.cut(0)
+            if config.start:
+                weights = weights_of(config.start)
+    found = trainer.world.from_first((step, weights, optimizer, state))
+    step, weights, optimizer, state = found
     if weights is not None:
         trainer.model.load_state_dict(weights)
     if optimizer is not None:
         trainer.optimizer.load_state_dict(optimizer)
     return step, state
-
-
-def _newest_state(config: Config, run: Run) -> tuple[int, Any, Any, dict[str, Any]]:
-    """Return the step, weights, optimizer and state of the newest checkpoint, and cut
-    the rows back to its step.
-    """
-    trained = checkpoint.at(run.folder, config.training.steps)
-    if trained:  # no update follows, so that neither optimizer nor clock is needed
-        return trained.step, trained.weights(), None, {}
-    newest = checkpoint.newest(run.folder)
-    if newest:
-        run.cut(newest.step)
-        logger.info("continuing from step %d", newest.step)
-        return newest.step, newest.weights(), newest.optimizer(), newest.state()
-    run.cut(0)
-    if config.start:
-        return 0, weights_of(config.start), None, {}
-    return 0, None, None, {}

@@ -51,7 +51,11 @@ def optimizer_for(model: nn.Module, training: TrainingConfig) -> torch.optim.Opt
     Parameters with a learning rate of their own (`Encoding.rates`) have their own
     groups, whose `times` is the factor.
     """
-    factors = _rate_factors(model)
+    factors: dict[Tensor, float] = {}
+    for module in model.modules():
+        if isinstance(module, Encoding):
+            for name, factor in module.rates.items():
+                factors[module.get_parameter(name)] = factor
     rows_of_parts: dict[Tensor, list[int]] = {}  # of the blocks' matrices
     if isinstance(model, GPT):
         rows_of_parts = model.rows_of_parts()
@@ -80,16 +84,6 @@ def optimizer_for(model: nn.Module, training: TrainingConfig) -> torch.optim.Opt
     cls = registry.load(registry.OPTIMIZERS, training.optimizer or "adamw")
     optimizer: torch.optim.Optimizer = cls(groups, training)
     return optimizer
-
-
-def _rate_factors(model: nn.Module) -> dict[nn.Parameter, float]:
-    """Return the factors of the learning rate that encodings ask for, by parameter."""
-    factors = {}
-    for module in model.modules():
-        if isinstance(module, Encoding):
-            for name, factor in module.rates.items():
-                factors[module.get_parameter(name)] = factor
-    return factors
 
 
 class Trainer:
@@ -183,22 +177,8 @@ def begin_update(trainer: Trainer, batch: Batch, step: int, rate: float) -> Outc
     (`Batch.share`). `step`, which begins at 0, seeds random positions.
     """
     tell_progress(trainer.model, step / trainer.training.steps)
-    trainer.optimizer.zero_grad(set_to_none=True)
-    loss = _add_gradients(trainer, batch, step)
-    loss, signals = trainer.world.sum_gradients(list(trainer.model.parameters()), loss)
-    for group in trainer.optimizer.param_groups:
-        group["lr"] = rate * group.get("times", 1.0)
-    numbers = torch.cat((_step(trainer, loss), signals))
-    arrived = None
-    if numbers.device.type == "cuda":
-        numbers = numbers.to("cpu", non_blocking=True)
-        arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        arrived.record()
-    return Outcome(step, numbers, arrived, trainer)
-
-
-def _add_gradients(trainer: Trainer, batch: Batch, step: int) -> Tensor:
-    """Add the gradients of a batch part by part, and return the loss."""
+    optimizer = trainer.optimizer
+    optimizer.zero_grad(set_to_none=True)
     loss = torch.zeros((), device=trainer.device)
     parts = batch.parts(trainer.training.accumulation)
     for part in [part.to(trainer.device) for part in parts]:
@@ -220,7 +200,29 @@ def _add_gradients(trainer: Trainer, batch: Batch, step: int) -> Tensor:
             summand = mean / inverse_share
         summand.backward()  # type: ignore[no-untyped-call]
         loss += summand.detach()
-    return loss
+
+    parameters = list(trainer.model.parameters())
+    loss, signals = trainer.world.sum_gradients(parameters, loss)
+    norm = torch.nn.utils.clip_grad_norm_(parameters, trainer.training.clip)
+    numbers = torch.stack((loss, norm))
+    # the weights stay as they are once a number was not finite
+    fails = ~numbers.isfinite().all()
+    trainer.failed.copy_(trainer.failed.maximum(fails.float()))
+    for group in optimizer.param_groups:
+        group["lr"] = rate * group.get("times", 1.0)
+    # torch's fused optimizers leave the weights alone where `found_inf` is 1, but on
+    # MPS they may not look at it
+    if loss.device.type != "mps":
+        optimizer.found_inf = trainer.failed  # type: ignore[attr-defined]
+    optimizer.step()
+
+    numbers = torch.cat((numbers, signals))
+    arrived = None
+    if numbers.device.type == "cuda":
+        numbers = numbers.to("cpu", non_blocking=True)
+        arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        arrived.record()
+    return Outcome(step, numbers, arrived, trainer)
 
 
 def tell_progress(model: nn.Module, progress: float) -> None:
@@ -230,23 +232,6 @@ def tell_progress(model: nn.Module, progress: float) -> None:
     for module in model.modules():
         if isinstance(module, Encoding):
             module.set_progress(progress)
-
-
-def _step(trainer: Trainer, loss: Tensor) -> Tensor:
-    """Clip the gradients, step if all has been finite so far, and return loss and
-    gradient norm.
-    """
-    parameters = list(trainer.model.parameters())
-    norm = torch.nn.utils.clip_grad_norm_(parameters, trainer.training.clip)
-    numbers = torch.stack((loss, norm))
-    fails = ~numbers.isfinite().all()
-    trainer.failed.copy_(trainer.failed.maximum(fails.float()))
-    # torch's fused optimizers leave the weights alone where `found_inf` is 1, but on
-    # MPS they may not look at it
-    if loss.device.type != "mps":
-        trainer.optimizer.found_inf = trainer.failed  # type: ignore[attr-defined]
-    trainer.optimizer.step()
-    return numbers
 
 
 class Clock:

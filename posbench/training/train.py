@@ -23,7 +23,7 @@ from posbench.data.tokens import TaskData, Tokens, data_of, note_use
 from posbench.errors import RowsFailed, Stopped, UserError
 from posbench.evaluation.job import evaluate_into
 from posbench.evaluation.trial import refuse_broken
-from posbench.model.gpt import GPT, build, parameter_counts
+from posbench.model.gpt import build, parameter_counts
 from posbench.processes import World
 from posbench.run import TOKENIZER, checkpoint
 from posbench.run.run import Run
@@ -71,7 +71,9 @@ def train(
     device, dtype, resources = _set_up_machine(config, world)
     tokens, batches = _data(config, world)
     if restart or checkpoint.at(folder, config.training.steps) is None:
-        _try_encoding(config, tokens, device)
+        # a user's class that cannot be trained and evaluated leaves no folder behind
+        with signals_as_errors(), machine.out_of_memory_as_failure(_MORE_ROOM):
+            refuse_broken(config, tokens, device)
 
     opened: contextlib.AbstractContextManager[Run | None] = contextlib.nullcontext()
     if world.rank == 0:
@@ -80,7 +82,9 @@ def train(
         if run:
             tracking.mirror(config, run)
             record_begin(run, config, tokens, resources)
-        model = _build(config, tokens, device)
+        tokenizer = tokens.tokenizer
+        with machine.out_of_memory_as_failure("a smaller model"):
+            model = build(config, tokenizer.vocab_size, tokenizer.texts).to(device)
         if run:
             run.update(data=tokens.record, parameters=parameter_counts(model))
             note_use(tokens, folder)
@@ -122,13 +126,6 @@ def _set_up_machine(
     return device, dtype, resources
 
 
-def _build(config: Config, tokens: Tokens | TaskData, device: torch.device) -> GPT:
-    """Return the model with its initial weights, or those that it begins from."""
-    tokenizer = tokens.tokenizer
-    with machine.out_of_memory_as_failure("a smaller model"):
-        return build(config, tokenizer.vocab_size, tokenizer.texts).to(device)
-
-
 def _data(config: Config, world: World) -> tuple[Tokens | TaskData, Batches]:
     """Return the data of a run, and its batches. A mistake in it is refused here, where
     it leaves no folder behind.
@@ -143,14 +140,6 @@ def _data(config: Config, world: World) -> tuple[Tokens | TaskData, Batches]:
             f" data.tokenizer={config.start.run}/{TOKENIZER}"
         )
     return tokens, batches
-
-
-def _try_encoding(
-    config: Config, tokens: Tokens | TaskData, device: torch.device
-) -> None:
-    """Refuse a user's class that cannot be trained and evaluated, as `_data` does."""
-    with signals_as_errors(), machine.out_of_memory_as_failure(_MORE_ROOM):
-        refuse_broken(config, tokens, device)
 
 
 def fit(

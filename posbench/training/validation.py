@@ -40,12 +40,22 @@ def validate(trainer: Trainer, batches: list[Batch], answers: bool) -> dict[str,
     With `answers`, for problems, also `val/accuracy`, the share of scored tokens that
     the model finds likeliest.
     """
-    trainer.model.eval()
+    model: Any = trainer.model.eval()
 
     def numbers_of(own: Sequence[Batch]) -> list[Tensor]:
         on_device = []
-        for batch in own:
-            on_device.append(_numbers(trainer, batch.to(trainer.device), answers))
+        for on_host in own:
+            batch = on_host.to(trainer.device)
+            with machine.autocast(trainer.device, trainer.dtype):
+                nll: Tensor = model(batch.ids, batch.labels, n_scored=batch.n_scored)
+                hidden = model.hidden(batch.ids) if answers else None
+            if hidden is None:
+                on_device.append(nll.view(1))
+                continue
+            likeliest = model.logits(hidden.float()).argmax(-1)  # (B, T)
+            is_correct = (likeliest == batch.labels) & (batch.labels != IGNORED)
+            # below 2**24 a count is exact in fp32
+            on_device.append(torch.stack((nll, is_correct.sum().to(nll.dtype))))
         # MPS has no fp64
         return [numbers.double() for numbers in machine.to_host(on_device)]
 
@@ -59,18 +69,3 @@ def validate(trainer: Trainer, batches: list[Batch], answers: bool) -> dict[str,
     if answers:
         values["val/accuracy"] = sums[1] / n_tokens
     return values
-
-
-def _numbers(trainer: Trainer, batch: Batch, answers: bool) -> Tensor:
-    """Return the mean nll; with `answers` also the number of correct tokens."""
-    model: Any = trainer.model
-    with machine.autocast(trainer.device, trainer.dtype):
-        nll: Tensor = model(batch.ids, batch.labels, n_scored=batch.n_scored)
-        hidden = model.hidden(batch.ids) if answers else None
-    if hidden is None:
-        return nll.view(1)
-
-    likeliest = model.logits(hidden.float()).argmax(-1)  # (B, T)
-    is_correct = (likeliest == batch.labels) & (batch.labels != IGNORED)
-    # below 2**24 a count is exact in fp32
-    return torch.stack((nll, is_correct.sum().to(nll.dtype)))
