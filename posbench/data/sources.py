@@ -86,7 +86,20 @@ def locate(config: DataConfig) -> Source:
         )
 
     if _is_saved(config):
-        return _saved(config)
+        import datasets
+
+        root = str(config.path)
+        with hub.one_line(root):
+            loaded = datasets.load_from_disk(root, keep_in_memory=False)
+        by_split = loaded
+        if isinstance(loaded, datasets.Dataset):
+            by_split = {"": loaded}
+        # other files beside its own, such as what `map` keeps there, are not read
+        parts = []
+        for split, rows in by_split.items():
+            for file in rows.cache_files:
+                parts += [split.encode(), files.sha256(Path(file["filename"]))]
+        return Source(None, digest(parts), lambda: _of_rows(config, root, by_split))
 
     if config.source == "builtin":
         splits = {"": builtin_modules()}
@@ -209,26 +222,6 @@ def _is_saved(config: DataConfig) -> bool:
     folder = Path(str(config.path))
     of_splits, of_one = folder / "dataset_dict.json", folder / "state.json"
     return config.source == "text" and (of_splits.is_file() or of_one.is_file())
-
-
-def _saved(config: DataConfig) -> Source:
-    """Find a data set that `save_to_disk` wrote. Other files beside its own, such as
-    what `map` keeps there, are not read.
-    """
-    import datasets
-
-    root = str(config.path)
-    with hub.one_line(root):
-        rows = datasets.load_from_disk(root, keep_in_memory=False)
-    by_split = rows
-    if isinstance(rows, datasets.Dataset):
-        by_split = {"": rows}
-
-    parts = []
-    for split, of_split in by_split.items():
-        for file in of_split.cache_files:
-            parts += [split.encode(), files.sha256(Path(file["filename"]))]
-    return Source(None, digest(parts), lambda: _of_rows(config, root, by_split))
 
 
 def builtin_modules() -> dict[str, Path]:

@@ -144,14 +144,12 @@ def data_of(
     """Return the data of a run: the tokens of a text, or a task. `saved`: its
     tokenizer; the user's may be gone.
     """
-    if config.task is not None:
-        return _of_task(config, tasks.build(config.task["name"], config.task))
-    if config.tokenizer not in MADE_HERE and saved is not None and saved.is_file():
-        config = dataclasses.replace(config, tokenizer=str(saved))
-    return prepare(config, cache)
+    if config.task is None:
+        if config.tokenizer not in MADE_HERE and saved is not None and saved.is_file():
+            config = dataclasses.replace(config, tokenizer=str(saved))
+        return prepare(config, cache)
 
-
-def _of_task(config: DataConfig, task: Task) -> TaskData:
+    task = tasks.build(config.task["name"], config.task)
     options = dataclasses.asdict(task) | {"name": task.name, "offset": config.offset}
     facts = [json.dumps(options, sort_keys=True)]
     for length in sorted({task.shortest, task.longest}):
@@ -389,7 +387,10 @@ def _refuse_lossy(made: Tokenizer, splits: dict[str, text.Texts]) -> float:
     sample = []
     for texts in splits.values():
         for document in itertools.islice(texts, LOSS_DOCUMENTS):
-            sample.append(_beginning(document))
+            # a cut may go through the first and the last word
+            after_first = document[:LOSS_CHARACTERS].strip().split(maxsplit=1)[-1:]
+            before_last = "".join(after_first).rsplit(maxsplit=1)[:1]
+            sample.append("".join(before_last))
     share, examples = tokenizer.lost(made, sample)
     what = f"{share:.2%} of the characters do not come back, such as {examples!r}"
     if share > MOST_LOST:
@@ -400,15 +401,6 @@ def _refuse_lossy(made: Tokenizer, splits: dict[str, text.Texts]) -> float:
     if share:
         logger.warning("data.tokenizer: %s", what)
     return share
-
-
-def _beginning(document: str) -> str:
-    """Return some `LOSS_CHARACTERS` of a document without its first and last word,
-    which a cut may have gone through.
-    """
-    after_first = document[:LOSS_CHARACTERS].strip().split(maxsplit=1)[-1:]
-    before_last = "".join(after_first).rsplit(maxsplit=1)[:1]
-    return "".join(before_last)
 
 
 def _sample(texts: text.Texts) -> Iterator[str]:

@@ -177,7 +177,23 @@ class Evaluation(AnyEvaluation):
     def requested(self, existing: Sequence[EvaluationRow] = ()) -> list[Requested]:
         # Rows with equal forward passes share them: measurements that differ in nothing
         # else are equal.
-        numbers_of = functools.cache(functools.partial(_numbers, self))
+        @functools.cache
+        def numbers_of(measurement: Measurement) -> Floats:
+            """Return the nll and the metrics of all tokens that the windows score, in
+            the order of `targets_of`: (1 + metrics, tokens).
+            """
+            assert measurement.windows is not None
+            subject, _ = _subject_of(self, measurement)
+            numbers = score(
+                subject,
+                self.split,
+                measurement.windows,
+                self.settings.batch_tokens,
+                measurement.rewrite,
+                self.world,
+            )
+            return numbers.reshape(len(numbers), -1)
+
         train_length = self.subject.train_length
         curve = counting_rows(existing)
         present = {row.key for row in curve}
@@ -226,7 +242,7 @@ def _requested(
     """Return the row of a measurement before its forward passes, and the function that
     makes them.
 
-    `numbers_of` is `_numbers`, cached, of this evaluation.
+    `numbers_of` makes the forward passes on the text; equal ones are made once.
     """
     split = evaluation.split
     windows = measurement.windows
@@ -272,23 +288,6 @@ def _subject_of(
     if measurement.offset:
         subject = subject.shifted(measurement.offset)
     return subject, facts
-
-
-def _numbers(evaluation: Evaluation, measurement: Measurement) -> Floats:
-    """Return the nll and the metrics of all tokens that the windows score, in the order
-    of `targets_of`: (1 + metrics, tokens).
-    """
-    assert measurement.windows is not None
-    subject, _ = _subject_of(evaluation, measurement)
-    numbers = score(
-        subject,
-        evaluation.split,
-        measurement.windows,
-        evaluation.settings.batch_tokens,
-        measurement.rewrite,
-        evaluation.world,
-    )
-    return numbers.reshape(len(numbers), -1)
 
 
 def _measured(

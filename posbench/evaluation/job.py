@@ -8,13 +8,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from posbench import machine, tracking
 from posbench.config.schema import Config, EvaluationConfig
-from posbench.data.batches import merge_spans
 from posbench.data.sources import moved
 from posbench.data.tokens import TaskData, Tokens, data_of, note_use
 from posbench.errors import UserError
@@ -132,7 +129,7 @@ def evaluate_into(
         evaluation = Evaluation(
             split=split,
             tokenizer=tokens.tokenizer,
-            readers=_readers(tokens, config, step, split.ids),
+            readers=Readers.of_run(tokens, config, step, split.ids),
             **common,
         )
     existing = None
@@ -203,37 +200,3 @@ def evaluations_on_the_way(config: Config) -> dict[int, EvaluationConfig]:
         if first_step <= step < training.steps:
             evaluations[step] = settings
     return evaluations
-
-
-def _readers(
-    tokens: Tokens, config: Config, step: int, text: NDArray[np.integer]
-) -> Readers | None:
-    """Return the simple readers for the tokens that a run, and the run it began from,
-    trained on; None if unknown.
-    """
-    spans = []
-    if step:  # else the run began from another one
-        spans.append(tokens.batches(config.training, config.seed).spans(step))
-    start = config.start
-    if start is not None:
-        if start.text_sha256 != tokens.record["sha256"]:
-            return None
-        earlier = dataclasses.replace(
-            config.training,
-            train_length=start.train_length,
-            batch_size=start.batch_size,
-            accumulation=1,
-        )
-        spans.append(tokens.batches(earlier, start.seed).spans(start.steps))
-
-    breaks = None
-    if step == config.training.steps:  # what is measured on the way has no such reader
-        breaks = np.array(["\n" in text for text in tokens.tokenizer.texts])
-    return Readers(
-        tokens.train.ids,
-        merge_spans(spans),
-        tokens.tokenizer.vocab_size,
-        text,
-        tokens.validation.ids,
-        breaks,
-    )

@@ -25,6 +25,9 @@ import functools
 import numpy as np
 from numpy.typing import NDArray
 
+from posbench.config.schema import Config
+from posbench.data.batches import merge_spans
+from posbench.data.tokens import Tokens
 from posbench.evaluation.models import Floats
 from posbench.evaluation.protocols import Integers
 
@@ -47,6 +50,40 @@ class Readers:
     validation: Ids  # the text that chooses order and weights
     # (V,), which tokens end a line, for `mixture`; None: that is not asked
     breaks: NDArray[np.bool_] | None = None
+
+    @classmethod
+    def of_run(
+        cls, tokens: Tokens, config: Config, step: int, text: Ids
+    ) -> "Readers | None":
+        """Return the readers for the tokens that a run, and the run it began from,
+        trained on; None if unknown.
+        """
+        spans = []
+        if step:  # else the run began from another one
+            spans.append(tokens.batches(config.training, config.seed).spans(step))
+        start = config.start
+        if start is not None:
+            if start.text_sha256 != tokens.record["sha256"]:
+                return None
+            earlier = dataclasses.replace(
+                config.training,
+                train_length=start.train_length,
+                batch_size=start.batch_size,
+                accumulation=1,
+            )
+            spans.append(tokens.batches(earlier, start.seed).spans(start.steps))
+
+        breaks = None
+        if step == config.training.steps:  # on the way nothing needs it
+            breaks = np.array(["\n" in text for text in tokens.tokenizer.texts])
+        return cls(
+            tokens.train.ids,
+            merge_spans(spans),
+            tokens.tokenizer.vocab_size,
+            text,
+            tokens.validation.ids,
+            breaks,
+        )
 
     def ngram(self, places: Integers) -> tuple[int, Floats]:
         """Return the order of the n-gram model, and the nats (n,) of the tokens at

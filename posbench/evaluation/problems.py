@@ -69,10 +69,22 @@ class TaskEvaluation(AnyEvaluation):
     task: Task
 
     def requested(self, existing: Sequence[EvaluationRow] = ()) -> list[Requested]:
-        problems_of = functools.cache(
-            functools.partial(_test_problems, self.task, self.settings)
-        )
-        points = measurements(self.settings, self.task, self.subject.train_length)
+        settings = self.settings
+
+        @functools.cache
+        def problems_of(length: int, of_task: str) -> Problems:
+            """Return the test problems of a length and a variant of the task; raises
+            Undefined if there are none.
+            """
+            task = self.task
+            if of_task:
+                _, options = parse_choice(f"{task.name}:{of_task}")
+                task = task.with_options(**options)
+            return data.fixed_problems(
+                task, settings.split, length, settings.blocks, of_task
+            )
+
+        points = measurements(settings, self.task, self.subject.train_length)
         return [_requested(self, point, problems_of) for point in points]
 
 
@@ -100,18 +112,6 @@ def measurements(
     for of_task in task.variations:
         points += [TaskPoint(length, of_task=of_task) for length in tested]
     return points
-
-
-def _test_problems(
-    task: Task, settings: EvaluationConfig, length: int, of_task: str
-) -> Problems:
-    """Return the test problems of a length and a variant of the task; raises Undefined
-    if there are none.
-    """
-    if of_task:
-        _, options = parse_choice(f"{task.name}:{of_task}")
-        task = task.with_options(**options)
-    return data.fixed_problems(task, settings.split, length, settings.blocks, of_task)
 
 
 def _requested(

@@ -116,8 +116,8 @@ def place_windows(
             break
         size = targets if is_fixed else reach  # of a block or a span
         for choice in choices:
-            edges = _edges(split, choice)
-            firsts = _dealt_places(_places(edges, reach, size), count)
+            places = _places(split, choice, reach, size)
+            firsts = _dealt_places(places, count)
             if len(firsts) < MIN_BLOCKS:
                 continue
 
@@ -134,18 +134,13 @@ def place_windows(
     return {}
 
 
-def _edges(split: TokenSplit, documents: str) -> Integers:
-    """Return the borders that no window crosses: those of documents, or of the text."""
+def _places(split: TokenSplit, documents: str, reach: int, size: int) -> list[Integers]:
+    """Return where disjoint parts of `size` targets may begin, by stretch. Each ends a
+    window of `reach` tokens; no window crosses an edge of a document, or of the text.
+    """
     edges = np.asarray(split.starts)
     if documents == "concat":
-        return edges[[0, -1]]
-    return edges
-
-
-def _places(edges: Integers, reach: int, size: int) -> list[Integers]:
-    """Return where disjoint parts of `size` targets may begin, by stretch. Each ends a
-    window of `reach` tokens; no window leaves the text between two edges.
-    """
+        edges = edges[[0, -1]]
     places = []
     for first, end in itertools.pairwise(edges.tolist()):
         earliest = first + reach - size + 1

@@ -102,40 +102,28 @@ def measurements(settings: EvaluationConfig, train_length: int) -> list[Measurem
             row = Measurement(protocol, length, settings.targets, variant=variant)
             rows.append(row)
     for text in settings.tasks:  # that is, probes
-        rows += _probe_measurements(text, settings, lengths, train_length)
+        of_probe = lengths
+        if text == "offset":  # its first row is the baseline
+            of_probe = sorted({train_length, *lengths})
+        _, colon, options = text.partition(":")
+        for variant, length in variants_at(settings, of_probe, train_length):
+            for probe in probes.of(text, length, settings.targets, train_length):
+                # A window of the probe's length hides nothing, so that the row would be
+                # the plain one. `offset` reads the training length only.
+                if variant.window is not None and probe.length <= variant.window:
+                    continue
+                row = Measurement(
+                    "task",
+                    probe.length,
+                    probe.targets,
+                    variant=variant,
+                    offset=probe.offset,
+                    rewrite=probe.rewrite,
+                    pose_from=probe.pose_from,
+                    task=f"{probe.task}{colon}{options}",
+                )
+                rows.append(row)
     return rows
-
-
-def _probe_measurements(
-    text: str, settings: EvaluationConfig, lengths: list[int], train_length: int
-) -> list[Measurement]:
-    """Return the rows of one probe, such as `shuffle:keep=32`."""
-    if text == "offset":  # its first row is the baseline
-        lengths = sorted({train_length, *lengths})
-
-    rows = []
-    for variant, length in variants_at(settings, lengths, train_length):
-        for probe in probes.of(text, length, settings.targets, train_length):
-            # A window of the probe's length hides nothing, so that the row would be the
-            # plain one. `offset` reads the training length only.
-            if variant.window is not None and probe.length <= variant.window:
-                continue
-            rows.append(_probe_measurement(text, probe, variant))
-    return rows
-
-
-def _probe_measurement(text: str, probe: probes.Probe, variant: Variant) -> Measurement:
-    _, colon, options = text.partition(":")
-    return Measurement(
-        "task",
-        probe.length,
-        probe.targets,
-        variant=variant,
-        offset=probe.offset,
-        rewrite=probe.rewrite,
-        pose_from=probe.pose_from,
-        task=f"{probe.task}{colon}{options}",
-    )
 
 
 def settings_for(

@@ -20,7 +20,6 @@ Deviates: pairs repeat, not a whole sequence; random tokens are as common as in 
 text; scored by likelihood among the candidates.
 """
 
-import functools
 from typing import Annotated
 
 import numpy as np
@@ -37,41 +36,41 @@ def rows(
     length: int, targets: int, train_length: int, *, pairs: Pairs = 8
 ) -> list[Probe]:
     """Return one row."""
-    pose_from = functools.partial(_pose_from, length=length, pairs=pairs)
+
+    def pose_from(material: Material) -> Pose:
+        vocabulary = np.unique(material.text)
+        needed = 2 * pairs + 2  # the pairs, the window's first token, and one filler
+        if len(vocabulary) < needed:
+            raise Undefined(
+                f"the text has {len(vocabulary)} different tokens: {pairs} pairs need"
+                f" {needed} of them"
+            )
+        # the first token stays, the last is the question
+        shares = np.linspace(1, length - 1, pairs + 1).astype(np.int64)
+        sizes = np.diff(shares)
+        if sizes.min() < 2:
+            raise Undefined(
+                f"there is no room for {pairs} pairs and their question in {length}"
+                " tokens"
+            )
+
+        def pose(ids: Ids, number: int) -> Choice:
+            rng = np.random.default_rng(derive(0, "induction", number))
+            shuffled = rng.permutation(vocabulary)
+            others = shuffled[shuffled != ids[0]]
+            first, second = others[: 2 * pairs].reshape(2, pairs)
+            right = balanced("induction", number, pairs)
+            depths = rng.random(pairs)  # of each pair in its share
+
+            fillers = material.text[~np.isin(material.text, [first, second])]
+            window = rng.choice(fillers, length)
+            window[0] = ids[0]
+            places = shares[:-1] + (depths * (sizes - 1)).astype(np.int64)
+            window[places] = first
+            window[places + 1] = second
+            window[-1] = first[right]
+            return Choice(np.append(window, second[right]), second, right)
+
+        return pose
+
     return [Probe("induction", length, targets, pose_from=pose_from)]
-
-
-def _pose_from(material: Material, length: int, pairs: int) -> Pose:
-    vocabulary = np.unique(material.text)
-    needed = 2 * pairs + 2  # the pairs, the window's first token, and one filler
-    if len(vocabulary) < needed:
-        raise Undefined(
-            f"the text has {len(vocabulary)} different tokens: {pairs} pairs need"
-            f" {needed} of them"
-        )
-    # the first token stays, the last is the question
-    shares = np.linspace(1, length - 1, pairs + 1).astype(np.int64)
-    sizes = np.diff(shares)
-    if sizes.min() < 2:
-        raise Undefined(
-            f"there is no room for {pairs} pairs and their question in {length} tokens"
-        )
-
-    def pose(ids: Ids, number: int) -> Choice:
-        rng = np.random.default_rng(derive(0, "induction", number))
-        shuffled = rng.permutation(vocabulary)
-        others = shuffled[shuffled != ids[0]]
-        first, second = others[: 2 * pairs].reshape(2, pairs)
-        right = balanced("induction", number, pairs)
-        depths = rng.random(pairs)  # of each pair in its share
-
-        fillers = material.text[~np.isin(material.text, [first, second])]
-        window = rng.choice(fillers, length)
-        window[0] = ids[0]
-        places = shares[:-1] + (depths * (sizes - 1)).astype(np.int64)
-        window[places] = first
-        window[places + 1] = second
-        window[-1] = first[right]
-        return Choice(np.append(window, second[right]), second, right)
-
-    return pose

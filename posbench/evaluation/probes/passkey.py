@@ -79,6 +79,27 @@ class Story(NamedTuple):
     # the digit of the last sentence, if there are several
     last: int | None
 
+    @classmethod
+    def of_window(cls, number: int, keys: int) -> "Story":
+        """Return the problem of the window of this number."""
+        if keys == 1:
+            key = balanced("passkey", number, DIGITS)
+            sentence = f'\nThe key is "{key}". Remember: the key is "{key}".\n'
+            return cls((sentence,), '\nWhat was the key? The key is "', key, None)
+
+        rng = np.random.default_rng(derive(0, "multi_key", number))
+        words = rng.permutation(WORDS.split())[:keys].tolist()
+        asked = balanced("multi_key", number, keys)
+        answer = balanced("multi_key digits", number, DIGITS)
+        digits = rng.permutation([digit for digit in range(DIGITS) if digit != answer])
+        digits = np.insert(digits, asked, answer)[:keys].tolist()
+
+        sentences = []
+        for word, digit in zip(words, digits, strict=True):
+            sentences.append(f'\nThe number of {word} is "{digit}".\n')
+        question = f'\nThe number of {words[asked]} is "'
+        return cls(tuple(sentences), question, answer, digits[-1])
+
 
 def rows(
     length: int,
@@ -93,58 +114,36 @@ def rows(
         raise OptionError(
             "depth", f"is {depth} for 'passkey': expected one key, or null"
         )
-    pose_from = functools.partial(_pose_from, length=length, keys=keys, depth=depth)
+
+    def pose_from(material: Material) -> Pose:
+        def pose(ids: Ids, number: int) -> Choice:
+            story = Story.of_window(number, keys)
+            sentences, question, digits = _story_tokens(material.encode, story)
+            # without the window's first token, which stays
+            tokens = sum(map(len, sentences)) + len(question)
+            spare = length - 1 - tokens
+            if spare < 0:
+                raise Undefined(
+                    f"passkey's sentences are {1 + tokens} tokens of this model: the"
+                    " window is too short"
+                )
+
+            in_share = depth  # how deep in its share each sentence stands
+            if in_share is None:
+                in_share = (number + 0.5) * _GOLDEN % 1
+            window = ids.copy()
+            begin = 1
+            for n, sentence in enumerate(sentences):
+                start = begin + round((n + in_share) / keys * spare)
+                window[start : start + len(sentence)] = sentence
+                begin += len(sentence)
+            window[length - len(question) :] = question
+            right = digits[story.answer]
+            return Choice(np.append(window, right), digits, story.answer, story.last)
+
+        return pose
+
     return [Probe("passkey", length, targets, pose_from=pose_from)]
-
-
-def _story(number: int, keys: int) -> Story:
-    """Return the problem of the window of this number."""
-    if keys == 1:
-        key = balanced("passkey", number, DIGITS)
-        sentence = f'\nThe key is "{key}". Remember: the key is "{key}".\n'
-        return Story((sentence,), '\nWhat was the key? The key is "', key, None)
-
-    rng = np.random.default_rng(derive(0, "multi_key", number))
-    words = rng.permutation(WORDS.split())[:keys].tolist()
-    asked = balanced("multi_key", number, keys)
-    answer = balanced("multi_key digits", number, DIGITS)
-    digits = rng.permutation([digit for digit in range(DIGITS) if digit != answer])
-    digits = np.insert(digits, asked, answer)[:keys].tolist()
-
-    sentences = []
-    for word, digit in zip(words, digits, strict=True):
-        sentences.append(f'\nThe number of {word} is "{digit}".\n')
-    question = f'\nThe number of {words[asked]} is "'
-    return Story(tuple(sentences), question, answer, digits[-1])
-
-
-def _pose_from(material: Material, length: int, keys: int, depth: float | None) -> Pose:
-    def pose(ids: Ids, number: int) -> Choice:
-        story = _story(number, keys)
-        sentences, question, digits = _story_tokens(material.encode, story)
-        # without the window's first token, which stays
-        tokens = sum(map(len, sentences)) + len(question)
-        spare = length - 1 - tokens
-        if spare < 0:
-            raise Undefined(
-                f"passkey's sentences are {1 + tokens} tokens of this model: the window"
-                " is too short"
-            )
-
-        in_share = depth  # how deep in its share each sentence stands
-        if in_share is None:
-            in_share = (number + 0.5) * _GOLDEN % 1
-        window = ids.copy()
-        begin = 1
-        for n, sentence in enumerate(sentences):
-            start = begin + round((n + in_share) / keys * spare)
-            window[start : start + len(sentence)] = sentence
-            begin += len(sentence)
-        window[length - len(question) :] = question
-        right = digits[story.answer]
-        return Choice(np.append(window, right), digits, story.answer, story.last)
-
-    return pose
 
 
 # rows of other lengths and variants have the same stories
