@@ -25,6 +25,7 @@ from posbench.terminal.console import plural
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+    from rich.console import Console
 
     from posbench.reports.charts import FigureKind
 
@@ -52,6 +53,95 @@ class Section:
         if self.by_length is None:
             return [*self.more]
         return [self.by_length, *self.more]
+
+    @classmethod
+    def of_text(
+        cls,
+        heading: str,
+        group: pd.DataFrame,
+        reference: str | None,
+        least: float,
+        figure: "FigureKind",
+    ) -> "Section":
+        """Compare runs on a text; `least`: the smallest difference that gets a word."""
+        from posbench.reports import charts
+
+        comparison = compare.compare(group, reference, least)
+        by_length = None
+        if comparison.measured:
+            by_length = tables.loss_table(group, comparison)
+        more = [card.card_table(group, comparison), tables.facts_table(comparison)]
+        more += tables.training_tables(group)
+        more += tables.length_tables(group)
+        panels = charts.text_panels(group, comparison, figure)
+        whole = None
+        if panels:
+            whole = charts.panels_figure(panels, figure)
+        return cls(
+            heading,
+            answer.facts_line(group),
+            answer.text_answer(group, comparison),
+            whole,
+            [charts.panels_figure([panel], figure) for panel in panels],
+            tables.main_table(comparison),
+            comparison.frame,
+            by_length,
+            more,
+        )
+
+    @classmethod
+    def of_task(
+        cls, heading: str, group: pd.DataFrame, reference: str | None
+    ) -> "Section":
+        """Compare runs on a task."""
+        from posbench.reports import charts
+
+        comparison = tasks.compare_tasks(group, reference)
+        figure = charts.task_figure(group)
+        figures = []
+        if figure:
+            figures.append(figure)
+        main = None
+        columns = pd.DataFrame()
+        if comparison:
+            main = tables.task_table(comparison)
+            columns = comparison.frame
+        return cls(
+            heading,
+            answer.facts_line(group),
+            answer.task_answer(group, comparison),
+            figure,
+            figures,
+            main,
+            columns,
+            None,
+            tables.length_tables(group),
+        )
+
+    def write(self, folder: Path, number: int) -> None:
+        """Write the figure and the table into a folder."""
+        from posbench.reports import charts
+
+        if self.figure:
+            for kind in ("png", "pdf"):
+                picture = charts.image_bytes(self.figure, kind)
+                files.write(folder / f"curves.{kind}", picture)
+        if self.main:
+            latex = self.main.latex(f"posbench-{number}")
+            if self.by_length:
+                latex += "\n" + self.by_length.latex(f"posbench-{number}-lengths")
+            files.write(folder / "table.csv", csv_text(self.columns).encode())
+            files.write(folder / "table.tex", latex.encode())
+
+    def print(self, console: "Console", title: str) -> None:
+        """Print what was run, the answer and the table; `title`: of the report."""
+        console.print(f"{self.heading or title}: {self.facts}")
+        for sentence in self.answer.sentences:
+            console.print(sentence)
+        if self.answer.command:  # on one line, so that it can be copied
+            console.print(f"  {self.answer.command}", soft_wrap=True)
+        if self.main:
+            self.main.print(console, MOST_ROWS)
 
 
 def main(
@@ -85,66 +175,29 @@ def main(
     warnings = _warning_lines(frame, runs)
     sections = _sections(readable, least, reference, figure)
 
-    folder = _folder(runs, out)
+    if out is None:
+        studies = [Path(run).absolute().parent for run in runs["folder"]]
+        folder = Path(os.path.commonpath(studies), "report")
+    else:
+        folder = Path(out)
     for number, section in enumerate(sections, start=1):
-        _write_section(folder, number, section)
+        # those of the first stand in the folder itself
+        section.write(folder if number == 1 else folder / f"set-{number}", number)
     details = frame.columns.str.match("unit_|settings|scheme")
     files.write(folder / "rows.csv", csv_text(frame.loc[:, ~details]).encode())
     page = _page_html(title, warnings, sections, runs)
     files.write(folder / "index.html", page.encode())
 
-    _print(folder, title, warnings, sections)
-
-
-def _folder(runs: pd.DataFrame, out: str | Path | None) -> Path:
-    if out is not None:
-        return Path(out)
-    studies = [Path(run).absolute().parent for run in runs["folder"]]
-    return Path(os.path.commonpath(studies), "report")
-
-
-def _write_section(folder: Path, number: int, section: Section) -> None:
-    """Write the figure and the table of a section: those of the first stand in the
-    report's folder itself.
-    """
-    from posbench.reports import charts
-
-    if number > 1:
-        folder = folder / f"set-{number}"
-    if section.figure:
-        for kind in ("png", "pdf"):
-            files.write(
-                folder / f"curves.{kind}", charts.image_bytes(section.figure, kind)
-            )
-    if section.main:
-        latex = section.main.latex(f"posbench-{number}")
-        if section.by_length:
-            latex += "\n" + section.by_length.latex(f"posbench-{number}-lengths")
-        files.write(folder / "table.csv", csv_text(section.columns).encode())
-        files.write(folder / "table.tex", latex.encode())
-
-
-def _print(
-    folder: Path, title: str, warnings: Sequence[str], sections: Sequence[Section]
-) -> None:
     console = terminal.stdout()
     if not console.is_terminal:
         console.width = max(console.width, WIDTH)
-
     label = "Page"
     if sections[0].figure:
         label = f"Figure: {folder / 'curves.png'}; page"
     for line in (f"{label}: {folder / 'index.html'}", *warnings):
         console.print(line, soft_wrap=True)
-
     for section in sections:
-        console.print(f"{section.heading or title}: {section.facts}")
-        for sentence in section.answer.sentences:
-            console.print(sentence)
-        if section.answer.command:  # on one line, so that it can be copied
-            console.print(f"  {section.answer.command}", soft_wrap=True)
-        if section.main:
-            section.main.print(console, MOST_ROWS)
+        section.print(console, title)
 
 
 def _warning_lines(frame: pd.DataFrame, runs: pd.DataFrame) -> list[str]:
@@ -154,10 +207,14 @@ def _warning_lines(frame: pd.DataFrame, runs: pd.DataFrame) -> list[str]:
     lines = []
     unreadable = runs[runs["run_status"] == "unreadable"]
     not_done = runs[~runs["run_status"].isin(["done", "unreadable"])]
-    if len(not_done):
-        lines.append(
-            f"Of {plural(len(runs), 'run')} not done: {_endings_text(not_done)}"
-        )
+    if len(not_done):  # `2 failed, 1 stopped, the first: out of memory`
+        counts = not_done["run_status"].value_counts()
+        endings = ", ".join(f"{number} {status}" for status, number in counts.items())
+        line = f"Of {plural(len(runs), 'run')} not done: {endings}"
+        reasons = not_done["run_reason"].dropna()
+        if len(reasons):
+            line += f", the first: {' '.join(reasons.iloc[0].split())}"
+        lines.append(line)
     for folder, reason in zip(
         unreadable["folder"], unreadable["run_reason"], strict=True
     ):
@@ -169,17 +226,21 @@ def _warning_lines(frame: pd.DataFrame, runs: pd.DataFrame) -> list[str]:
             f"Left out: {plural(len(copies), 'run')} with the setting and seed of"
             f" another: {copies.iloc[0]}"
         )
-    return lines + _target_lines(frame) + _version_lines(runs)
+    lines += _target_lines(frame)
 
-
-def _endings_text(not_done: pd.DataFrame) -> str:
-    """Return how runs ended: `2 failed, 1 stopped, the first: out of memory`."""
-    counts = not_done["run_status"].value_counts()
-    text = ", ".join(f"{number} {status}" for status, number in counts.items())
-    reasons = not_done["run_reason"].dropna()
-    if len(reasons):
-        text += f", the first: {' '.join(reasons.iloc[0].split())}"
-    return text
+    # encodings from outside of posbench whose code differs between runs
+    digests: dict[str, set[str]] = {}
+    installed = runs.loc[runs["run_status"] == "done", "installed_encodings"]
+    for text in installed.dropna():
+        for name, digest in json.loads(text).items():
+            digests.setdefault(name, set()).add(digest)
+    for name, versions in digests.items():
+        if len(versions) > 1:
+            lines.append(
+                f"'{name}' was trained with {len(versions)} versions of its file:"
+                " 'posbench train ... --restart' trains anew"
+            )
+    return lines
 
 
 def _target_lines(frame: pd.DataFrame) -> list[str]:
@@ -211,32 +272,19 @@ def _target_lines(frame: pd.DataFrame) -> list[str]:
     return lines
 
 
-def _version_lines(runs: pd.DataFrame) -> list[str]:
-    """Return a line for each installed encoding whose code differs between runs."""
-    digests: dict[str, set[str]] = {}
-    installed = runs.loc[runs["run_status"] == "done", "installed_encodings"]
-    for text in installed.dropna():
-        for name, digest in json.loads(text).items():
-            digests.setdefault(name, set()).add(digest)
-
-    lines = []
-    for name, versions in digests.items():
-        if len(versions) > 1:
-            lines.append(
-                f"'{name}' was trained with {len(versions)} versions of its file:"
-                " 'posbench train ... --restart' trains anew"
-            )
-    return lines
-
-
 def _sections(
     frame: pd.DataFrame, least: float, reference: str | None, figure: "FigureKind"
 ) -> list[Section]:
     """Return a section for each set of runs that may be compared: text before tasks,
     then sets with more runs first.
     """
+
+    def text_first(group: pd.DataFrame) -> tuple[str, bool, int]:
+        task = group["trained_task"].iloc[0] or ""
+        return task, not group["newest"].any(), -group["folder"].nunique()
+
     sets = [group for _, group in frame.groupby("setting")]
-    sets.sort(key=_sort_key)
+    sets.sort(key=text_first)
 
     differing: dict[str, dict[str, str]] = {}
     for _, group in frame.groupby(frame["trained_task"].fillna("")):
@@ -259,75 +307,11 @@ def _sections(
         if reference not in {*group["label"], *group["encoding"]}:
             base = None
         if task:
-            sections.append(_task_section(heading, group, base))
+            sections.append(Section.of_task(heading, group, base))
         else:
-            sections.append(_text_section(heading, group, base, least, figure))
+            section = Section.of_text(heading, group, base, least, figure)
+            sections.append(section)
     return sections
-
-
-def _sort_key(group: pd.DataFrame) -> tuple[str, bool, int]:
-    """Return what sets of runs are sorted by."""
-    task = group["trained_task"].iloc[0] or ""
-    return task, not group["newest"].any(), -group["folder"].nunique()
-
-
-def _task_section(heading: str, group: pd.DataFrame, reference: str | None) -> Section:
-    from posbench.reports import charts
-
-    comparison = tasks.compare_tasks(group, reference)
-    figure = charts.task_figure(group)
-    figures = []
-    if figure:
-        figures.append(figure)
-    main = None
-    columns = pd.DataFrame()
-    if comparison:
-        main = tables.task_table(comparison)
-        columns = comparison.frame
-    return Section(
-        heading,
-        answer.facts_line(group),
-        answer.task_answer(group, comparison),
-        figure,
-        figures,
-        main,
-        columns,
-        None,
-        tables.length_tables(group),
-    )
-
-
-def _text_section(
-    heading: str,
-    group: pd.DataFrame,
-    reference: str | None,
-    least: float,
-    figure: "FigureKind",
-) -> Section:
-    from posbench.reports import charts
-
-    comparison = compare.compare(group, reference, least)
-    by_length = None
-    if comparison.measured:
-        by_length = tables.loss_table(group, comparison)
-    more = [card.card_table(group, comparison), tables.facts_table(comparison)]
-    more += tables.training_tables(group)
-    more += tables.length_tables(group)
-    panels = charts.text_panels(group, comparison, figure)
-    whole = None
-    if panels:
-        whole = charts.panels_figure(panels, figure)
-    return Section(
-        heading,
-        answer.facts_line(group),
-        answer.text_answer(group, comparison),
-        whole,
-        [charts.panels_figure([panel], figure) for panel in panels],
-        tables.main_table(comparison),
-        comparison.frame,
-        by_length,
-        more,
-    )
 
 
 def _page_html(

@@ -22,7 +22,6 @@ from posbench.results.comparison import (
     Numbers,
     Scheme,
     TaskComparison,
-    TaskScheme,
 )
 from posbench.results.words import NOT_RESOLVED
 from posbench.terminal.console import plural
@@ -83,7 +82,23 @@ def text_answer(frame: pd.DataFrame, comparison: Comparison) -> Answer:
         if numbers.beats_reader in NOT_BEATEN:
             unbeaten.append(scheme.label)
 
-    sentences = [_best_sentence(comparison)]
+    best, lowest = measured[0]
+    has_others = len(measured) > 1
+    result = "the lowest loss" if has_others else "a loss of"
+    sentence = (
+        f"At {comparison.train_length} tokens {short_label(best.label)} has"
+        f" {result} {lowest.nll:.3f}"
+    )
+    if has_others and comparison.reference is None:
+        sentence += "; without a reference (--reference NAME) no difference is judged."
+    else:
+        gaps = {scheme.label: scheme.nll_difference for scheme, _ in measured}
+        found = _amounts_by_word(gaps)
+        words = ("better", "worse", NOT_RESOLVED)
+        compared = _words_sentence(found, words, comparison.reference)
+        sentence = f"{sentence}. {compared}".rstrip()
+
+    sentences = [sentence]
     sentences += _reach_sentences(comparison, judged)
     if unlearned:
         text = "Not shown to have learned more than an n-gram model"
@@ -112,26 +127,6 @@ def _answer_with_missing(
     if command:
         sentence += " Type:"
     return Answer([*sentences, sentence], command)
-
-
-def _best_sentence(comparison: Comparison) -> str:
-    """Return the lowest loss, and how others compare with the reference."""
-    measured = comparison.measured
-    best, numbers = measured[0]
-    has_others = len(measured) > 1
-    result = "the lowest loss" if has_others else "a loss of"
-    text = (
-        f"At {comparison.train_length} tokens {short_label(best.label)} has"
-        f" {result} {numbers.nll:.3f}"
-    )
-    if has_others and comparison.reference is None:
-        return (
-            f"{text}; without a reference (--reference NAME) no difference is judged."
-        )
-    judged = {scheme.label: scheme.nll_difference for scheme, _ in measured}
-    found = _amounts_by_word(judged)
-    words = ("better", "worse", NOT_RESOLVED)
-    return f"{text}. {_words_sentence(found, words, comparison.reference)}".rstrip()
 
 
 def _reach_sentences(
@@ -173,8 +168,21 @@ def task_answer(frame: pd.DataFrame, comparison: TaskComparison | None) -> Answe
 
     ranked = [scheme for scheme in comparison.schemes if scheme.ranked]
     learned = list_names([scheme.label for scheme in ranked]) or "none"
-    best = _most_accurate_sentence(ranked)
-    sentences = [f"Learned by most seeds: {learned}. {best}".rstrip()]
+    sentence = f"Learned by most seeds: {learned}."
+    # which answer best on the longest problems that were measured
+    for ratio in (4, 2):
+        medians = {}
+        for scheme in ranked:
+            share = scheme.shares.get(ratio)
+            if share and not math.isnan(share.median):
+                medians[scheme.label] = share.median
+        if medians:
+            highest = max(medians.values())
+            best = [label for label, median in medians.items() if median == highest]
+            sentence += f" Best at {ratio}x the longest trained problem:"
+            sentence += f" {list_names(best)}, {highest:.0%} right."
+            break
+    sentences = [sentence]
 
     for ratio in (2, 4):
         found: Found = {}
@@ -188,27 +196,6 @@ def task_answer(frame: pd.DataFrame, comparison: TaskComparison | None) -> Answe
         if words:
             sentences.append(words)
     return _answer_with_missing(sentences, frame, missing_on_task(frame, comparison))
-
-
-def _most_accurate_sentence(ranked: Sequence[TaskScheme]) -> str:
-    """Return which schemes answer best on the longest problems that were measured;
-    empty without a longer one.
-    """
-    for ratio in (4, 2):
-        medians = {}
-        for scheme in ranked:
-            share = scheme.shares.get(ratio)
-            if share and not math.isnan(share.median):
-                medians[scheme.label] = share.median
-        if not medians:
-            continue
-        highest = max(medians.values())
-        best = [label for label, median in medians.items() if median == highest]
-        return (
-            f"Best at {ratio}x the longest trained problem: {list_names(best)},"
-            f" {highest:.0%} right."
-        )
-    return ""
 
 
 def _amounts_by_word(differences: Mapping[str, Difference | None]) -> Found:

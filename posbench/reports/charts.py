@@ -182,7 +182,11 @@ def text_panels(
     if not comparison.measured:
         return []
     base = comparison.reference
-    named = _named(comparison)
+    # what has a name and a colour: the reference, and those with the lowest losses
+    others = [each.label for each, _ in comparison.measured if each.label != base]
+    named = [*others[:MOST_NAMED]]
+    if base is not None:
+        named = [base, *others[: MOST_NAMED - 1]]
 
     points = compare.curves(frame)
     points = points[points["ratio"] >= 1 / ENDPOINT_RATIO]
@@ -203,10 +207,9 @@ def text_panels(
         axes.set_ylabel("nats per token")
 
     def differences_panel(axes: Axes) -> None:
-        compared = []
-        for scheme in comparison.schemes:
-            if scheme.label in named and scheme.label != base:
-                compared.append(scheme)
+        compared = [
+            each for each in comparison.schemes if each.label in set(named) - {base}
+        ]
         _draw_differences(axes, compared, str(base))
 
     if kind != "panels":
@@ -227,16 +230,6 @@ def scheme_colour(label: str) -> str:
     hue = int.from_bytes(digest[:2]) / 2**16
     lightness = LIGHTNESS[digest[2] % len(LIGHTNESS)]
     return to_hex(colorsys.hls_to_rgb(hue, lightness, 0.75))
-
-
-def _named(comparison: Comparison) -> list[str]:
-    """Return the labels of the schemes that have a name and a colour."""
-    base = comparison.reference
-    by_loss = [scheme.label for scheme, _ in comparison.measured]
-    others = [label for label in by_loss if label != base]
-    if base is None:
-        return [*others[:MOST_NAMED]]
-    return [base, *others[: MOST_NAMED - 1]]
 
 
 def _draw_losses(

@@ -79,8 +79,8 @@ def print_results(folder: Path, split: str | None = None) -> None:
 
     if run["trained_task"]:
         in_curve = as_trained(rows)
-        table = _task_table(run, rows[in_curve])
-        remarks = [_task_remark(numbers)]
+        table, remark = _task_results(run, rows[in_curve], numbers)
+        remarks = [remark]
         others = _others_table(rows[~in_curve], "problem_length")
     else:
         in_curve = rows["curve"].isin(SERIES)
@@ -165,8 +165,12 @@ def _is_target(rows: pd.DataFrame) -> pd.Series:
     return (rows["curve"] == "fixed_target") & (rows["status"] == "ok")
 
 
-def _task_table(run: pd.Series, rows: pd.DataFrame) -> Table:
-    """Return the share of right answers, a line per length of the problems."""
+def _task_results(
+    run: pd.Series, rows: pd.DataFrame, numbers: Headline
+) -> tuple[Table, str]:
+    """Return the share of right answers, a line per length of the problems, and whether
+    the run has learned.
+    """
     lines = []
     for row in rows.sort_values("length_ratio").to_dict("records"):
         line = {"length": f"{row['problem_length']} ({row['length_ratio']:.3g}x)"}
@@ -177,7 +181,21 @@ def _task_table(run: pd.Series, rows: pd.DataFrame) -> Table:
         line["loss of answers"] = _loss_text(row)
         lines.append(line)
     title = _title(run, f"task {run['trained_task']}")
-    return _lines_table(title, lines, _TASK_COLUMNS, "")
+    table = _lines_table(title, lines, _TASK_COLUMNS, "")
+
+    gate = f"{GATE:.0%} of the tokens right"
+    if numbers["learned"] == "no":
+        return table, f"Not learned: less than {gate} at some trained length."
+    if numbers["learned"] is None:
+        return table, (
+            "Not known to have learned: no result at the longest trained length, and"
+            f" {gate} are needed at each."
+        )
+    remark = f"Learned: at least {gate} at every trained length"
+    step = numbers["steps_to_gate"]
+    if step is not None:
+        remark += f", in validation first after step {step:,}"
+    return table, f"{remark}."
 
 
 def _others_table(rows: pd.DataFrame, length: str) -> Table:
@@ -226,22 +244,6 @@ def _others_table(rows: pd.DataFrame, length: str) -> Table:
     spare = [0, 1, *range(n_lengths, 1, -1), n_lengths + 1, n_lengths + 2]
     legend = "; ".join(notes)
     return _lines_table("", [*lines.values()], names, legend, spare[: len(names)])
-
-
-def _task_remark(numbers: Headline) -> str:
-    gate = f"{GATE:.0%} of the tokens right"
-    if numbers["learned"] == "no":
-        return f"Not learned: less than {gate} at some trained length."
-    if numbers["learned"] is None:
-        return (
-            "Not known to have learned: no result at the longest trained length, and"
-            f" {gate} are needed at each."
-        )
-    remark = f"Learned: at least {gate} at every trained length"
-    step = numbers["steps_to_gate"]
-    if step is not None:
-        remark += f", in validation first after step {step:,}"
-    return f"{remark}."
 
 
 def _text_remarks(rows: pd.DataFrame, numbers: Headline) -> Iterator[str]:

@@ -135,6 +135,13 @@ LEARNED = Column(
 def main_table(comparison: Comparison) -> Table:
     """Return the main table on text: at the training length and beyond."""
     length = comparison.train_length
+
+    def holds(row: Row, name: str) -> str:
+        if not number_text(row, name):
+            return ""
+        text = f"{row[name] / length:g}x"
+        return f"≥ {text}" if row.get("holds_further") is True else text
+
     columns = [ENCODING]
     schemes = comparison.schemes
     if any(scheme.not_done or scheme.left_out > 0 for scheme in schemes):
@@ -149,7 +156,11 @@ def main_table(comparison: Comparison) -> Table:
             columns.append(LEARNED)
     columns += _above_columns(comparison)
     columns += _rise_columns(comparison.ratios)
-    columns.append(_holds_column(length, n_measured))
+    note = (
+        f"holds to: adds at most {RISE_LIMIT:g}, adjusted for"
+        f" {plural(n_measured, 'encoding')}; {WRONG_WORDS}"
+    )
+    columns.append(Column("holds_to", "holds to", holds, note=note))
     note = f"uses: fewer tokens cost over {USES_LIMIT:g}"
     columns.append(Column("uses", "uses", uses_cell, 6, note=note))
     readers = []
@@ -238,22 +249,6 @@ def _rise_columns(ratios: Sequence[float]) -> list[Column]:
             of = "rise_difference"
             columns.append(Column("rise_word", "", word_of_cell, 4, text=True, of=of))
     return columns
-
-
-def _holds_column(train_length: int, n_schemes: int) -> Column:
-    def holds(row: Row, name: str) -> str:
-        if not number_text(row, name):
-            return ""
-        text = f"{row[name] / train_length:g}x"
-        if row.get("holds_further") is True:
-            return f"≥ {text}"
-        return text
-
-    note = (
-        f"holds to: adds at most {RISE_LIMIT:g}, adjusted for"
-        f" {plural(n_schemes, 'encoding')}; {WRONG_WORDS}"
-    )
-    return Column("holds_to", "holds to", holds, note=note)
 
 
 def facts_table(comparison: Comparison) -> Table:
@@ -431,7 +426,27 @@ def task_table(comparison: TaskComparison) -> Table:
     ratios = sorted({ratio for scheme in comparison.schemes for ratio in scheme.shares})
     main_ratio = 2 if 2 in ratios else ratios[0]
 
-    columns = [ENCODING, *_learned_columns()]
+    def learned(row: Row, name: str) -> str:
+        return f"{row[name]} of {row['seeds']}"
+
+    def interval(row: Row, name: str) -> str:
+        return range_text(row[f"{name}_low"], row[f"{name}_high"], ".2f")
+
+    def steps(row: Row, name: str) -> str:
+        return number_text(row, name, ".0f").replace("inf", "never")
+
+    note = (
+        f"learned: seeds with {GATE:.0%} of the answers' tokens right at every trained"
+        " length"
+    )
+    until = "steps: until then"
+    columns = [
+        ENCODING,
+        Column("learned", "learned", learned, note=note),
+        Column("interval", "95 %", interval, 5, of="learned"),
+        Column("learned_word", "", word_of_cell, 4, text=True, of="learned_test"),
+        Column("steps", "steps", steps, 6, of="steps_to_gate", note=until),
+    ]
     for ratio in ratios:
         spare = {1.0: 3, 2.0: 0, 4.0: 1}.get(ratio, 9)
         shares = ""
@@ -489,29 +504,4 @@ def _share_columns(ratio: float, spare: int, shares: str, against: str) -> list[
             of="tests",
             note=against,
         ),
-    ]
-
-
-def _learned_columns() -> list[Column]:
-    """Return the columns of which seeds learned a task, and when."""
-
-    def learned(row: Row, name: str) -> str:
-        return f"{row[name]} of {row['seeds']}"
-
-    def interval(row: Row, name: str) -> str:
-        return range_text(row[f"{name}_low"], row[f"{name}_high"], ".2f")
-
-    def steps(row: Row, name: str) -> str:
-        return number_text(row, name, ".0f").replace("inf", "never")
-
-    note = (
-        f"learned: seeds with {GATE:.0%} of the answers' tokens right at every trained"
-        " length"
-    )
-    until = "steps: until then"
-    return [
-        Column("learned", "learned", learned, note=note),
-        Column("interval", "95 %", interval, 5, of="learned"),
-        Column("learned_word", "", word_of_cell, 4, text=True, of="learned_test"),
-        Column("steps", "steps", steps, 6, of="steps_to_gate", note=until),
     ]

@@ -298,16 +298,31 @@ def compare(
     schemes = []
     runs = frame[~frame["repeated"]].drop_duplicates("folder")
     for label, of_label in runs.groupby("label"):
-        scheme = _scheme(losses, label, of_label)
-        if label in labels:  # else the status says why there is no loss
+        is_done = of_label["run_status"] == "done"
+        done = of_label[is_done]
+        first = done.iloc[0] if len(done) else of_label.iloc[0]
+        not_done = of_label.loc[~is_done, "run_status"].value_counts()
+        speed = done["trained_tokens"].astype("float64") / done["train_seconds"]
+        n_measured = len(losses.level(label, length))
+        # without a loss at 1x, the status says why
+        n_comparable = n_measured or losses.seeds.get(label, 0)
+        scheme = Scheme(
+            label=label,
+            facts=first[_FACTS].to_dict(),
+            seeds=n_measured,
+            not_done=", ".join(f"{n} {status}" for status, n in not_done.items()),
+            tokens_per_second=speed.median(),
+            left_out=len(done) - n_comparable,
+            nll_status=losses.statuses.get((label, PLAIN, length), "missing"),
+        )
+        if n_measured:
+            of_scheme = numbers(losses, label, len(labels))
+            scheme = dataclasses.replace(scheme, numbers=of_scheme)
+        if n_measured and base not in (None, label):
+            nll, rise = against(losses, label, str(base), len(labels), least)
             scheme = dataclasses.replace(
-                scheme, numbers=numbers(losses, label, len(labels))
+                scheme, nll_difference=nll, rise_difference=rise
             )
-            if base and label != base:
-                nll, rise = against(losses, label, base, len(labels), least)
-                scheme = dataclasses.replace(
-                    scheme, nll_difference=nll, rise_difference=rise
-                )
         schemes.append(scheme)
 
     def lowest_loss_first(scheme: Scheme) -> tuple[float, str]:
@@ -320,29 +335,6 @@ def compare(
         ratios=[longer / length for longer in losses.longer()],
         silence=losses.silence,
         schemes=sorted(schemes, key=lowest_loss_first),
-    )
-
-
-def _scheme(losses: Losses, label: str, runs: pd.DataFrame) -> Scheme:
-    """Return what is known of the runs of a scheme without its numbers."""
-    is_done = runs["run_status"] == "done"
-    done = runs[is_done]
-    first = done.iloc[0] if len(done) else runs.iloc[0]
-    not_done = runs.loc[~is_done, "run_status"].value_counts()
-    speed = done["trained_tokens"].astype("float64") / done["train_seconds"]
-
-    length = losses.train_length
-    n_measured = len(losses.level(label, length))
-    # without a loss at 1x, the status says why
-    n_comparable = n_measured or losses.seeds.get(label, 0)
-    return Scheme(
-        label=label,
-        facts=first[_FACTS].to_dict(),
-        seeds=n_measured,
-        not_done=", ".join(f"{n} {status}" for status, n in not_done.items()),
-        tokens_per_second=speed.median(),
-        left_out=len(done) - n_comparable,
-        nll_status=losses.statuses.get((label, PLAIN, length), "missing"),
     )
 
 

@@ -45,8 +45,35 @@ def headline(frame: pd.DataFrame) -> Headline:
 def measures(frame: pd.DataFrame) -> dict[Measure, Any]:
     """Return the values of `headline` by what they measure."""
     frame = frame.assign(run_status="done", repeated=False)
-    has_task = frame["trained_task"].notna().any()
-    values = _of_task(frame) if has_task else _of_text(frame)
+    if not frame["trained_task"].notna().any():
+        return _known(_of_text(frame))
+
+    values: dict[Measure, Any] = {
+        Measure("learned"): None,
+        Measure("steps_to_gate"): None,
+        Measure("nll", 1): None,
+        Measure("accuracy", 1): None,
+        Measure("exact_match", 1): None,
+    }
+    steps = frame["steps_to_gate"].iloc[0]
+    if pd.notna(steps):
+        values[Measure("steps_to_gate")] = int(steps)
+
+    rows = task_rows(frame)
+    if len(rows):
+        values[Measure("learned")] = "yes" if rows["seed_learned"].iloc[0] else "no"
+    rows = rows[rows["as_trained"] & (rows["length_ratio"] >= 1)]
+    for row in rows.sort_values("length_ratio").to_dict("records"):
+        ratio = float(f"{row['length_ratio']:.3g}")
+        values[Measure("accuracy", ratio)] = row["accuracy"]
+        values[Measure("exact_match", ratio)] = row["exact_match"]
+        if ratio == 1 and row["status"] == "ok":
+            values[Measure("nll", 1)] = row["nll"]
+    return _known(values)
+
+
+def _known(values: dict[Measure, Any]) -> dict[Measure, Any]:
+    """Return values in which what is undefined is None."""
     return {each: None if pd.isna(value) else value for each, value in values.items()}
 
 
@@ -78,29 +105,4 @@ def _of_text(frame: pd.DataFrame) -> dict[Measure, Any]:
             if ratio > 1:
                 rise = rises.get(ratio)
                 values[Measure("rise", ratio)] = rise.mean if rise else None
-    return values
-
-
-def _of_task(frame: pd.DataFrame) -> dict[Measure, Any]:
-    values: dict[Measure, Any] = {
-        Measure("learned"): None,
-        Measure("steps_to_gate"): None,
-        Measure("nll", 1): None,
-        Measure("accuracy", 1): None,
-        Measure("exact_match", 1): None,
-    }
-    steps = frame["steps_to_gate"].iloc[0]
-    if pd.notna(steps):
-        values[Measure("steps_to_gate")] = int(steps)
-
-    rows = task_rows(frame)
-    if len(rows):
-        values[Measure("learned")] = "yes" if rows["seed_learned"].iloc[0] else "no"
-    rows = rows[rows["as_trained"] & (rows["length_ratio"] >= 1)]
-    for row in rows.sort_values("length_ratio").to_dict("records"):
-        ratio = float(f"{row['length_ratio']:.3g}")
-        values[Measure("accuracy", ratio)] = row["accuracy"]
-        values[Measure("exact_match", ratio)] = row["exact_match"]
-        if ratio == 1 and row["status"] == "ok":
-            values[Measure("nll", 1)] = row["nll"]
     return values

@@ -40,7 +40,21 @@ def with_schemes(frame: pd.DataFrame) -> pd.DataFrame:
     runs = frame.drop_duplicates("folder").set_index("folder")
     settings = [json.loads(text or "{}") for text in runs["settings"]]
     runs["scheme"] = [as_json(_scheme(of_run)) for of_run in settings]
-    runs["setting"] = _settings(runs, settings)
+
+    # A digest of what must be equal. A run that ended before it knew its text joins
+    # those with its configuration.
+    known: dict[str, list[Any]] = {}  # the facts of a text, by what is compared
+    compared = [as_json(_compared(of_run)) for of_run in settings]
+    texts = runs[_TEXT_FACTS].to_numpy(dtype=object).tolist()
+    for key, text in zip(compared, texts, strict=True):
+        if any(text[:2]):
+            known[key] = text
+    digests = []
+    for key, text in zip(compared, texts, strict=True):
+        facts = text if any(text[:2]) else known.get(key, text)
+        digest = hashlib.sha256(as_json([key, facts]).encode())
+        digests.append(digest.hexdigest()[:12])
+    runs["setting"] = digests
     runs["label"] = ""
     for (_, encoding), group in runs.groupby(["setting", "encoding"]):
         labels = _labels(str(encoding), group["scheme"].unique())
@@ -57,29 +71,6 @@ def with_schemes(frame: pd.DataFrame) -> pd.DataFrame:
 
     derived = runs[["setting", "scheme", "label", "repeated"]]
     return frame.join(derived, on="folder")
-
-
-def _settings(runs: pd.DataFrame, settings: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return a digest of what must be equal in runs that are compared, for each run.
-
-    A run that ended before it knew its text joins those with its configuration.
-    """
-    known: dict[str, list[Any]] = {}  # the facts of a text, by what is compared
-    parts = []
-    texts = runs[_TEXT_FACTS].to_numpy(dtype=object).tolist()
-    for of_run, text in zip(settings, texts, strict=True):
-        compared = as_json(_compared(of_run))
-        parts.append((compared, text))
-        if any(text[:2]):
-            known[compared] = text
-
-    digests = []
-    for compared, text in parts:
-        if not any(text[:2]):
-            text = known.get(compared, text)
-        digest = hashlib.sha256(as_json([compared, text]).encode())
-        digests.append(digest.hexdigest()[:12])
-    return digests
 
 
 def _compared(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -150,7 +141,14 @@ def _words(schemes: Sequence[str]) -> dict[str, dict[str, str]]:
         names[key] = _short(key)
         if n_called[names[key]] > 1:  # as `alpha` of an encoding and of its inner one
             names[key] = key.removeprefix("encoding.")
-        usual[key] = _usual(key, [values.get(key) for values in options.values()])
+        counts = Counter(as_json(values.get(key)) for values in options.values())
+        commonest, count = counts.most_common(1)[0]
+        if key.startswith(_START):
+            usual[key] = "null"  # it began from no run
+        elif 2 * count > len(options):
+            usual[key] = commonest
+        else:
+            usual[key] = next((off for off in _OFF if off in counts), "")
 
     words: dict[str, dict[str, str]] = {scheme: {} for scheme in schemes}
     for scheme, values in options.items():
@@ -159,17 +157,6 @@ def _words(schemes: Sequence[str]) -> dict[str, dict[str, str]]:
             if as_json(value) != usual[key]:
                 words[scheme][key] = f"{names[key]}={setting_text(value)}"
     return words
-
-
-def _usual(key: str, values: Sequence[Any]) -> str:
-    """Return the value of a key that labels leave out, as JSON; empty for none."""
-    if key.startswith(_START):
-        return "null"  # it began from no run
-    counts = Counter(as_json(value) for value in values)
-    commonest, count = counts.most_common(1)[0]
-    if 2 * count > len(values):
-        return commonest
-    return next((off for off in _OFF if off in counts), "")
 
 
 def _short(key: str) -> str:
@@ -237,27 +224,20 @@ def setting_text(value: Any) -> str:
     window=64 + none`.
     """
     if isinstance(value, list) and value and isinstance(value[0], dict):
-        return _layers_text(value)
+        texts = []
+        for layer in value:
+            words = [str(layer["name"])]
+            for key in sorted(layer.keys() - {"name"}):
+                words.append(f"{key}={setting_text(layer[key])}")
+            texts.append(" ".join(words))
+        groups = []
+        for text, alike in itertools.groupby(texts):
+            count = len(list(alike))
+            groups.append(f"{count} {text}" if count > 1 else text)
+        return " + ".join(groups)
     if not isinstance(value, str):
         value = as_json(value)
     return _DIGEST.sub(r"\1", value)
-
-
-def _layers_text(layers: Sequence[Mapping[str, Any]]) -> str:
-    texts = []
-    for layer in layers:
-        words = [str(layer["name"])]
-        for key in sorted(layer.keys() - {"name"}):
-            words.append(f"{key}={setting_text(layer[key])}")
-        texts.append(" ".join(words))
-
-    groups = []
-    for text, alike in itertools.groupby(texts):
-        count = len(list(alike))
-        if count > 1:
-            text = f"{count} {text}"
-        groups.append(text)
-    return " + ".join(groups)
 
 
 def _differing(settings: Sequence[Mapping[str, Any]]) -> list[str]:

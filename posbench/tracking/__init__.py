@@ -107,30 +107,13 @@ def mirror(config: Config, run: Run) -> None:
 def row_values(
     line: Mapping[str, Any], config: Config, targets: dict[Any, str | None]
 ) -> dict[str, Any]:
-    """Return a row's numbers by name. Rows on a curve's first targets, which `targets`
-    keeps, have its plain name.
+    """Return a row's numbers by name. What is not as the run asks for stands in the
+    name of its curve. Rows on a curve's first targets, which `targets` keeps, have its
+    plain name.
     """
     if "protocol" not in line:  # a row of the training
-        of_training = {}
-        for name, value in line.items():
-            if number(value) is not None:
-                of_training[name] = value
-        return of_training
+        return {key: value for key, value in line.items() if number(value) is not None}
     row = EvaluationRow.from_json(line)
-    curve = _curve(row, config, targets)
-    values: dict[str, Any] = {CONTEXT: row.length}
-    if row.status == "ok":
-        for column, name in _VALUES.items():
-            value = number(line.get(column))
-            if value is not None:
-                values[f"{curve}/{name}"] = value
-    return values
-
-
-def _curve(row: EvaluationRow, config: Config, targets: dict[Any, str | None]) -> str:
-    """Return the name of a row's curve: what is not as the run asks for stands in
-    it.
-    """
     first_targets = row.targets_sha256
     if row.pairs:
         first_targets = targets.setdefault(row.curve, row.targets_sha256)
@@ -145,4 +128,12 @@ def _curve(row: EvaluationRow, config: Config, targets: dict[Any, str | None]) -
         parts.append(row.curve_name)
     if row.targets_sha256 != first_targets:
         parts.append(f"targets {str(row.targets_sha256)[:6]}")
-    return "/".join(parts)
+
+    curve = "/".join(parts)
+    values: dict[str, Any] = {CONTEXT: row.length}
+    if row.status == "ok":
+        for column, name in _VALUES.items():
+            value = number(line.get(column))
+            if value is not None:
+                values[f"{curve}/{name}"] = value
+    return values
