@@ -35,33 +35,37 @@ def main() -> int:
     arguments = [argument for argument in sys.argv[1:] if argument != "--debug"]
     if len(arguments) < len(sys.argv) - 1:
         os.environ[exits.DEBUG] = "1"
-    return exits.run(lambda: _run(arguments))
 
+    def command() -> None:
+        if "" in arguments:  # as a path it would be the current folder
+            raise UserError(
+                "an argument is empty, perhaps an unset shell variable: give it a value"
+                " or leave it out"
+            )
+        words = arguments or ["--help"]
+        try:
+            code = app(words, prog_name="posbench", standalone_mode=False)
+        except typer.Abort:
+            raise KeyboardInterrupt from None
+        except Exception as error:
+            # only Typer's own have it: an unknown command or option
+            if not hasattr(error, "format_message"):
+                raise
+            # what an unknown option may mean: `--seed 3` is `seed=3`
+            name = getattr(error, "option_name", "").lstrip("-").replace("-", "_")
+            if name == "config_name":
+                hint = (
+                    "(experiment=NAME chooses a file, --config-dir=DIR has further"
+                    " ones)"
+                )
+            elif name in ("seed", "study", *GROUPS, *WORDS) or "." in name:
+                hint = f"Settings are key=value, without dashes: {name}=..."
+            else:
+                hint = "('posbench --help' shows all)"
+            raise UserError(f"{error.format_message()} {hint}") from None
+        raise SystemExit(code)
 
-def _run(arguments: list[str]) -> None:
-    if "" in arguments:  # as a path it would be the current folder
-        raise UserError(
-            "an argument is empty, perhaps an unset shell variable: give it a value or"
-            " leave it out"
-        )
-    try:
-        code = app(arguments or ["--help"], prog_name="posbench", standalone_mode=False)
-    except typer.Abort:
-        raise KeyboardInterrupt from None
-    except Exception as error:
-        # only Typer's own have it: an unknown command or option
-        if not hasattr(error, "format_message"):
-            raise
-        # what an unknown option may mean: `--seed 3` is `seed=3`
-        name = getattr(error, "option_name", "").lstrip("-").replace("-", "_")
-        if name == "config_name":
-            hint = "(experiment=NAME chooses a file, --config-dir=DIR has further ones)"
-        elif name in ("seed", "study", *GROUPS, *WORDS) or "." in name:
-            hint = f"Settings are key=value, without dashes: {name}=..."
-        else:
-            hint = "('posbench --help' shows all)"
-        raise UserError(f"{error.format_message()} {hint}") from None
-    raise SystemExit(code)
+    return exits.run(command)
 
 
 _SETTINGS = """\b

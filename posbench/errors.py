@@ -103,21 +103,15 @@ def nearest(name: str, choices: Iterable[str], cutoff: float = 0.5) -> str | Non
     enough.
     """
     by_bare = {_bare(choice): choice for choice in reversed(list(choices))}
+    wanted = _bare(name)
     for bare, choice in by_bare.items():
-        if _is_transposed(_bare(name), bare):
+        if sorted(wanted) != sorted(bare):
+            continue
+        n_other = sum(a != b for a, b in zip(wanted, bare, strict=True))
+        if n_other == 2:  # two letters changed places: `abili` and `alibi`
             return choice
-    close = difflib.get_close_matches(_bare(name), by_bare, n=1, cutoff=cutoff)
+    close = difflib.get_close_matches(wanted, by_bare, n=1, cutoff=cutoff)
     return by_bare[close[0]] if close else None
-
-
-def _is_transposed(name: str, choice: str) -> bool:
-    """Return whether two names differ only in that two of their letters changed places:
-    `abili` and `alibi`.
-    """
-    if sorted(name) != sorted(choice):
-        return False
-    n_other = sum(a != b for a, b in zip(name, choice, strict=True))
-    return n_other == 2
 
 
 def did_you_mean(name: str, choices: Iterable[str]) -> str:

@@ -93,27 +93,27 @@ def json_object(text: bytes, has_nan: bool = False) -> dict[str, Any]:
     """Return the keys and values of a JSON object. Raises ValueError for anything else,
     such as NaN unless it may hold that, or a key that stands twice in it.
     """
-    constant = float if has_nan else _refuse_constant
+
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        content = dict(pairs)
+        if len(content) < len(pairs):
+            keys = [key for key, _ in pairs]
+            twice = next(key for key in keys if keys.count(key) > 1)
+            raise ValueError(f"the key '{twice}' stands there twice")
+        return content
+
+    def constant(name: str) -> float:
+        if not has_nan:
+            raise ValueError(f"{name} is not JSON")
+        return float(name)
+
     try:
-        content = json.loads(text, object_pairs_hook=_unique, parse_constant=constant)
+        content = json.loads(text, object_pairs_hook=unique, parse_constant=constant)
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
     if not isinstance(content, dict):
         raise ValueError("expected keys in braces")
     return content
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    content = dict(pairs)
-    if len(content) < len(pairs):
-        keys = [key for key, _ in pairs]
-        twice = next(key for key in keys if keys.count(key) > 1)
-        raise ValueError(f"the key '{twice}' stands there twice")
-    return content
-
-
-def _refuse_constant(name: str) -> None:
-    raise ValueError(f"{name} is not JSON")
 
 
 def write(path: Path, data: bytes) -> None:

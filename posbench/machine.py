@@ -46,26 +46,18 @@ def current(device: torch.device) -> torch.device:
     work, without cuDNN's TF32, and its segments of memory may grow.
     """
     if device.type == "cuda":
-        _expand_segments()
+        # Torch reads this when CUDA begins. With it fewer segments of memory lie around
+        # in pieces that are too small.
+        has_begun = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+        is_nvidia = torch.version.hip is None
+        is_set = {"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"} & os.environ.keys()
+        if is_nvidia and not has_begun and not is_set:
+            os.environ["PYTORCH_ALLOC_CONF"] = "expandable_segments:True"
         # "cuda" alone is the current one already; set_device refuses it
         if device.index is not None:
             torch.cuda.set_device(device)
         torch.backends.cudnn.allow_tf32 = False
     return device
-
-
-def _expand_segments() -> None:
-    """Have CUDA's segments of memory grow, so that fewer lie around in pieces that are
-    too small; unless CUDA has begun, or the user has set its memory's options.
-
-    Torch reads them when CUDA begins.
-    """
-    has_begun = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
-    if has_begun or torch.version.hip is not None:  # torch has it for NVIDIA's GPUs
-        return
-    if "PYTORCH_ALLOC_CONF" in os.environ or "PYTORCH_CUDA_ALLOC_CONF" in os.environ:
-        return
-    os.environ["PYTORCH_ALLOC_CONF"] = "expandable_segments:True"
 
 
 def be_deterministic(device: torch.device, deterministic: bool) -> None:
@@ -222,7 +214,9 @@ def fresh_state() -> Iterator[None]:
     back afterwards, with its random streams.
     """
     threads = torch.get_num_threads()
-    flushed = _flushes_subnormals()
+    # whether this thread takes numbers below the normal ones for 0
+    smallest = torch.full((1,), 2.0**-149, dtype=torch.float32, device="cpu")
+    flushed = bool((smallest * 1.0).item() == 0)
     dtype = torch.get_default_dtype()
     precision = torch.get_float32_matmul_precision()
     deterministic = torch.are_deterministic_algorithms_enabled()
@@ -238,8 +232,11 @@ def fresh_state() -> Iterator[None]:
             for device in ("cpu", "cuda", "mps"):
                 if torch.is_autocast_enabled(device):
                     stack.enter_context(torch.autocast(device, enabled=False))
-            # inside the caller's autocast, copies of weights outlive their updates
-            torch.set_autocast_cache_enabled(not _inside_autocast())
+            # inside the caller's autocast, also one that is disabled, copies of weights
+            # outlive their updates
+            level = torch.autocast_increment_nesting()
+            torch.autocast_decrement_nesting()
+            torch.set_autocast_cache_enabled(level == 1)
             if torch.get_default_device().type != "cpu":
                 stack.enter_context(torch.device("cpu"))
             torch.set_default_dtype(torch.float32)
@@ -255,19 +252,6 @@ def fresh_state() -> Iterator[None]:
         torch.set_default_dtype(dtype)
         torch.set_flush_denormal(flushed)
         torch.set_num_threads(threads)
-
-
-def _inside_autocast() -> bool:
-    """Return whether a context of torch.autocast is open, also one that is disabled."""
-    level = torch.autocast_increment_nesting()
-    torch.autocast_decrement_nesting()
-    return level > 1
-
-
-def _flushes_subnormals() -> bool:
-    """Return whether this thread takes numbers below the normal ones for 0."""
-    smallest = torch.full((1,), 2.0**-149, dtype=torch.float32, device="cpu")
-    return bool((smallest * 1.0).item() == 0)
 
 
 def keep_freed_memory() -> None:

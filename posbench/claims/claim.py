@@ -106,6 +106,35 @@ class Inequality:
     margin: float
     within: float = 0
 
+    @classmethod
+    def of(cls, text: str) -> "Inequality":
+        """Read `fox@4 - rope@4 < -0.02`. Raises UserError for anything else."""
+        test = _TEST.fullmatch(text.strip())
+        if test is None or (test["side"] == "=") != bool(test["within"]):
+            raise UserError(f"test: cannot read '{text}': {_EXPECTED}")
+        within = float(test["within"] or 0)
+        if test["within"] and within == 0:
+            raise UserError(f"test: '{text}' accepts no difference: expected above ± 0")
+
+        figure = test["figure"]
+        terms: list[Term] = []
+        start = 0
+        while start < len(figure):
+            match = _TERM.match(figure, start)
+            if match is None or (terms and not match["sign"]):
+                raise UserError(f"test: cannot read '{figure[start:]}': {_EXPECTED}")
+            weight = float(match["weight"] or 1)
+            if match["sign"] == "-":
+                weight = -weight
+            protocol = match["protocol"] or "fixed_target"
+            kind = match["kind"] or "plain"
+            ratio = float(match["ratio"])
+            terms.append(Term(weight, match["run"], ratio, protocol, kind))
+            start = match.end()
+
+        direction = 1 if test["side"] == ">" else -1
+        return cls(tuple(terms), direction, float(test["margin"]), within)
+
 
 @dataclasses.dataclass(frozen=True)
 class Entry:
@@ -116,6 +145,64 @@ class Entry:
     tests: tuple[Inequality, ...]
     runs: dict[str, str]  # by name: the overrides that make the run
     path: Path  # its file
+
+    def __post_init__(self) -> None:
+        """Raise UserError for a claim that cannot be tested, or a published number that
+        cannot be compared.
+        """
+        claim = self.claim
+        tests = self.tests
+        if (not tests) == (claim.more_seeds is None):
+            raise UserError("expected test or more_seeds")
+
+        if claim.seeds is not None and not 1 <= claim.seeds <= len(FRESH_SEEDS):
+            raise UserError(f"seeds is {claim.seeds}: expected 1 to {len(FRESH_SEEDS)}")
+        if claim.seeds and not self.is_published:
+            raise UserError(
+                f"seeds is {claim.seeds}: leave it out: only published numbers (= 1.88"
+                " ± 0.05) have it"
+            )
+        if self.is_published:
+            weights = [term.weight for term in tests[0].terms]
+            if len(tests) > 1 or weights != [1]:
+                raise UserError(
+                    f"test is {claim.test}: expected one run and its published number"
+                )
+
+        for run, overrides in self.runs.items():
+            shell_words(overrides, f"run '{run}'")  # refuses an open quotation
+
+        used = set[str]()
+        for test in tests:
+            used |= {term.run for term in test.terms}
+        if claim.more_seeds:
+            used |= {claim.more_seeds.of, claim.more_seeds.than}
+        for run in sorted(used - self.runs.keys()):
+            raise UserError(f"run '{run}' is not among runs ({', '.join(self.runs)})")
+
+    @classmethod
+    def of(cls, name: str, path: Path, content: Any, shared: dict[str, str]) -> "Entry":
+        """Return a claim from what its file holds of it; `shared`: the runs that
+        several claims need, by name. Raises UserError for one that cannot be tested.
+        """
+        if not isinstance(content, dict):
+            content = {}  # then a key is missing, as it is said
+        claim = validate(Claim, content)
+        texts = claim.test or []
+        if isinstance(texts, str):
+            texts = [texts]
+        tests = tuple(map(Inequality.of, texts))
+
+        runs: dict[str, str] = {}
+        for run in claim.runs:
+            if isinstance(run, dict):
+                runs |= run
+            elif run in shared:
+                runs[run] = shared[run]
+            else:
+                hint = f"runs that claims share: {', '.join(shared)}"
+                raise unknown("run", run, shared, hint)
+        return cls(name, claim, tests, runs, path)
 
     @property
     def is_published(self) -> bool:
@@ -145,7 +232,7 @@ def read(names: list[str], config_dir: Path | None = None) -> list[Entry]:
     for name in sorted(set(names)):
         path, content = contents[name]
         try:
-            entries.append(_read(name, path, content, shared))
+            entries.append(Entry.of(name, path, content, shared))
         except UserError as error:
             raise UserError(f"{path}: {name}: {error}") from None
     return entries
@@ -176,92 +263,3 @@ def _files(
             for name, value in content.items():
                 contents[name] = path, value
     return shared, contents
-
-
-def _read(name: str, path: Path, content: Any, shared: dict[str, str]) -> Entry:
-    """Return a claim from what its file holds of it; `shared`: the runs that several
-    claims need, by name. Raises UserError for a claim that cannot be tested.
-    """
-    if not isinstance(content, dict):
-        content = {}  # then a key is missing, as it is said
-    claim = validate(Claim, content)
-    texts = claim.test or []
-    if isinstance(texts, str):
-        texts = [texts]
-    tests = tuple(_inequality(text) for text in texts)
-
-    runs: dict[str, str] = {}
-    for run in claim.runs:
-        if isinstance(run, dict):
-            runs |= run
-        elif run in shared:
-            runs[run] = shared[run]
-        else:
-            hint = f"runs that claims share: {', '.join(shared)}"
-            raise unknown("run", run, shared, hint)
-    entry = Entry(name, claim, tests, runs, path)
-    _check(entry)
-    return entry
-
-
-def _check(entry: Entry) -> None:
-    """Raise UserError for a claim that cannot be tested, or a published number that
-    cannot be compared.
-    """
-    claim = entry.claim
-    tests = entry.tests
-    if (not tests) == (claim.more_seeds is None):
-        raise UserError("expected test or more_seeds")
-
-    if claim.seeds is not None and not 1 <= claim.seeds <= len(FRESH_SEEDS):
-        raise UserError(f"seeds is {claim.seeds}: expected 1 to {len(FRESH_SEEDS)}")
-    if claim.seeds and not entry.is_published:
-        raise UserError(
-            f"seeds is {claim.seeds}: leave it out: only published numbers (= 1.88"
-            " ± 0.05) have it"
-        )
-    if entry.is_published:
-        weights = [term.weight for term in tests[0].terms]
-        if len(tests) > 1 or weights != [1]:
-            raise UserError(
-                f"test is {claim.test}: expected one run and its published number"
-            )
-
-    for run, overrides in entry.runs.items():
-        shell_words(overrides, f"run '{run}'")  # refuses an open quotation
-
-    used = set[str]()
-    for test in tests:
-        used |= {term.run for term in test.terms}
-    if claim.more_seeds:
-        used |= {claim.more_seeds.of, claim.more_seeds.than}
-    for run in sorted(used - entry.runs.keys()):
-        raise UserError(f"run '{run}' is not among runs ({', '.join(entry.runs)})")
-
-
-def _inequality(text: str) -> Inequality:
-    test = _TEST.fullmatch(text.strip())
-    if test is None or (test["side"] == "=") != bool(test["within"]):
-        raise UserError(f"test: cannot read '{text}': {_EXPECTED}")
-    within = float(test["within"] or 0)
-    if test["within"] and within == 0:
-        raise UserError(f"test: '{text}' accepts no difference: expected above ± 0")
-
-    figure = test["figure"]
-    terms: list[Term] = []
-    start = 0
-    while start < len(figure):
-        match = _TERM.match(figure, start)
-        if match is None or (terms and not match["sign"]):
-            raise UserError(f"test: cannot read '{figure[start:]}': {_EXPECTED}")
-        weight = float(match["weight"] or 1)
-        if match["sign"] == "-":
-            weight = -weight
-        protocol = match["protocol"] or "fixed_target"
-        kind = match["kind"] or "plain"
-        ratio = float(match["ratio"])
-        terms.append(Term(weight, match["run"], ratio, protocol, kind))
-        start = match.end()
-
-    direction = 1 if test["side"] == ">" else -1
-    return Inequality(tuple(terms), direction, float(test["margin"]), within)

@@ -108,10 +108,18 @@ def _text_finding(entry: Entry, runs: Runs) -> Finding:
     frame = pd.concat(runs.values())
     frame = frame[frame["seed"].isin(seeds)]
     losses = Losses(compare.main_rows(frame))
+    trained = losses.train_length
     for name in runs:
-        reason = _not_learned(losses, name)
+        used = compare.uses(losses, name) or 0
+        is_measured = 4 * min(losses.lengths(name), default=trained) <= trained
+        reason = ""
+        if compare.beats(losses, name, "ngram") != "yes":
+            reason = "have learned more than an n-gram model"
+        elif is_measured and 4 * used < trained:
+            reason = f"use more than a quarter of its {trained} tokens"
         if reason:
-            return {"outcome": "not learned", "ours": reason}
+            why = f"{name} is not shown to {reason}"
+            return {"outcome": "not learned", "ours": why}
     try:
         means = [_mean(test, losses, frame) for test in entry.tests]
     except LookupError as missing:
@@ -205,20 +213,6 @@ def _rows_of(term: Term, rows: pd.DataFrame) -> pd.DataFrame:
         rows = compare.main_rows(rows, term.protocol)
         kind = rows["variant"]
     return rows[(kind == term.kind) & (rows["length_ratio"] == term.ratio)]
-
-
-def _not_learned(losses: Losses, name: str) -> str:
-    """Return why nothing is said of a scheme; empty if it has learned and uses more
-    than a quarter of its training length.
-    """
-    if compare.beats(losses, name, "ngram") != "yes":
-        return f"{name} is not shown to have learned more than an n-gram model"
-    trained = losses.train_length
-    used = compare.uses(losses, name) or 0
-    is_measured = 4 * min(losses.lengths(name)) <= trained
-    if is_measured and 4 * used < trained:
-        return f"{name} is not shown to use more than a quarter of its {trained} tokens"
-    return ""
 
 
 def _mean(test: Inequality, losses: Losses, frame: pd.DataFrame) -> Estimate:

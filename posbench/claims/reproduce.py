@@ -110,7 +110,20 @@ def plans_of_claims(
         plans_of[entry.id] = {}
         for name, text in entry.runs.items():
             if text not in by_text:
-                by_text[text] = _plans_of_run(text, overrides, config_dir)
+                words = shlex.split(text)
+                taken = {"seed", *(split(word)[0] for word in words)}
+                for word in (*overrides, f"experiment={EXPERIMENT}", f"study={STUDY}"):
+                    key, _ = split(word)
+                    if key not in taken:
+                        words.append(word)
+                        taken.add(key)
+                first = compose.single(words, config_dir)
+                by_text[text] = []
+                for seed in claim.FRESH_SEEDS:  # without Hydra, which is slow
+                    config = dataclasses.replace(first, seed=seed)
+                    with_seed = [*words, f"seed={seed}"]
+                    plan = plans.from_config(config, with_seed, config_dir)
+                    by_text[text].append(plan)
             plans_of[entry.id][name] = by_text[text][: entry.seeds]
 
     read = set[str]()
@@ -123,25 +136,6 @@ def plans_of_claims(
                 f"{typed} has no effect: each of these claims sets its own value"
             )
     return plans_of
-
-
-def _plans_of_run(
-    text: str, overrides: list[str], config_dir: Path | None
-) -> list[Plan]:
-    """Return the plans of a claim's run with all seeds; `text`: its own overrides."""
-    words = shlex.split(text)
-    taken = {"seed", *(split(word)[0] for word in words)}
-    for word in (*overrides, f"experiment={EXPERIMENT}", f"study={STUDY}"):
-        key, _ = split(word)
-        if key not in taken:
-            words.append(word)
-            taken.add(key)
-    first = compose.single(words, config_dir)
-    made = []
-    for seed in claim.FRESH_SEEDS:
-        config = dataclasses.replace(first, seed=seed)  # without Hydra, which is slow
-        made.append(plans.from_config(config, [*words, f"seed={seed}"], config_dir))
-    return made
 
 
 def judge_claims(

@@ -55,6 +55,19 @@ def write_card(
         agreement: how far logits are from the run's.
         example: a text that the tokenizer can split.
     """
+    results = [
+        "| protocol | after tokens | tokens | nats per token |",
+        "|---|---:|---:|---:|",
+    ]
+    rows = evaluation_rows(run)
+    split = headline_split(rows, config.evaluation.split)
+    for row in rows:
+        if row.split == split:
+            nll = f"{row.nll:.4f}" if row.measured else row.status
+            trained = f"{row.tokens or 0:,}"
+            of_curve = f"| `{row.curve_name}` | {trained} | {row.length:,} | {nll} |"
+            results.append(of_curve)
+
     (architecture,) = exported.settings["architectures"]
     step = checkpoint.trained(run).step
     front = {
@@ -81,24 +94,8 @@ def write_card(
         f"# {run.name}",
         about,
         _USE.replace("OPTIONS", options).replace("EXAMPLE", example),
-        _results(run, config),
+        "\n".join(results),
         parity,
         f"```yaml\n{yaml.safe_dump(shown, sort_keys=False, allow_unicode=True)}```\n",
     ]
     (new / "README.md").write_text("\n\n".join(parts), encoding="utf-8")
-
-
-def _results(run: Path, config: Config) -> str:
-    """Return a table of the run's rows on one split."""
-    lines = [
-        "| protocol | after tokens | tokens | nats per token |",
-        "|---|---:|---:|---:|",
-    ]
-    rows = evaluation_rows(run)
-    split = headline_split(rows, config.evaluation.split)
-    for row in rows:
-        if row.split == split:
-            nll = f"{row.nll:.4f}" if row.measured else row.status
-            trained = f"{row.tokens or 0:,}"
-            lines.append(f"| `{row.curve_name}` | {trained} | {row.length:,} | {nll} |")
-    return "\n".join(lines)

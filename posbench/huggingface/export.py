@@ -189,7 +189,9 @@ _NAMES = {
 
 
 def _tensors(model: GPT, rope: Rotary | None) -> dict[str, Tensor]:
-    """Return weights under Llama's names."""
+    """Return weights under Llama's names, with the channels of queries and keys in
+    transformers' order: of w that turn, p is paired with p + w/2.
+    """
     tensors: dict[str, Tensor] = {}
     for name, parameter in model.named_parameters():
         if name.startswith("encoding."):
@@ -201,32 +203,24 @@ def _tensors(model: GPT, rope: Rotary | None) -> dict[str, Tensor]:
             _, number, module = module.split(".", 2)
             place = f"{_NAMES['blocks']}.{number}."
         theirs = f"{place}{_NAMES[module]}.weight"
-        if module == "attention.qkv":
-            for letter, part in _q_k_v(weight, model, rope).items():
-                tensors[theirs.replace("qkv", letter)] = part
-        else:
+        if module != "attention.qkv":
             tensors[theirs] = weight.clone()
+            continue
+
+        by_head = weight.view(3, model.config.n_heads, -1, weight.shape[1])
+        q, k, v = by_head  # (H, Dh, D) each
+        if rope is not None:
+            turning = torch.arange(rope.width)
+            still = torch.arange(rope.width, rope.shape.head_dim)
+            pairs = turning.view(2, -1)
+            if rope.layout == "interleaved":
+                pairs = turning.view(-1, 2).T
+            order = torch.cat((pairs, still.view(2, -1)), dim=1).flatten()
+            q = q[:, order]
+            k = k[:, order]
+        for letter, part in {"q": q, "k": k, "v": v}.items():
+            tensors[theirs.replace("qkv", letter)] = part.flatten(0, 1).contiguous()
     return tensors
-
-
-def _q_k_v(weight: Tensor, model: GPT, rope: Rotary | None) -> dict[str, Tensor]:
-    """Return the three parts of one matrix, with channels in transformers' order: of w
-    that turn, p is paired with p + w/2.
-    """
-    n_heads, d_model = model.config.n_heads, weight.shape[1]
-    by_head = weight.view(3, n_heads, -1, d_model)  # (3, H, Dh, D)
-    q, k, v = by_head
-    if rope is not None:
-        turning = torch.arange(rope.width)
-        still = torch.arange(rope.width, rope.shape.head_dim)
-        pairs = turning.view(2, -1)
-        if rope.layout == "interleaved":
-            pairs = turning.view(-1, 2).T
-        order = torch.cat((pairs, still.view(2, -1)), dim=1).flatten()
-        q = q[:, order]
-        k = k[:, order]
-    parts = {"q": q, "k": k, "v": v}
-    return {letter: part.flatten(0, 1).contiguous() for letter, part in parts.items()}
 
 
 def _write(new: Path, exported: Exported, tokenizer: Tokenizer, length: int) -> None:

@@ -104,8 +104,22 @@ def find(location: str) -> Source:
     data_only = {"trust_remote_code": False, "local_files_only": True}
     with library_errors(f"{location}: transformers cannot read its configuration"):
         settings, _ = library.PretrainedConfig.get_config_dict(folder, **data_only)
-    problem = _problem_of_kind(settings) or _problem_of_files(folder)
-    if problem:
+    problems = [_problem_of_kind(settings)]
+    if (folder / "adapter_config.json").exists():
+        problems.append("an adapter: merge it into its model first")
+    if not (folder / TOKENIZER).is_file():
+        problems.append(f"it has no {TOKENIZER}: expected one")
+    weights = [path.name for path in folder.glob(_WEIGHTS)]
+    if not weights:
+        problems.append("it has no .safetensors: pickled weights may run code")
+    # transformers would read the first without a word, which may be the older
+    whole = "model.safetensors"
+    shards = [name for name in weights if name.startswith("model-")]
+    shards += [path.name for path in folder.glob(_INDEX)]
+    if shards and whole in weights:
+        both = f"{whole} and {min(shards)}"
+        problems.append(f"two sets of weights, {both}: expected one")
+    for problem in filter(None, problems):
         raise UserError(f"{location}: {problem}")
     with library_errors(f"{location}: transformers refuses its configuration"):
         config = library.AutoConfig.from_pretrained(folder, **data_only)
@@ -130,25 +144,6 @@ def _problem_of_kind(settings: dict[str, Any]) -> str | None:
     attention = settings.get("attn_config") or {}
     if kind == "mpt" and attention.get("alibi") is False:
         return "transformers has no such mpt"
-    return None
-
-
-def _problem_of_files(folder: Path) -> str | None:
-    """Return why the files of a model are not accepted; None if they are."""
-    if (folder / "adapter_config.json").exists():
-        return "an adapter: merge it into its model first"
-    if not (folder / TOKENIZER).is_file():
-        return f"it has no {TOKENIZER}: expected one"
-    if not any(folder.glob(_WEIGHTS)):
-        return "it has no .safetensors: pickled weights may run code"
-    # transformers would read the first without a word, which may be the older
-    if (folder / "model.safetensors").exists():
-        shards = [*folder.glob("model-*.safetensors"), *folder.glob(_INDEX)]
-        if shards:
-            return (
-                f"two sets of weights, model.safetensors and {min(shards).name}:"
-                " expected one"
-            )
     return None
 
 

@@ -190,25 +190,23 @@ class HuggingFaceModel:
 @functools.cache  # once, or masks would be narrowed twice
 def _narrow_masks() -> None:
     """Make the library narrow its (T x T) masks where it builds them, so that a layer's
-    own window is kept.
+    own window is kept: a query sees only its window (itself included) and the first
+    `sinks` keys.
     """
     masks = transformers().AttentionMaskInterface
-    for name in ("sdpa", "eager"):
-        masks.register(name, functools.partial(_mask, masks()[name]))
 
+    def mask(original: Callable[..., Any], *args: Any, **options: Any) -> Any:
+        window, sinks = _window.get()
+        if window is None:
+            return original(*args, **options)
+        from transformers.masking_utils import and_masks, causal_mask_function
 
-def _mask(original: Callable[..., Any], *args: Any, **options: Any) -> Any:
-    """Return the library's mask, in which a query sees only its window (itself
-    included) and the first `sinks` keys.
-    """
-    window, sinks = _window.get()
-    if window is None:
+        def near(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+            return (query - key < window) | (key < sinks)
+
+        visible = and_masks(options.pop("mask_function", causal_mask_function), near)
+        options |= {"mask_function": visible, "allow_is_causal_skip": False}
         return original(*args, **options)
-    from transformers.masking_utils import and_masks, causal_mask_function
 
-    def near(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        return (query - key < window) | (key < sinks)
-
-    visible = and_masks(options.pop("mask_function", causal_mask_function), near)
-    options |= {"mask_function": visible, "allow_is_causal_skip": False}
-    return original(*args, **options)
+    for name in ("sdpa", "eager"):
+        masks.register(name, functools.partial(mask, masks()[name]))

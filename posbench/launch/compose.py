@@ -147,15 +147,7 @@ def _config(point: dict[str, str], folders: tuple[Path, ...]) -> Config:
         OmegaConf.update(cfg, key, value(key, text), merge=True)
     cfg.encoding = _with_class_inside(cfg.encoding, point)
 
-    plain = _plain(cfg)
-    data = plain["data"]
-    # a file's name is not that of a typed data set; `hub` is the name of none
-    is_other = data["dataset"] != dataset_of_file and "data.name" not in point
-    if data["source"] == "hub" and (is_other or data["name"] == "hub"):
-        data["name"] = _name_of_file(str(data["dataset"]))
-    if "data" in point and run == "null" and "study" not in point:
-        plain["study"] = _study_of(data) or plain["study"]
-
+    plain = _plain(cfg, point, dataset_of_file)
     config = validate(Config, plain)
     # each path is spelt in one way: one file is one run
     data_config = config.data
@@ -176,10 +168,14 @@ def _config(point: dict[str, str], folders: tuple[Path, ...]) -> Config:
     return config
 
 
-def _plain(cfg: DictConfig) -> dict[str, Any]:
-    """Return a composed configuration as plain data. Raises UserError for a function
-    such as `${oc.env:...}`, which would put secrets into records, and for data that
-    lack a key, as those of a user's file may.
+def _plain(
+    cfg: DictConfig, point: dict[str, str], dataset_of_file: str | None
+) -> dict[str, Any]:
+    """Return a composed configuration as plain data, with the names of its text and
+    study; `dataset_of_file` is the data set that the chosen file names.
+
+    Raises UserError for a function such as `${oc.env:...}`, which would put secrets
+    into records, and for data that lack a key, as those of a user's file may.
     """
     written = json.dumps(OmegaConf.to_container(cfg), default=str)
     function = re.search(r'\$\{[^"]*:[^"]*', written)
@@ -197,6 +193,22 @@ def _plain(cfg: DictConfig) -> dict[str, Any]:
             raise UserError(
                 f"missing key '{key}': begin your file with 'defaults: [_base]'"
             )
+
+    data = plain["data"]
+    # a file's name is not that of a typed data set; `hub` is the name of none
+    is_other = data["dataset"] != dataset_of_file and "data.name" not in point
+    if data["source"] == "hub" and (is_other or data["name"] == "hub"):
+        data["name"] = _name_of_file(str(data["dataset"]))
+    begins_anew = point.get("start", "null") == "null"
+    if "data" in point and begins_anew and "study" not in point:
+        # the name of a text that is typed: of a file without ending, or of the folder
+        # of a glob; other data have no study of their own
+        study = str(data["name"])
+        if study == "text" and data["path"]:
+            folder = re.split(r"[^/]*[*?\[]", str(data["path"]))[0]
+            study = Path(os.path.abspath(folder)).name.partition(".")[0]
+        if data["source"] in _SOURCES.values():
+            plain["study"] = _name_of_file(study) or plain["study"]
     return plain
 
 
@@ -226,19 +238,6 @@ def _name_of_file(path: str) -> str:
     """
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", Path(path).name)
     return name.strip("._-")[:128]
-
-
-def _study_of(data: dict[str, Any]) -> str:
-    """Return the study of runs on a text that is typed: its name, that of a file
-    without ending, or that of the folder of a glob; empty for other data.
-    """
-    if data["source"] not in _SOURCES.values():
-        return ""
-    name = str(data["name"])
-    if name == "text" and data["path"]:
-        folder = re.split(r"[^/]*[*?\[]", str(data["path"]))[0]
-        name = Path(os.path.abspath(folder)).name.partition(".")[0]
-    return _name_of_file(name)
 
 
 def _base_config(

@@ -179,7 +179,10 @@ def start_processes(
             pool.send_signal(ranks, signal.SIGKILL)
             for process in ranks:
                 process.join()
-        rank, code = _first_failure(codes)
+        # a rank that ended because of another one counts only if there is no other
+        failed = [(rank, code) for rank, code in enumerate(codes) if code]
+        by_themselves = [each for each in failed if each[1] != _PEER_LOST]
+        rank, code = [*by_themselves, *failed, (0, 0)][0]
         message = pool.last_error(Path(shared, f"{rank}.log"))
     if code == 0:
         return
@@ -210,18 +213,6 @@ def _wait(ranks: list[BaseProcess], received: list[int]) -> None:
         if any(codes):
             deadline = min(deadline, time.monotonic() + _GRACE_SECONDS)
         time.sleep(0.05)
-
-
-def _first_failure(codes: list[int | None]) -> tuple[int, int]:
-    """Return the rank that failed by itself, and its exit code; 0 if none failed.
-
-    A rank that ended because of another one counts only if there is no other.
-    """
-    failed = [(rank, code) for rank, code in enumerate(codes) if code]
-    for rank, code in failed:
-        if code != _PEER_LOST:
-            return rank, code
-    return failed[0] if failed else (0, 0)
 
 
 def _rank(place: Place, work: Callable[[World], object]) -> None:

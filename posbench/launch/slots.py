@@ -39,7 +39,14 @@ def execute(todo: list[Plan], n_jobs: int | None) -> dict[str, Status]:
     # cuda:1 or mps.
     gpus = groups or [dict[str, str]()]
 
-    at_a_time = _at_a_time(todo, device, len(gpus))
+    threads_of_run = size * (runtime.threads or 1)
+    at_a_time = max(1, machine.cores() // threads_of_run)
+    if device.type == "cuda":
+        memory = machine.device_memory(device)  # the GPUs of a machine are alike
+        shares = [runs_on_a_gpu(plan.config, memory) for plan in todo]
+        at_a_time = max(len(gpus), min(min(shares) * len(gpus), at_a_time))
+    elif device.type != "cpu":
+        at_a_time = len(gpus)
     n_slots = n_jobs or min(len(todo), at_a_time)
     n_threads = runtime.threads or machine.threads_each(n_slots * size)
     of_threads = {"OMP_NUM_THREADS": str(n_threads)}
@@ -48,22 +55,6 @@ def execute(todo: list[Plan], n_jobs: int | None) -> dict[str, Status]:
         group_of_run = gpus[number % len(gpus)]
         slots.append(group_of_run | of_threads)
     return pool.run(todo, slots, run)
-
-
-def _at_a_time(todo: list[Plan], device: torch.device, n_gpus: int) -> int:
-    """Return how many runs there may be at a time, by cores and GPUs."""
-    runtime = todo[0].config.runtime
-    threads_of_run = (runtime.processes or 1) * (runtime.threads or 1)
-    by_cores = max(1, machine.cores() // threads_of_run)
-    if device.type == "cpu":
-        return by_cores
-    if device.type != "cuda":
-        return n_gpus
-
-    memory = machine.device_memory(device)  # the GPUs of a machine are alike
-    shares = [runs_on_a_gpu(plan.config, memory) for plan in todo]
-    by_gpus = min(shares) * n_gpus
-    return max(n_gpus, min(by_gpus, by_cores))
 
 
 def runs_on_a_gpu(config: Config, memory: int) -> int:

@@ -83,7 +83,7 @@ def at_best_rates(
     todo: list[Plan], grid: list[float], n_jobs: int | None
 ) -> list[Plan]:
     """Return the runs of a sweep at their best learning rates, after running the trials
-    that the choice needs.
+    that the choice needs. An encoding whose trials have all failed keeps its own rate.
     """
     slots.execute(trials(todo, grid), n_jobs)
     tuned: dict[str, Plan] = {}  # by id: rates that were typed become one
@@ -92,7 +92,29 @@ def at_best_rates(
         of_plan = trials([plan], grid)
         key = of_plan[0].id
         if key not in best_rates:
-            best_rates[key] = _best_rate(plan, of_plan)
+            losses = {}  # by rate
+            shown = []
+            rates = [trial.config.training.learning_rate for trial in of_plan]
+            for rate, trial in zip(rates, of_plan, strict=True):
+                loss = pool.loss_at_train_length(trial)
+                if loss is not None:
+                    losses[rate] = loss
+                shown.append(f"{rate:g}: {losses.get(rate, 'failed')}")
+            own_rate = plan.config.training.learning_rate
+            best = min(losses, key=losses.__getitem__, default=own_rate)
+            advice = ""
+            if best in (min(rates), max(rates)):
+                advice = (
+                    ", at the edge of the grid: a wider tune_grid may find a better one"
+                )
+            logger.info(
+                "%s: learning rate %g (nats/token: %s)%s",
+                plan.config.encoding.name,
+                best,
+                ", ".join(shown),
+                advice,
+            )
+            best_rates[key] = best
 
         rate = best_rates[key]
         config = _at_rate(plan.config, rate)
@@ -106,26 +128,3 @@ def at_best_rates(
 def _at_rate(config: Config, rate: float) -> Config:
     training = dataclasses.replace(config.training, learning_rate=rate)
     return dataclasses.replace(config, training=training)
-
-
-def _best_rate(plan: Plan, trials: list[Plan]) -> float:
-    """Return the learning rate with the lowest loss; the plan's own if all failed."""
-    losses: dict[float, float] = {}
-    shown = []
-    rates = [trial.config.training.learning_rate for trial in trials]
-    for rate, trial in zip(rates, trials, strict=True):
-        loss = pool.loss_at_train_length(trial)
-        if loss is not None:
-            losses[rate] = loss
-        shown.append(f"{rate:g}: {losses.get(rate, 'failed')}")
-
-    best = min(losses, key=losses.__getitem__, default=None)
-    if best is None:
-        best = plan.config.training.learning_rate
-    advice = ""
-    if best in (min(rates), max(rates)):
-        advice = ", at the edge of the grid: a wider tune_grid may find a better one"
-    name = plan.config.encoding.name
-    summary = ", ".join(shown)
-    logger.info("%s: learning rate %g (nats/token: %s)%s", name, best, summary, advice)
-    return best

@@ -116,46 +116,43 @@ def draw(pictures: Sequence[Picture]) -> charts.Picture:
         figure = charts.Picture(figsize=size, layout="constrained")
         parts = figure.subfigures(len(pictures), squeeze=False, height_ratios=heights)
         for part, picture, height in zip(parts.flat, pictures, heights, strict=True):
-            _draw_picture(part, picture, height, columns)
+            train_length = picture.train_length
+            title = f"{picture.title} (dotted: training length, {train_length})"
+            part.suptitle(title, fontsize=10, weight="bold", wrap=True)
+
+            longest = 0
+            for panel in picture.panels:
+                for line in (*panel.curves.values(), *panel.image):
+                    longest = max(longest, len(line))
+
+            grid = part.subplots(height, columns, squeeze=False).flat
+            for panel, axes in zip(picture.panels, grid, strict=False):
+                _draw_panel(part, axes, panel)
+                axes.set_xlim(0, longest - 1)
+                axes.axvline(train_length - 0.5, color=charts.DARK, ls=":", lw=1)
+            for axes in grid:  # no panel is left for these
+                axes.set_axis_off()
     return figure
 
 
-def _draw_picture(part: SubFigure, picture: Picture, height: int, columns: int) -> None:
-    train_length = picture.train_length
-    title = f"{picture.title} (dotted: training length, {train_length})"
-    part.suptitle(title, fontsize=10, weight="bold", wrap=True)
+def _draw_panel(part: SubFigure, axes: Axes, panel: Panel) -> None:
+    """Draw an image, or curves."""
+    axes.set(title=panel.title, xlabel=panel.x_label, ylabel=panel.y_label)
+    if panel.image.size:
+        limit = np.nanmax(np.abs(panel.image))
+        image = axes.imshow(
+            panel.image,
+            aspect="auto",
+            cmap="PuOr",
+            vmin=-limit,
+            vmax=limit,
+            interpolation="nearest",
+        )
+        axes.grid(visible=False)
+        axes.yaxis.set_major_locator(MaxNLocator(integer=True))
+        part.colorbar(image, ax=axes, pad=0.02)
+        return
 
-    longest = 0
-    for panel in picture.panels:
-        for line in (*panel.curves.values(), *panel.image):
-            longest = max(longest, len(line))
-
-    grid = part.subplots(height, columns, squeeze=False).flat
-    for axes, panel in itertools.zip_longest(grid, picture.panels):
-        if panel is None:
-            axes.set_axis_off()
-            continue
-        axes.set(title=panel.title, xlabel=panel.x_label, ylabel=panel.y_label)
-        if panel.image.size:
-            limit = np.nanmax(np.abs(panel.image))
-            image = axes.imshow(
-                panel.image,
-                aspect="auto",
-                cmap="PuOr",
-                vmin=-limit,
-                vmax=limit,
-                interpolation="nearest",
-            )
-            axes.grid(visible=False)
-            axes.yaxis.set_major_locator(MaxNLocator(integer=True))
-            part.colorbar(image, ax=axes, pad=0.02)
-        else:
-            _draw_curves(axes, panel)
-        axes.set_xlim(0, longest - 1)
-        axes.axvline(train_length - 0.5, color=charts.DARK, ls=":", lw=1)
-
-
-def _draw_curves(axes: Axes, panel: Panel) -> None:
     colours = itertools.cycle(charts.COLOURS)
     for (name, values), colour in zip(panel.curves.items(), colours, strict=False):
         is_drawn = np.isfinite(values)

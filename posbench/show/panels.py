@@ -456,29 +456,25 @@ def text_panels(model: GPT, config: Config, ids: Tensor) -> list[Panel]:
     attention = Panel(
         "Mean attention, its own text", DISTANCE, "weight", curves, log=True
     )
-    return [*_layer_panels(model.encoding, added), attention]
 
-
-def _layer_panels(encoding: Encoding, added: Numbers) -> list[Panel]:
-    """Draw what some layers add to logits (layers, H, T), or one if all are alike."""
+    # what some layers add to logits, or one if all are alike
     n_layers = len(added)
     hooks = set[str]()
     for layer in range(n_layers):
-        hooks |= layer_encoding(encoding, layer).hooks
+        hooks |= layer_encoding(model.encoding, layer).hooks
     if not hooks & {"distance_bias", "bias", "scores"}:
-        return []
+        return [attention]
     if np.allclose(added, added[:1], atol=1e-4, equal_nan=True):
         titles = {0: "Added to the logit"}
     else:
-        drawn = np.unique(np.linspace(0, n_layers - 1, LAYERS).astype(int))
-        titles = {
-            layer: f"Added to the logit, layer {layer + 1} of {n_layers}"
-            for layer in drawn
-        }
-    return [
-        Panel(title, DISTANCE, "mean on its own text", _heads(added[layer]))
-        for layer, title in titles.items()
-    ]
+        titles = {}
+        for layer in np.unique(np.linspace(0, n_layers - 1, LAYERS).astype(int)):
+            titles[layer] = f"Added to the logit, layer {layer + 1} of {n_layers}"
+    of_layers = []
+    for layer, title in titles.items():
+        heads = _heads(added[layer])
+        of_layers.append(Panel(title, DISTANCE, "mean on its own text", heads))
+    return [*of_layers, attention]
 
 
 def _by_distance(model: GPT, ids: Tensor) -> Tensor:

@@ -89,32 +89,18 @@ def measure(words: list[str] | None = None) -> pd.DataFrame:
         # at scale 1, at the start of training
         code = _input_code(build(SHAPE, draw=False), SHAPE.train_length)
         flips_1x, flips_8x = flips.shares(build)
-        row: dict[str, object] = {
-            "encoding": label,
-            "order": _defined(_order, encoding),
-            "unique": _defined(_unique, encoding),
-            "relative_logit": _defined(_relative_logit, encoding),
-            "relative_code": _defined(_relative_code, encoding),
-            "continuous": _defined(_continuous, encoding),
-            "invariant": _defined(_invariant, encoding),
-            "purpose": _defined(_purpose, encoding),
-            "mean": float(code.mean()),
-            "spread": float(code.square().mean().sqrt()),
-            "flips_1x": flips_1x,
-            "flips_8x": flips_8x,
-        }
+        row: dict[str, object] = {"encoding": label}
+        for name, measured in MEASURED.items():
+            try:
+                row[name] = measured(encoding)
+            except Undefined:  # it ends before the lengths that this takes
+                row[name] = math.nan
+        row["mean"] = float(code.mean())
+        row["spread"] = float(code.square().mean().sqrt())
+        row["flips_1x"] = flips_1x
+        row["flips_8x"] = flips_8x
         rows.append(row)
     return pd.DataFrame(rows)
-
-
-def _defined(measured: Callable[[Encoding], object], encoding: Encoding) -> object:
-    """Return what is measured of an encoding; NaN if it ends before the lengths that
-    this takes.
-    """
-    try:
-        return measured(encoding)
-    except Undefined:
-        return math.nan
 
 
 def _input_code(encoding: Encoding, length: int) -> Tensor:
@@ -124,7 +110,7 @@ def _input_code(encoding: Encoding, length: int) -> Tensor:
     return panels.input_code(encoding, panels.positions_of(encoding, length))
 
 
-def _unique(encoding: Encoding) -> float:
+def unique(encoding: Encoding) -> float:
     """Return the smallest distance of two codes."""
     length = 2 * LENGTH
     if encoding.max_length is not None:  # keys of a query stand at so many distances
@@ -134,7 +120,7 @@ def _unique(encoding: Encoding) -> float:
     return float(distances.fill_diagonal_(math.inf).min())
 
 
-def _relative_logit(encoding: Encoding) -> float:
+def relative_logit(encoding: Encoding) -> float:
     """Return how much the logit of two words changes as their phrase moves, as a share
     of what is added to it.
     """
@@ -144,7 +130,7 @@ def _relative_logit(encoding: Encoding) -> float:
     return float((np.nanmax(added) - np.nanmin(added)) / largest)
 
 
-def _relative_code(encoding: Encoding) -> float:
+def relative_code(encoding: Encoding) -> float:
     """Return how unevenly two codes that are equally far apart in tokens differ."""
     code = _input_code(encoding, LENGTH)
     gaps = torch.cdist(code, code)
@@ -155,7 +141,7 @@ def _relative_code(encoding: Encoding) -> float:
     return max(unevenness)
 
 
-def _invariant(encoding: Encoding) -> float:
+def invariant(encoding: Encoding) -> float:
     """Return the change of the first outputs when as many tokens follow."""
     length = LENGTH
     if encoding.max_length is not None:
@@ -172,7 +158,7 @@ def _output(encoding: Encoding, tokens: Tensor, last: int | None = None) -> Tens
     return attention_output(encoding, q, k, v, x, positions=positions, last=last)
 
 
-def _order(encoding: Encoding) -> float:
+def order(encoding: Encoding) -> float:
     """Return the share of swaps of two tokens before the last one that change its
     output.
     """
@@ -191,7 +177,7 @@ def _order(encoding: Encoding) -> float:
     return float(has_changed.double().mean())
 
 
-def _continuous(encoding: Encoding) -> float:
+def continuous(encoding: Encoding) -> float:
     """Return the code's largest change in a small step as a share of that in a whole
     one: 1 at a jump, NaN: no code.
     """
@@ -209,7 +195,7 @@ def _continuous(encoding: Encoding) -> float:
     return float(small_steps.max()) / float(whole_steps.max())
 
 
-def _purpose(encoding: Encoding) -> str:
+def purpose(encoding: Encoding) -> str:
     """Return what the encoding changes: scores (logits), values (outputs at equal
     weights), both, or neither.
     """
@@ -228,3 +214,15 @@ def _purpose(encoding: Encoding) -> str:
 
 def _acts(change: Tensor) -> bool:
     return bool(change.abs().nan_to_num().max() > 1e-5)
+
+
+# What is measured of an encoding, by the name of its column.
+MEASURED: dict[str, Callable[[Encoding], object]] = {
+    "order": order,
+    "unique": unique,
+    "relative_logit": relative_logit,
+    "relative_code": relative_code,
+    "continuous": continuous,
+    "invariant": invariant,
+    "purpose": purpose,
+}
