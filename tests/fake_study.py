@@ -93,7 +93,7 @@ def write_run(
     if truth is not None:
         with (folder / "rows.jsonl").open("w") as file:
             for row in _evaluation(config, truth):
-                file.write(json.dumps(row) + "\n")
+                file.write(json.dumps({"run": config.id, **row}) + "\n")
     return folder
 
 
@@ -133,7 +133,7 @@ def begin_run(study: Path, config: Config, status: str, **record: Any) -> Path:
     text = yaml.dump(to_container(config), Dumper=yaml.CSafeDumper)
     (folder / "config.yaml").write_text(text, encoding="utf-8")
     usual = {
-        "schema": 1,
+        "schema": 3,
         "id": config.id,
         "study": config.study,
         "encoding": name,

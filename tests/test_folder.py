@@ -156,29 +156,6 @@ def test_another_runs_checkpoint_is_not_used(runs, capsys):
         assert "is that of rope-s1-" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("command", ["evaluate", "train"])
-def test_another_runs_checkpoints_without_ids_are_not_used(runs, command, capsys):
-    shutil.rmtree(runs[0] / "checkpoint")
-    shutil.copytree(runs[1] / "checkpoint", runs[0] / "checkpoint")
-    replace(runs[0] / "run.json", '"schema": 3', '"schema": 2')
-    for path in runs[0].glob("checkpoint/*/manifest.json"):
-        replace(path, f'"run": "{runs[1].name}", ', "")
-
-    words = [str(runs[0])] if command == "evaluate" else [*WORDS, "encoding=rope"]
-    assert posbench(command, *words) == 2
-
-    assert "it took other seconds" in capsys.readouterr().err
-
-
-def test_rows_without_ids_that_two_runs_have_are_no_evidence(runs):
-    for run in runs:
-        replace(run / "run.json", '"schema": 3', '"schema": 2')
-        replace(run / "rows.jsonl", f'"run": "{run.name}", ', "")
-    assert set(read(runs)["run_status"]) == {"done"}
-    shutil.copy(runs[1] / "rows.jsonl", runs[0])
-    assert set(read(runs)["run_status"]) == {"unreadable"}
-
-
 # -- a study in one file --
 
 

@@ -56,8 +56,8 @@ def draw(tiny_config, tmp_path, capsys, monkeypatch) -> Callable[..., str]:
     def drawn(rows: list[Row], width: int = 80, split: str | None = None) -> str:
         monkeypatch.setenv("COLUMNS", str(width))
         config = yaml.safe_dump(to_container(tiny_config))
-        record = json.dumps({"schema": 2, "id": tiny_config.id, "status": "done"})
-        lines = [json.dumps(row) + "\n" for row in rows]
+        record = json.dumps({"schema": 3, "id": tiny_config.id, "status": "done"})
+        lines = [json.dumps({"run": tiny_config.id, **row}) + "\n" for row in rows]
         (tmp_path / "config.yaml").write_text(config)
         (tmp_path / "run.json").write_text(record)
         (tmp_path / "rows.jsonl").write_text("".join(lines))

@@ -475,7 +475,7 @@ def append(folder: Path, **changes: Any) -> None:
     for name in ("units", "perplexity", "bits_per_byte"):
         row.pop(name, None)
     with (folder / "rows.jsonl").open("a") as file:
-        file.write(json.dumps(row) + "\n")
+        file.write(json.dumps({"run": folder.name, **row}) + "\n")
 
 
 OTHER_ROWS = [

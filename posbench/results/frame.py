@@ -107,15 +107,8 @@ def read(paths: Iterable[Path], split: str | None = None) -> pd.DataFrame:
     folders = run_folders(others) if others or not files else []
 
     rows = []
-    copies = run_rows.copies(folders)
     for folder in folders:
-        found = _rows(folder, split)
-        if folder in copies:
-            reason = f"{folder / ROWS} has rows that {copies[folder] / ROWS} has, too:"
-            reason += " delete that which is a copy, and train makes its rows again"
-            unreadable = {"run_status": "unreadable", "run_reason": reason}
-            found = [found[0] | dict.fromkeys(run_rows.COLUMNS) | unreadable]
-        rows += found
+        rows += _rows(folder, split)
     parts = []
     for path in files:
         study = _load(path)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from posbench import files
 from posbench.errors import UserError
-from posbench.run.saved import load_record, other_checkpoint
+from posbench.run.saved import load_record, other_run
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -64,7 +64,7 @@ class Checkpoint(NamedTuple):
         except (FileNotFoundError, ValueError, LookupError, TypeError):
             return "is incomplete"
         record = load_record(self.path.parent.parent)
-        return other_checkpoint(self.path, manifest, record)
+        return other_run(manifest.get("run"), record)
 
 
 def save(

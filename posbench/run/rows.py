@@ -6,7 +6,7 @@ import dataclasses
 import json
 import math
 import typing
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -203,27 +203,6 @@ def read_rows(folder: Path) -> list[dict[str, Any]]:
     if faults:
         raise UserError(f"{faults[0]}; {cure(load_record(folder))}")
     return rows
-
-
-def copies(folders: Iterable[Path]) -> dict[Path, Path]:
-    """Return folders of different runs that have a row of training in common, its speed
-    to the last digit, each with the other. Before schema 3 rows had no id.
-    """
-    first: dict[bytes, tuple[str, Path]] = {}
-    found: dict[Path, Path] = {}
-    for folder in folders:
-        try:
-            run = load_record(folder)["id"]
-            lines = (folder / ROWS).read_bytes().split(b"\n")
-        except (UserError, OSError):
-            continue
-        for line in lines:
-            if b'"train/tokens_per_second"' in line and b'"run"' not in line:
-                id_of_first, other = first.setdefault(line, (run, folder))
-                if id_of_first != run:
-                    found |= {folder: other, other: folder}
-                break
-    return found
 
 
 def rows_and_faults(folder: Path) -> tuple[list[dict[str, Any]], list[str]]:

@@ -16,9 +16,7 @@ from posbench.config.schema import AnyConfig, load_saved
 from posbench.errors import UserError
 from posbench.run import CONFIG, RECORD
 
-# The version of a run folder. Before 3, rows and manifests had no id: they count as
-# their folder's.
-SCHEMA = 3
+SCHEMA = 3  # the version of a run folder
 STATUSES = ("running", "done", "failed", "stopped")
 RESTART = "'posbench train ... --restart' moves it aside and trains anew"
 
@@ -46,7 +44,6 @@ _TYPES: dict[str, type | tuple[type, ...]] = {
     "peak_memory_bytes": _NUMBER,
 }
 _ALWAYS = ("schema", "id", "status")
-_TOTALS = ("train_seconds", "cpu_seconds")
 
 
 def load_record(folder: Path) -> dict[str, Any]:
@@ -64,8 +61,8 @@ def load_record(folder: Path) -> dict[str, Any]:
             continue
         if not isinstance(value, kind) or isinstance(value, bool):
             raise _no_record(path, key, value, "another value")
-    if not 1 <= record["schema"] <= SCHEMA:
-        raise _no_record(path, "schema", record["schema"], f"at most {SCHEMA}")
+    if record["schema"] != SCHEMA:
+        raise _no_record(path, "schema", record["schema"], str(SCHEMA))
     if record["status"] not in STATUSES:
         raise _no_record(path, "status", record["status"], ", ".join(STATUSES))
     return record
@@ -113,31 +110,10 @@ def cure(record: Mapping[str, Any]) -> str:
     return f"it is mended by: {command}"
 
 
-def other_checkpoint(
-    path: Path, manifest: Mapping[str, Any], record: Mapping[str, Any]
-) -> str:
-    """Return what is wrong if a checkpoint is not that of the run with this record,
-    else an empty text. Raises UserError if that is known of one without an id: others
-    beside it may be another run's, too.
-    """
-    wrong = other_run(manifest.get("run"), record)
-    if "run" not in manifest and not wrong:
-        # Then it has the seconds that the record got with the same tokens.
-        state = files.read_json(path / "state.json")
-        times = [(state.get(key), record.get(key)) for key in _TOTALS]
-        is_newest = state.get("tokens") == record.get("tokens")
-        if is_newest and any(saved != recorded for saved, recorded in times):
-            raise UserError(
-                f"{path} is not that of {record['id']}: it took other seconds;"
-                f" {RESTART}"
-            )
-    return wrong
-
-
 def other_run(found: Any, record: Mapping[str, Any]) -> str:
     """Return what is wrong if the id in a part of a run folder is not that of its
-    record, else an empty text. None is right in a folder of an older schema.
+    record, else an empty text.
     """
-    if found == record["id"] or (found is None and record["schema"] < SCHEMA):
+    if found == record["id"]:
         return ""
     return f"is that of {found or 'no run'}: expected {record['id']}"

@@ -20,7 +20,7 @@ from posbench.config.schema import (
 )
 from posbench.errors import UserError, did_you_mean
 from posbench.run import CONFIG, MOVED_ASIDE, TOKENIZER
-from posbench.run.saved import load_any, load_record, other_checkpoint
+from posbench.run.saved import load_any, load_record, other_run
 
 if TYPE_CHECKING:
     from posbench.encodings.base import Encoding
@@ -156,7 +156,7 @@ def finished_run(run: str) -> tuple[Config, StartConfig]:
     manifests = sorted((folder / "checkpoint").glob("step-*/manifest.json"))
     if manifests:
         newest = files.read_json(manifests[-1])
-        wrong = other_checkpoint(manifests[-1].parent, newest, record)
+        wrong = other_run(newest.get("run"), record)
         if wrong:
             raise UserError(f"{manifests[-1].parent} {wrong}")
     if newest["step"] < training.steps or record["status"] != "done":
