@@ -264,6 +264,14 @@ class EvaluationConfig(Section, kw_only=True):
     # the dtype of matrix products; auto = that of training
     precision: Precision
 
+    def as_trained(self, **changes: Any) -> "EvaluationConfig":
+        """Return these settings, changed, for the model as it was trained: without its
+        variants, and without probes.
+        """
+        return dataclasses.replace(
+            self, windowed=False, sinks=0, extensions=(), tasks=(), **changes
+        )
+
 
 class TrackingConfig(Section):
     """The mirror of the run folder, at Weights & Biases or for TensorBoard."""

@@ -185,14 +185,7 @@ def evaluations_on_the_way(config: Config) -> dict[int, EvaluationConfig]:
     `fixed_target` rows at all lengths.
     """
     training = config.training
-    settings = dataclasses.replace(
-        config.evaluation,
-        protocols=("fixed_target",),
-        windowed=False,
-        sinks=0,
-        extensions=(),
-        tasks=(),
-    )
+    settings = config.evaluation.as_trained(protocols=("fixed_target",))
     first_step = 0 if config.start else 1  # untrained weights have nothing to show
     evaluations = {}
     for tokens in settings.at_tokens:

@@ -25,10 +25,6 @@ _EVALUATION: dict[str, Any] = {
     "split": "validation",
     "blocks": 4096,
     "longest": None,
-    "windowed": False,
-    "sinks": 0,
-    "extensions": (),
-    "tasks": (),
     "at_tokens": (),
 }
 
@@ -63,7 +59,7 @@ def trials(todo: list[Plan], grid: list[float]) -> list[Plan]:
     by_id: dict[str, Plan] = {}
     for plan in todo:
         config = plan.config
-        evaluation = dataclasses.replace(config.evaluation, **_EVALUATION)
+        evaluation = config.evaluation.as_trained(**_EVALUATION)
         if config.data.task:
             evaluation = dataclasses.replace(evaluation, protocols=("problems",))
         # a run of the sweep may have the same name

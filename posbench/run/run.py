@@ -35,26 +35,10 @@ from posbench.config.schema import (
 from posbench.errors import InUse, RunFailed, Stopped, UserError
 from posbench.run import CONFIG, RECORD, ROWS, checkpoint
 from posbench.run.rows import plain, rows_and_faults, step_of
-from posbench.run.saved import RESTART, SCHEMA, load_any, load_record
+from posbench.run.saved import FIELDS, RESTART, SCHEMA, load_any, load_record
 
 logger = logging.getLogger(__name__)
 ADDING = "running"  # the reason in the record of a finished run while rows are added
-# fields of a new record that are null until they are known
-_UNKNOWN = (
-    "reason",
-    "message",
-    "attempt",
-    "command",
-    "tokens",
-    "train_seconds",
-    "cpu_seconds",
-    "evaluate_seconds",
-    "peak_memory_bytes",
-    "data",
-    "tokenizer_sha256",
-    "support",
-    "wandb",
-)
 
 
 class Run:
@@ -82,7 +66,7 @@ class Run:
             "command": command,
             "parameters": {},
         }
-        self.record: dict[str, Any] = dict.fromkeys(_UNKNOWN) | fields
+        self.record: dict[str, Any] = dict.fromkeys(FIELDS) | fields
         if (folder / RECORD).exists():
             self.record |= load_record(folder)
         else:

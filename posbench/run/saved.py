@@ -20,9 +20,9 @@ SCHEMA = 3  # the version of a run folder
 STATUSES = ("running", "done", "failed", "stopped")
 RESTART = "'posbench train ... --restart' moves it aside and trains anew"
 
-# The types of what is read from `run.json`; all but the first three may be null.
+# What `run.json` has, with types; all but the first three may be null.
 _NUMBER = (int, float)
-_TYPES: dict[str, type | tuple[type, ...]] = {
+FIELDS: dict[str, type | tuple[type, ...]] = {
     "schema": int,
     "id": str,
     "status": str,
@@ -55,7 +55,7 @@ def load_record(folder: Path) -> dict[str, Any]:
         record = files.read_json(path)
     except UserError as error:
         raise UserError(f"{error}; {RESTART}") from None
-    for key, kind in _TYPES.items():
+    for key, kind in FIELDS.items():
         value = record.get(key)
         if value is None and key not in _ALWAYS:
             continue
