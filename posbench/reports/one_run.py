@@ -4,7 +4,6 @@ length of the problems.
 
 import json
 import math
-import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ import pandas as pd
 from posbench.errors import UserError
 from posbench.estimate import FEW_DOCUMENTS
 from posbench.reports.render import Column, Table
-from posbench.reports.tables import short_label
+from posbench.reports.tables import MOVED, other_curves
 from posbench.results.compare import NOT_BEATEN
 from posbench.results.frame import GATE, read
 from posbench.results.headline import Headline, headline
@@ -24,7 +23,6 @@ from posbench.run.rows import PLAIN, multiple
 from posbench.terminal import console
 from posbench.terminal.console import plural
 
-OFFSET = "offset"  # the probe whose rows differ by position
 FLAT = 0.1  # nats per token: a curve that spans less has short bars
 BAR = 16  # characters
 SERIES = ("fixed_target", "windowed", "nonoverlap")
@@ -81,21 +79,19 @@ def print_results(folder: Path, split: str | None = None) -> None:
         in_curve = as_trained(rows)
         table, remark = _task_results(run, rows[in_curve], numbers)
         remarks = [remark]
-        others = _others_table(rows[~in_curve], "problem_length")
     else:
         in_curve = rows["curve"].isin(SERIES)
         table = _text_table(run, rows[in_curve])
         remarks = [*_text_remarks(rows[in_curve], numbers)]
-        others = _others_table(rows[~in_curve], "length")
     remarks += _run_remarks(frame, rows, numbers)
 
     out = console.stdout()
     table.print(out)
     for remark in remarks:
         out.print(remark, soft_wrap=True)
-    if len(others.frame):
+    for others in other_curves("", rows, ~in_curve):
         others.print(out)
-    for remark in _offset_remarks(rows[rows["task"] == OFFSET]):
+    for remark in _offset_remarks(rows[rows["task"] == MOVED]):
         out.print(remark, soft_wrap=True)
     out.print(f"Run folder: {folder}", soft_wrap=True)
 
@@ -174,10 +170,12 @@ def _task_results(
     lines = []
     for row in rows.sort_values("length_ratio").to_dict("records"):
         line = {"length": f"{row['problem_length']} ({row['length_ratio']:.3g}x)"}
-        for name, column in _SHARES.items():
-            line[name] = _share_text(row, column)
         if row["status"] == "ok":
             line["bar"] = "▇" * round(BAR * row["accuracy"])
+            for name, column in _SHARES.items():
+                line[name] = "" if pd.isna(row[column]) else f"{row[column]:.1%}"
+        else:
+            line["tokens right"] = str(row["status"])
         line["loss of answers"] = _loss_text(row)
         lines.append(line)
     title = _title(run, f"task {run['trained_task']}")
@@ -196,54 +194,6 @@ def _task_results(
     if step is not None:
         remark += f", in validation first after step {step:,}"
     return table, f"{remark}."
-
-
-def _others_table(rows: pd.DataFrame, length: str) -> Table:
-    """Return a table of extensions, probes, shifted positions and other protocols: a
-    line each, a column per length.
-    """
-    # The rows of a shifted passage are one curve, over the position where it ends.
-    is_shifted = rows["task"] == OFFSET
-    joined = rows["curve"].str.replace(r"_from_\d+", "", regex=True)
-    ends = rows[length] + rows["offset"].fillna(0)
-    curves = rows["curve"].mask(is_shifted, joined)
-    columns = rows[length].mask(is_shifted, ends)
-
-    lines: dict[str, Row] = {}
-    rows = rows.assign(curve=curves, column=columns)
-    for row in rows.to_dict("records"):
-        name = re.sub("^(fixed_target|problems|task)_", "", row["curve"])
-        column = str(row["column"])
-        line = lines.setdefault(name, {"measured": short_label(name)})
-        if pd.isna(row["accuracy"]):
-            line[column] = _loss_text(row)
-            continue
-        line[column] = _share_text(row, "accuracy")
-        line["chance"] = _share_text(row, "chance")
-        line["trivial"] = _share_text(row, "trivial")
-        if row["protocol"] == "task":  # its problems are independent trials
-            from scipy import stats  # slow to import, rarely needed
-
-            right = round(row["accuracy"] * row["n_blocks"])
-            of_right = stats.binomtest(right, int(row["n_blocks"])).proportion_ci()
-            line[column] += f" ({100 * of_right.low:.0f}..{100 * of_right.high:.0f})"
-
-    notes = []
-    has_answers = rows["accuracy"].notna()
-    if (rows["nll"].notna() & ~has_answers).any():
-        notes.append("a number: loss, nats per token")
-    if has_answers.any():
-        notes.append("%: share of right answers")
-    if (has_answers & (rows["protocol"] == "task")).any():
-        notes.append("in brackets its 95 % interval (Clopper & Pearson)")
-
-    lengths = [str(value) for value in sorted(columns.dropna().unique())]
-    names = ["measured", *lengths, "chance", "trivial"]
-    n_lengths = len(lengths)
-    # the first and the longest stay
-    spare = [0, 1, *range(n_lengths, 1, -1), n_lengths + 1, n_lengths + 2]
-    legend = "; ".join(notes)
-    return _lines_table("", [*lines.values()], names, legend, spare[: len(names)])
 
 
 def _text_remarks(rows: pd.DataFrame, numbers: Headline) -> Iterator[str]:
@@ -347,12 +297,3 @@ def _loss_text(row: Row) -> str:
     if row.get("status") == "ok":
         return f"{row['nll']:.3f}"
     return str(row.get("status", ""))
-
-
-def _share_text(row: Row, column: str) -> str:
-    """Return a share in percent; without one, why there is none in the main column."""
-    if row["status"] != "ok":
-        return str(row["status"]) if column == "accuracy" else ""
-    if pd.isna(row[column]):
-        return ""
-    return f"{row[column]:.1%}"

@@ -22,6 +22,7 @@ from posbench.terminal.console import plural
 
 LONGEST_LABEL = 40  # characters in a terminal
 GROUPED, UNRESOLVED = "*", "?"
+MOVED = "offset"  # the probe that moves a passage: its rows differ by position
 MARKS = {
     "±": "95 %",
     GROUPED: "seeds in two groups",
@@ -101,6 +102,11 @@ def uses_cell(row: Row, name: str) -> str:
     """Return that more than so many tokens are used."""
     text = number_text(row, name, ".0f")
     return f"> {text}" if text else ""
+
+
+def curve_cell(row: Row, name: str) -> str:
+    """Return the name of a curve."""
+    return short_label(row[name])
 
 
 def runs_cell(row: Row, name: str) -> str:
@@ -379,46 +385,87 @@ def length_tables(frame: pd.DataFrame) -> list[Table]:
     """
     is_done = (frame["run_status"] == "done") & ~frame["repeated"]
     rows = frame[is_done & frame["newest"]]
-    curves = rows["curve"].str.removeprefix("task_")
-    rows = rows.assign(
-        curve=curves.str.replace("_from_", " from position "),
-        length=rows["problem_length"].fillna(rows["length"]),
-        measured_on=rows["targets_sha256"] + rows["dtype"],
-    )
+    rows = rows.assign(measured_on=rows["targets_sha256"] + rows["dtype"])
     # at each length of a curve, those on the targets and in the precision of most
     places = rows.groupby(["curve", "length"])
     most_common = places["measured_on"].transform(lambda each: each.mode().max())
     is_alike = rows["measured_on"] == most_common
     rows = rows[is_alike | rows["measured_on"].isna()]
 
-    lengths = sorted(rows["length"].unique())
+    is_other = rows["curve"] != "fixed_target"
+    return other_curves("Other curves by length", rows, is_other)
+
+
+def other_curves(title: str, rows: pd.DataFrame, is_other: pd.Series) -> list[Table]:
+    """Return a table of those of the rows that are in no main table: a line per scheme
+    and curve, a column per length of text or of problems. No table without any.
+    """
     n_seeds = rows.groupby("label")["seed"].nunique()
-    rows = rows[rows["curve"] != "fixed_target"]
+    rows = rows[is_other]
     if rows.empty:
         return []
+    # the rows of a moved passage are one curve, over the position where it ends
+    is_moved = rows["task"] == MOVED
+    lengths = rows["problem_length"].fillna(rows["length"])
+    ends = rows["length"] + rows["offset"].fillna(0)
+    names = rows["curve"].str.replace("^(fixed_target|problems|task)_", "", regex=True)
+    joined = names.str.replace(r"_from_\d+", "", regex=True)
+    names = names.str.replace("_from_", " from position ").mask(is_moved, joined)
+    rows = rows.assign(curve=names, length=lengths.mask(is_moved, ends))
 
+    of_curve = ["label", "curve"]
     lines: dict[tuple[str, str], dict[str, str]] = {}
-    for (label, curve, length), group in rows.groupby(["label", "curve", "length"]):
+    for (label, curve, length), group in rows.groupby(
+        [*of_curve, "length"], sort=False
+    ):
         line = lines.setdefault((label, curve), {"label": label, "curve": curve})
-        failures = group.loc[group["status"] != "ok", "status"]
-        if len(failures):
-            line[str(length)] = str(failures.iloc[0])
-            continue
-        values = group["accuracy"].fillna(group["nll"])
-        cell = f"{values.astype('float64').mean():.3f}"
-        if group["seed"].nunique() < n_seeds[label]:
-            cell += f" ({group['seed'].nunique()})"
-        line[str(length)] = cell
+        line[str(length)] = point_text(group)
+        if len(group) < n_seeds[label]:
+            line[str(length)] += f" ({len(group)})"
+    readers = rows.groupby(of_curve)[["chance", "trivial"]].last()
+    table = pd.DataFrame(list(lines.values())).join(readers, on=of_curve)
 
-    columns = [ENCODING, Column("curve", "curve", text=True)]
-    for length in lengths:
-        columns.append(Column(str(length), f"{length:,}"))
-    note = (
-        "Loss; of probes and problems the share of right answers; (n): of n seeds"
-        " alone, so not to be compared with its neighbours"
-    )
-    table = pd.DataFrame(list(lines.values()))
-    return [Table("Other curves by length", table, columns, note)]
+    places = [str(length) for length in sorted(rows["length"].unique())]
+    n_places = len(places)
+    columns = [ENCODING, Column("curve", "measured", curve_cell, text=True)]
+    # the first and the longest stay
+    for place, spare in zip(places, [1, *range(n_places, 1, -1)], strict=True):
+        columns.append(Column(place, place, spare=spare))
+    columns.append(Column("chance", "chance", ".1%", n_places + 1))
+    columns.append(Column("trivial", "trivial", ".1%", n_places + 2))
+
+    notes = []
+    has_answers = rows["accuracy"].notna()
+    if (rows["nll"].notna() & ~has_answers).any():
+        notes.append("a number: loss, nats per token")
+    if has_answers.any():
+        notes.append("%: share of right answers")
+    if n_seeds.max() == 1 and (rows["protocol"] == "task")[has_answers].any():
+        notes.append("in brackets its 95 % interval (Clopper & Pearson)")
+    if n_seeds.max() > 1:
+        notes.append("(n): of n seeds alone, so not to be compared with its neighbours")
+    shown = columns if len(n_seeds) > 1 else columns[1:]
+    return [Table(title, table, shown, "; ".join(notes))]
+
+
+def point_text(rows: pd.DataFrame) -> str:
+    """Return the mean over seeds of a curve at a length: the loss or the share of right
+    answers, of one run with its interval; why there is none.
+    """
+    failures = rows.loc[rows["status"] != "ok", "status"]
+    if len(failures):
+        return str(failures.iloc[0])
+    if rows["accuracy"].isna().any():
+        return f"{rows['nll'].mean():.3f}"
+    text = f"{rows['accuracy'].mean():.1%}"
+    if len(rows) == 1 and rows["protocol"].iloc[0] == "task":
+        from scipy import stats  # slow to import, rarely needed
+
+        n_problems = int(rows["n_blocks"].iloc[0])  # independent trials
+        n_right = round(rows["accuracy"].iloc[0] * n_problems)
+        share = stats.binomtest(n_right, n_problems).proportion_ci()
+        text += f" ({100 * share.low:.0f}..{100 * share.high:.0f})"
+    return text
 
 
 def task_table(comparison: TaskComparison) -> Table:
