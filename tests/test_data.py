@@ -623,14 +623,14 @@ def test_changed_text_or_tokenizer_is_another_cache_entry(tmp_path):
 def test_two_processes_make_one_cache(tmp_path, monkeypatch):
     folder = write(tmp_path / "many", numbered(30))
     settings = text_in(folder, tokenizer="bytes")
-    write_tokens = tokens._write
+    load = text.load
 
-    def written(*given):
-        with open(tmp_path / "written", "a") as file:
+    def loaded(*given):
+        with open(tmp_path / "loaded", "a") as file:
             file.write("once ")
-        write_tokens(*given)
+        return load(*given)
 
-    monkeypatch.setattr(tokens, "_write", written)
+    monkeypatch.setattr(text, "load", loaded)
     first = start_child(lambda: tokens.prepare(settings, tmp_path))
     second = start_child(lambda: tokens.prepare(settings, tmp_path))
 
@@ -638,7 +638,7 @@ def test_two_processes_make_one_cache(tmp_path, monkeypatch):
     _, status_of_second = os.waitpid(second, 0)
     assert status_of_first == 0
     assert status_of_second == 0
-    assert (tmp_path / "written").read_text() == "once "
+    assert (tmp_path / "loaded").read_text() == "once "
 
 
 def test_what_a_killed_process_began_is_removed_and_what_a_living_one_makes_stays(

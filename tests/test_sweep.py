@@ -302,23 +302,31 @@ def trained(arguments: list[str]) -> list[Plan]:
     return todo
 
 
-def test_a_second_sweep_only_reports(overrides, monkeypatch):
+def test_a_second_sweep_only_reports(overrides):
     arguments = ["encoding=rope,alibi", *overrides]
     reports = list[list[Path]]()
-    trained(arguments)
-    monkeypatch.setattr(pool, "start_process", None)
+    todo = trained(arguments)
+
     sweep.sweep(arguments, report=reports.append)
+
     assert len(reports) == 1
+    for plan in todo:
+        assert not plan.output.exists()  # of a process
 
 
 @pytest.mark.slow
-def test_a_sweep_of_further_rows_leaves_the_former_one_finished(overrides, monkeypatch):
+def test_a_sweep_of_further_rows_leaves_the_former_one_finished(overrides):
     arguments = ["encoding=rope,alibi", *overrides]
-    trained(arguments)
+    todo = trained(arguments)
     sweep.sweep([*arguments, "evaluation.blocks=9"], n_jobs=2)
-    monkeypatch.setattr(pool, "start_process", None)
+    for plan in todo:
+        plan.output.unlink()
+
     sweep.sweep(arguments)
     sweep.sweep([*arguments, "evaluation.blocks=9"])
+
+    for plan in todo:
+        assert not plan.output.exists()  # of a process
 
 
 def test_what_is_done_is_reported_though_runs_are_missing(overrides, monkeypatch):
@@ -530,13 +538,12 @@ def slots_of(several, monkeypatch):
         monkeypatch.setattr(machine, "cores", lambda: cores)
         monkeypatch.setattr(machine, "resolve", lambda name: on)
         monkeypatch.setattr(machine, "device_memory", lambda of: 80 * 2**30)
-        monkeypatch.setattr(pool, "run", lambda todo, slots, _: slots)
         runtime = {"device": "auto", "threads": threads, "processes": processes}
         todo = []
         for plan in several:
             config = support.changed(plan.config, runtime=runtime)
             todo.append(dataclasses.replace(plan, config=config))
-        return slots.execute(todo, n_jobs)
+        return slots.slots_for(todo, n_jobs)
 
     return found
 

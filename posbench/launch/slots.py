@@ -17,7 +17,12 @@ _AT_MOST_ON_A_GPU = 4
 
 
 def execute(todo: list[Plan], n_jobs: int | None) -> dict[str, Status]:
-    """Run plans, each in its own process, and return the status of each by run id.
+    """Run plans, each in its own process, and return the status of each by run id."""
+    return pool.run(todo, slots_for(todo, n_jobs), run)
+
+
+def slots_for(todo: list[Plan], n_jobs: int | None) -> list[dict[str, str]]:
+    """Return the environment variables of each place for a run.
 
     As many run at a time as there are cores, or as the GPUs hold (`runs_on_a_gpu`), and
     a run sees only its GPU; a run of several processes takes one for each of them. If
@@ -54,7 +59,7 @@ def execute(todo: list[Plan], n_jobs: int | None) -> dict[str, Status]:
     for number in range(n_slots):
         group_of_run = gpus[number % len(gpus)]
         slots.append(group_of_run | of_threads)
-    return pool.run(todo, slots, run)
+    return slots
 
 
 def runs_on_a_gpu(config: Config, memory: int) -> int:
