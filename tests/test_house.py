@@ -23,10 +23,10 @@ ROOT = Path(__file__).parents[1]
 # posbench. A ceiling rises only in a commit that says why.
 SATELLITES = ("reports", "huggingface", "rope", "show", "claims", "bench")
 CEILINGS = {
-    "core": 100_400,  # the aim: 84,000
-    "satellites": 50_250,  # the aim: 45,000
+    "core": 97_600,  # the aim: 84,000
+    "satellites": 49_400,  # the aim: 45,000
     "scripts": 9_460,
-    "tests": 150_300,
+    "tests": 149_150,
 }
 # The same for each scheme: an encoding that is added brings the room that it needs.
 PER_SCHEME = {"encodings": 487, "oracles": 294}  # the aim for encodings: 480
@@ -34,8 +34,8 @@ PER_SCHEME = {"encodings": 487, "oracles": 294}  # the aim for encodings: 480
 DENSITY = 11.5
 DENSER = {"cli": 11.9, "encodings": 13.0, "model": 12.0, "show": 12.0, "tasks": 11.9}
 # Private functions that one place calls: a reader jumps for each, so each must be an
-# idea of its own. The aim: 130.
-USED_ONCE = 212
+# idea of its own.
+USED_ONCE = 130
 WORDS = {"docs": 25_600, "README": 1_000}
 COMMANDS = """bench evaluate export list prepare properties report reproduce rope runs
     sample show sweep sync train"""
