@@ -129,10 +129,17 @@ ENCODING = Column(
     of="label",
 )
 RUNS = Column("runs", "runs", runs_cell, spare=8, text=True, of="seeds")
+
+
+def gate_cell(row: Row, name: str) -> str:
+    """Return whether a scheme has passed a gate."""
+    return word_text(number_text(row, name, ""))
+
+
 LEARNED = Column(
     "learned",
     "learned",
-    lambda row, name: word_text(number_text(row, name, "")),
+    gate_cell,
     text=True,
     note="learned: below the n-gram model",
 )
@@ -280,9 +287,6 @@ def facts_table(comparison: Comparison) -> Table:
     def ngram(row: Row, name: str) -> str:
         return number_text(row[name], "ngram") if row["numbers"] else ""
 
-    def beaten(row: Row, name: str) -> str:
-        return word_text(number_text(row, name, ""))
-
     def above_windowed(row: Row, name: str) -> str:
         return plus_minus_text(row[name]) if row["numbers"] else ""
 
@@ -303,7 +307,7 @@ def facts_table(comparison: Comparison) -> Table:
         Column("bits_per_byte", "bits/byte", ".3f"),
         Column("ngram", "n-gram", ngram, of="readers"),
         LEARNED,
-        Column("beats_reader", "beats reader", beaten, text=True),
+        Column("beats_reader", "beats reader", gate_cell, text=True),
         Column("above_windowed", "above windowed", above_windowed),
         Column("parameters", "parameters", compact_cell),
         Column("encoding_parameters", "of the encoding", compact_cell),

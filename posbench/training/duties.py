@@ -6,14 +6,15 @@ import dataclasses
 import logging
 from collections.abc import Callable
 
-from posbench.config.schema import EvaluationConfig
+from posbench.config.schema import Config, EvaluationConfig
 from posbench.data.batches import Batch
+from posbench.data.tokens import TaskData, Tokens
 from posbench.errors import RowsFailed
 from posbench.run.run import Run
 from posbench.training.resume import save
-from posbench.training.schedule import Schedule
+from posbench.training.schedule import Schedule, schedule_of
 from posbench.training.step import Clock, Trainer
-from posbench.training.validation import validate
+from posbench.training.validation import validate, validation_of
 
 logger = logging.getLogger(__name__)
 
@@ -29,6 +30,28 @@ class Duties:
     validation: list[Batch]
     is_task: bool
     evaluate: Callable[[int, EvaluationConfig], object]
+
+    @classmethod
+    def of(
+        cls,
+        config: Config,
+        trainer: Trainer,
+        run: Run | None,
+        clock: Clock,
+        tokens: Tokens | TaskData,
+        evaluate: Callable[[int, EvaluationConfig], object],
+    ) -> "Duties":
+        """Return the duties of a run: when what is due is as its first attempt had
+        it.
+        """
+        begun = config
+        if run:
+            begun = run.as_begun(config)
+        begun = trainer.world.from_first(begun)
+        validation = validation_of(tokens, begun)
+        schedule = schedule_of(begun, can_validate=bool(validation))
+        is_task = isinstance(tokens, TaskData)
+        return cls(trainer, run, clock, schedule, validation, is_task, evaluate)
 
     def after(
         self, step: int, due: set[str], loss: float, norm: float, rate: float

@@ -32,7 +32,6 @@ from posbench.terminal.signals import signals_as_errors, stop_signals
 from posbench.training.duties import Duties
 from posbench.training.record import record_begin, record_end, tell_end
 from posbench.training.resume import resume
-from posbench.training.schedule import schedule_of
 from posbench.training.step import (
     Clock,
     Trainer,
@@ -41,7 +40,6 @@ from posbench.training.step import (
     learning_rate,
     tell_progress,
 )
-from posbench.training.validation import validation_of
 
 logger = logging.getLogger(__name__)
 _MORE_ROOM = (
@@ -158,35 +156,20 @@ def fit(
     if first_step == n_steps:
         return 0
     clock = Clock(trainer, first_step * training.tokens_per_step, state)
-    # when is logged, saved and evaluated is as the first attempt had it
-    begun = config
+    duties = Duties.of(config, trainer, run, clock, tokens, evaluate)
+    shown: contextlib.AbstractContextManager[console.Updates | None]
+    shown = contextlib.nullcontext()
     if run:
-        begun = run.as_begun(config)
-    begun = world.from_first(begun)
-    validation = validation_of(tokens, begun)
-    schedule = schedule_of(begun, can_validate=bool(validation))
-    ahead = _AHEAD.get(trainer.device.type, 0)
-    if run and run.tracker:
-        run.tracker.send()
-
-    duties = Duties(
-        trainer=trainer,
-        run=run,
-        clock=clock,
-        schedule=schedule,
-        validation=validation,
-        is_task=isinstance(tokens, TaskData),
-        evaluate=evaluate,
-    )
-    if first_step == 0 and 0 in schedule.evaluations:
+        shown = console.progress(n_steps, first_step, clock.full_speed)
+        if run.tracker:
+            run.tracker.send()
+    if first_step == 0 and 0 in duties.schedule.evaluations:
         duties.evaluate_on_the_way(0)
 
+    ahead = _AHEAD.get(trainer.device.type, 0)
     step = first_step
     stopped = None
-    with (
-        stop_signals(second_interrupts=True) as received,
-        _progress(run, n_steps, first_step, clock) as updates,
-    ):
+    with stop_signals(second_interrupts=True) as received, shown as updates:
         world.received = received  # `world` tells them to the other processes
         unread = Unread(updates)
         while step < n_steps and not stopped:
@@ -199,7 +182,7 @@ def fit(
 
             # Where something is due, this update is read: its loss may be logged. Else
             # the last `ahead` updates stay unread, and nobody looks at the loss.
-            due = schedule.due(step)
+            due = duties.schedule.due(step)
             n_unread = 0 if due else ahead
             loss, norm = unread.read(n_unread)
             # the same signal in all processes: they have read the same updates
@@ -222,12 +205,3 @@ def fit(
         raise Stopped(stopped, f"stopped by {name} after step {step}; saved")
     tell_progress(trainer.model, 1.0)
     return step - first_step
-
-
-def _progress(
-    run: Run | None, n_steps: int, first_step: int, clock: Clock
-) -> contextlib.AbstractContextManager[console.Updates | None]:
-    """Show the progress of training, in the process that has the run folder."""
-    if run:
-        return console.progress(n_steps, first_step, clock.full_speed)
-    return contextlib.nullcontext()
