@@ -8,7 +8,7 @@ import dataclasses
 import json
 import re
 import typing
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, TypeVar
 
@@ -545,22 +545,17 @@ def validate(cls: type[_Section], plain: Mapping[str, Any]) -> _Section:
         _VALIDATORS[cls] = pydantic.TypeAdapter(cls)
     try:
         return _VALIDATORS[cls].validate_python(plain)  # type: ignore[no-any-return]
-    except ValueError as error:
-        raise _mistake(error, hints) from None
+    except ValueError as errors:
+        error: Any = errors.errors(include_url=False)[0]  # type: ignore[attr-defined]
 
-
-def _mistake(errors: Any, keys: Collection[str]) -> UserError:
-    """Return pydantic's first error as one line for the user; `keys` are the existing
-    keys.
-    """
-    error = errors.errors(include_url=False)[0]
+    # pydantic's first error as one line
     place, mistake, message = error["loc"], error["type"], error["msg"]
     # indices into lists say little
     key = ".".join(part for part in place if isinstance(part, str))
     if mistake == "unexpected_keyword_argument":
-        return unknown("key", key, keys, "'posbench train --cfg' shows all")
+        raise unknown("key", key, hints, "'posbench train --cfg' shows all")
     if mistake in ("missing", "missing_argument") and isinstance(place[-1], str):
-        return UserError(f"missing key '{key}'")
+        raise UserError(f"missing key '{key}'")
 
     expected = _EXPECTED.get(mistake.partition("_")[0])
     if (key, error["input"]) == ("tracking.mode", "disabled"):
@@ -571,7 +566,7 @@ def _mistake(errors: Any, keys: Collection[str]) -> UserError:
         expected = expected.replace("less than or equal to", "at most")
         in_a_file = "text (in a file, put it into quotation marks)"
         expected = expected.replace("a valid string", in_a_file)
-    return refused(key, error["input"], expected)
+    raise refused(key, error["input"], expected)
 
 
 def load_saved(path: Path) -> AnyConfig:

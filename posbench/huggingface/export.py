@@ -139,8 +139,40 @@ def stock(model: GPT, config: Config) -> Exported:
         "use_cache": not follows_length,
         "tie_word_embeddings": model.head is None,
     }
+
+    # weights under Llama's names, with the channels of queries and keys in
+    # transformers' order: of w that turn, p is paired with p + w/2
+    tensors: dict[str, Tensor] = {}
+    for name, parameter in model.named_parameters():
+        if name.startswith("encoding."):
+            continue
+        weight = parameter.detach()
+        module = name.removesuffix(".weight")
+        place = ""
+        if name.startswith("blocks."):
+            _, number, module = module.split(".", 2)
+            place = f"{_NAMES['blocks']}.{number}."
+        theirs = f"{place}{_NAMES[module]}.weight"
+        if module != "attention.qkv":
+            tensors[theirs] = weight.clone()
+            continue
+
+        by_head = weight.view(3, model.config.n_heads, -1, weight.shape[1])
+        q, k, v = by_head  # (H, Dh, D) each
+        if rope is not None:
+            turning = torch.arange(rope.width)
+            still = torch.arange(rope.width, rope.shape.head_dim)
+            pairs = turning.view(2, -1)
+            if rope.layout == "interleaved":
+                pairs = turning.view(-1, 2).T
+            order = torch.cat((pairs, still.view(2, -1)), dim=1).flatten()
+            q = q[:, order]
+            k = k[:, order]
+        for letter, part in {"q": q, "k": k, "v": v}.items():
+            tensors[theirs.replace("qkv", letter)] = part.flatten(0, 1).contiguous()
+
     remark = _NO_CACHE if follows_length else ""
-    return Exported(settings, _tensors(model, rope), remark)
+    return Exported(settings, tensors, remark)
 
 
 def refuse_not_stock(model: GPT, config: Config) -> None:
@@ -186,41 +218,6 @@ _NAMES = {
     "mlp.up": "mlp.up_proj",
     "mlp.down": "mlp.down_proj",
 }
-
-
-def _tensors(model: GPT, rope: Rotary | None) -> dict[str, Tensor]:
-    """Return weights under Llama's names, with the channels of queries and keys in
-    transformers' order: of w that turn, p is paired with p + w/2.
-    """
-    tensors: dict[str, Tensor] = {}
-    for name, parameter in model.named_parameters():
-        if name.startswith("encoding."):
-            continue
-        weight = parameter.detach()
-        module = name.removesuffix(".weight")
-        place = ""
-        if name.startswith("blocks."):
-            _, number, module = module.split(".", 2)
-            place = f"{_NAMES['blocks']}.{number}."
-        theirs = f"{place}{_NAMES[module]}.weight"
-        if module != "attention.qkv":
-            tensors[theirs] = weight.clone()
-            continue
-
-        by_head = weight.view(3, model.config.n_heads, -1, weight.shape[1])
-        q, k, v = by_head  # (H, Dh, D) each
-        if rope is not None:
-            turning = torch.arange(rope.width)
-            still = torch.arange(rope.width, rope.shape.head_dim)
-            pairs = turning.view(2, -1)
-            if rope.layout == "interleaved":
-                pairs = turning.view(-1, 2).T
-            order = torch.cat((pairs, still.view(2, -1)), dim=1).flatten()
-            q = q[:, order]
-            k = k[:, order]
-        for letter, part in {"q": q, "k": k, "v": v}.items():
-            tensors[theirs.replace("qkv", letter)] = part.flatten(0, 1).contiguous()
-    return tensors
 
 
 def _write(new: Path, exported: Exported, tokenizer: Tokenizer, length: int) -> None:

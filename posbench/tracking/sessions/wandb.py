@@ -33,7 +33,13 @@ class Wandb:
             # Each offline session has the whole run: an older one would send it twice.
             for earlier in run.folder.glob("wandb/offline-run-*"):
                 shutil.rmtree(earlier)
-        place = _place(config, run)
+        recorded = run.record["wandb"] or {"id": f"{run.id}-{secrets.token_hex(4)}"}
+        place: dict[str, Any] = {"id": recorded["id"]}
+        if in_sweep():
+            place["id"] = os.environ["WANDB_RUN_ID"]
+        for key in ("project", "entity"):
+            asked = os.environ.get(f"WANDB_{key.upper()}")
+            place[key] = asked or recorded.get(key) or getattr(config.tracking, key)
         run.update(wandb=place)
         if in_sweep():
             place = {}  # the agent has chosen it
@@ -100,18 +106,6 @@ class Wandb:
         summary = {name.replace(".", "_"): fact for name, fact in facts.items()}
         self._run.summary.update(summary)
         self._run.finish(exit_code=_EXIT_CODES.get(status, 1))
-
-
-def _place(config: Config, run: Run) -> dict[str, Any]:
-    """Return the id, project and entity of a run at W&B."""
-    recorded = run.record["wandb"] or {"id": f"{run.id}-{secrets.token_hex(4)}"}
-    place: dict[str, Any] = {"id": recorded["id"]}
-    if in_sweep():
-        place["id"] = os.environ["WANDB_RUN_ID"]
-    for key in ("project", "entity"):
-        asked = os.environ.get(f"WANDB_{key.upper()}")
-        place[key] = asked or recorded.get(key) or getattr(config.tracking, key)
-    return place
 
 
 def is_online(mode: str) -> bool:
