@@ -23,10 +23,10 @@ ROOT = Path(__file__).parents[1]
 # posbench. A ceiling rises only in a commit that says why.
 SATELLITES = ("reports", "huggingface", "rope", "show", "claims", "bench")
 CEILINGS = {
-    "core": 97_600,  # the aim: 84,000
-    "satellites": 49_400,  # the aim: 45,000
+    "core": 99_400,  # the aim: 84,000
+    "satellites": 49_450,  # the aim: 45,000
     "scripts": 9_460,
-    "tests": 149_150,
+    "tests": 150_600,
 }
 # The same for each scheme: an encoding that is added brings the room that it needs.
 PER_SCHEME = {"encodings": 487, "oracles": 294}  # the aim for encodings: 480
