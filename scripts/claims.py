@@ -7,7 +7,7 @@ import pathlib
 from posbench.claims import claim, reproduce
 from posbench.listing import listing_rows
 from posbench.results.frame import read
-from posbench.terminal.exits import plural
+from posbench.terminal.console import plural
 
 DOCS = pathlib.Path(__file__).parents[1] / "docs"
 BEGIN = "<!-- claims: written by `python scripts/claims.py` -->\n"

@@ -24,7 +24,7 @@ ROOT = Path(__file__).parents[1]
 SATELLITES = ("reports", "huggingface", "rope", "show", "claims", "bench")
 CEILINGS = {
     "core": 99_400,  # the aim: 84,000
-    "satellites": 49_450,  # the aim: 45,000
+    "satellites": 51_150,  # the aim: 45,000
     "scripts": 9_460,
     "tests": 150_600,
 }

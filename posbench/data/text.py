@@ -61,6 +61,16 @@ class Texts(Sequence[str]):
         number, first, end = self.parts[index].tolist()
         return self.document(number)[first:end]
 
+    def sample(self, n_characters: int) -> Iterator[str]:
+        """Yield parts that are drawn evenly, so many characters of them: the last one
+        is cut.
+        """
+        room = n_characters
+        for number in np.random.default_rng(0).permutation(len(self)):
+            if room > 0:
+                yield self[number][:room]
+            room -= self.sizes[number]
+
 
 def load(
     config: DataConfig, source: Source, folder: Path

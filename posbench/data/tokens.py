@@ -13,7 +13,7 @@ import json
 import logging
 import math
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from errno import EACCES, EPERM, EROFS
 from pathlib import Path
 from typing import Any
@@ -348,7 +348,8 @@ def _write(
             made = loaded
             record["lost_characters"] = _refuse_lossy(made, splits)
         elif config.tokenizer == "bpe":
-            made = tokenizer.train_bpe(_sample(splits["train"]), config.vocab_size)
+            sample = splits["train"].sample(BPE_CHARACTERS)
+            made = tokenizer.train_bpe(sample, config.vocab_size)
         else:
             made = tokenizer.raw_bytes()
         made.save(new / "tokenizer.json")
@@ -401,15 +402,6 @@ def _refuse_lossy(made: Tokenizer, splits: dict[str, text.Texts]) -> float:
     if share:
         logger.warning("data.tokenizer: %s", what)
     return share
-
-
-def _sample(texts: text.Texts) -> Iterator[str]:
-    """Yield the documents that BPE learns from, the last one in part."""
-    room = BPE_CHARACTERS
-    for number in np.random.default_rng(0).permutation(len(texts)):
-        if room > 0:
-            yield texts[number][:room]
-        room -= texts.sizes[number]
 
 
 def _encode(

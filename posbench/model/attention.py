@@ -164,7 +164,18 @@ def by_rows(
     outputs: list[Tensor] = []
     for start in range(rows.start, rows.stop, step):
         queries = slice(start, min(rows.stop, start + step))
-        keys = _keys_of(queries, q.shape[2], encoding, layer)
+        # the keys that these rows may see
+        stop = queries.stop if layer.causal else q.shape[2]
+        first = 0
+        if layer.window is not None:
+            first = max(0, queries.start - layer.window + 1)
+        keys: slice | Tensor = slice(first, stop)
+        if layer.sinks and first > 0:
+            sinks = torch.arange(layer.sinks, device=q.device)
+            keys = torch.cat((sinks, torch.arange(first, stop, device=q.device)))
+            # hooks that sum over keys also get those in between
+            if first <= layer.sinks or encoding.hooks & {"scores", "attend"}:
+                keys = slice(0, stop)
         parts = part_of(q, queries), part_of(k, keys), part_of(v, keys)
         part = layer.replace(rows=queries, keys=keys)
         block = encoding, *parts, part, mask_of(part, _exact_dtype(q))
@@ -228,24 +239,6 @@ def at_once(free: int) -> int:
 
 # Asked once: a layer that is computed again must have the blocks of its forward pass.
 _free_memory = functools.cache(machine.free_memory)
-
-
-def _keys_of(
-    queries: slice, length: int, encoding: Encoding, layer: Layer
-) -> slice | Tensor:
-    """Return the keys that a block of query rows may see, of `length`."""
-    stop = queries.stop if layer.causal else length
-    if layer.window is None:
-        return slice(0, stop)
-    first = max(0, queries.start - layer.window + 1)
-    if not layer.sinks:
-        return slice(first, stop)
-    # hooks that sum over keys also get those in between
-    if first <= layer.sinks or encoding.hooks & {"scores", "attend"}:
-        return slice(0, stop)
-    device = layer.positions.device
-    sinks = torch.arange(layer.sinks, device=device)
-    return torch.cat((sinks, torch.arange(first, stop, device=device)))
 
 
 def logits_by_rows(

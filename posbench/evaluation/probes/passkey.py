@@ -100,6 +100,33 @@ class Story(NamedTuple):
         question = f'\nThe number of {words[asked]} is "'
         return cls(tuple(sentences), question, answer, digits[-1])
 
+    # rows of other lengths and variants have the same stories
+    @functools.lru_cache(maxsize=256)  # noqa: B019
+    def tokens(self, encode: Encode) -> tuple[list[Ids], Ids, Ids]:
+        """Return the tokens of the sentences, of the question, and of each digit after
+        it.
+
+        Raises:
+            Undefined: the digits do not differ in one token each, or the sentences
+                encode the answer as another token.
+        """
+        questions = [f"{self.question}{digit}" for digit in range(DIGITS)]
+        texts = [*self.sentences, *questions]
+        encoded = [np.asarray(ids, np.int64) for ids in encode(texts)]
+        sentences = encoded[:-DIGITS]
+        with_digit = encoded[-DIGITS:]
+
+        prefixes = {ids[:-1].tobytes() for ids in with_digit}
+        digits = np.concatenate([ids[-1:] for ids in with_digit])
+        one_prefix = len(prefixes) == 1
+        all_differ = len(np.unique(digits)) == DIGITS
+        answer_is_told = digits[self.answer] in np.concatenate(sentences)
+        if not (one_prefix and all_differ and answer_is_told):
+            raise Undefined(
+                "the tokenizer has no token of its own for each answer of passkey"
+            )
+        return sentences, with_digit[0][:-1], digits
+
 
 def rows(
     length: int,
@@ -118,7 +145,7 @@ def rows(
     def pose_from(material: Material) -> Pose:
         def pose(ids: Ids, number: int) -> Choice:
             story = Story.of_window(number, keys)
-            sentences, question, digits = _story_tokens(material.encode, story)
+            sentences, question, digits = story.tokens(material.encode)
             # without the window's first token, which stays
             tokens = sum(map(len, sentences)) + len(question)
             spare = length - 1 - tokens
@@ -144,30 +171,3 @@ def rows(
         return pose
 
     return [Probe("passkey", length, targets, pose_from=pose_from)]
-
-
-# rows of other lengths and variants have the same stories
-@functools.lru_cache(maxsize=256)
-def _story_tokens(encode: Encode, story: Story) -> tuple[list[Ids], Ids, Ids]:
-    """Return the tokens of the sentences, of the question, and of each digit after it.
-
-    Raises:
-        Undefined: the digits do not differ in one token each, or the sentences encode
-            the answer as another token.
-    """
-    questions = [f"{story.question}{digit}" for digit in range(DIGITS)]
-    texts = [*story.sentences, *questions]
-    encoded = [np.asarray(ids, np.int64) for ids in encode(texts)]
-    sentences = encoded[:-DIGITS]
-    with_digit = encoded[-DIGITS:]
-
-    prefixes = {ids[:-1].tobytes() for ids in with_digit}
-    digits = np.concatenate([ids[-1:] for ids in with_digit])
-    one_prefix = len(prefixes) == 1
-    all_differ = len(np.unique(digits)) == DIGITS
-    answer_is_told = digits[story.answer] in np.concatenate(sentences)
-    if not (one_prefix and all_differ and answer_is_told):
-        raise Undefined(
-            "the tokenizer has no token of its own for each answer of passkey"
-        )
-    return sentences, with_digit[0][:-1], digits
