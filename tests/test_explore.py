@@ -8,6 +8,7 @@ import time
 
 import pytest
 from fake_study import Truth, rows_of_study, write_study
+from support import posbench
 
 from posbench.reports.explore import explore_html
 from posbench.results.compare import compare
@@ -49,6 +50,14 @@ def test_the_page_has_each_scheme_and_needs_no_network():
     (policy,) = re.findall('Content-Security-Policy" content="(.+?)"', html)
     assert policy.startswith("default-src 'none';")
     assert "http" not in policy
+
+
+def test_a_report_writes_the_page_and_leads_to_it(tmp_path):
+    truths = dict.fromkeys(("rope", "alibi", "none"), Truth(3.6, 0.1))
+    study = write_study(tmp_path / "three", truths, seeds=2)
+    assert posbench("report", str(study)) == 0
+    assert '"alibi"' in (study / "report/explore.html").read_text()
+    assert 'href="explore.html"' in (study / "report/index.html").read_text()
 
 
 def test_two_schemes_have_no_page(tmp_path):

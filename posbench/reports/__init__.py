@@ -1,5 +1,5 @@
 """`posbench report`: a short answer, one table, a figure and one self-contained page
-from runs.
+from runs; another page to look at three schemes or more.
 """
 
 import dataclasses
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from posbench.reports.charts import FigureKind
 
 WIDTH = 100  # characters in files and pipes
+EXPLORED = "explore.html"  # beside the page
 MOST_ROWS = 8  # in the terminal; the page and the CSV file have all
 
 
@@ -46,6 +47,7 @@ class Section:
     columns: pd.DataFrame  # the comparison as plain values, for table.csv
     by_length: Table | None  # the losses of the main protocol
     more: Sequence[Table]
+    explored: str = ""  # the page on which its schemes are looked at
 
     @property
     def folded(self) -> list[Table]:
@@ -64,7 +66,7 @@ class Section:
         figure: "FigureKind",
     ) -> "Section":
         """Compare runs on a text; `least`: the smallest difference that gets a word."""
-        from posbench.reports import charts
+        from posbench.reports import charts, explore
 
         comparison = compare.compare(group, reference, least)
         by_length = None
@@ -87,6 +89,7 @@ class Section:
             comparison.frame,
             by_length,
             more,
+            explore.explore_html(heading or "Schemes", comparison, group),
         )
 
     @classmethod
@@ -126,6 +129,8 @@ class Section:
             for kind in ("png", "pdf"):
                 picture = charts.image_bytes(self.figure, kind)
                 files.write(folder / f"curves.{kind}", picture)
+        if self.explored:
+            files.write(folder / EXPLORED, self.explored.encode())
         if self.main:
             latex = self.main.latex(f"posbench-{number}")
             if self.by_length:

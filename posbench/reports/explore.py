@@ -86,15 +86,16 @@ def explore_html(title: str, comparison: Comparison, group: pd.DataFrame) -> str
 
     `group`: the rows of its runs.
     """
-    schemes = _schemes(comparison)
-    if len(schemes) < FEWEST:
+    if len(comparison.measured) < FEWEST:
         return ""
+    schemes = _schemes(comparison)
     names = ["label", "family", "title", "colour", "words"]
     for measure in MEASURES:
         names += [measure + end for end in ENDS if measure + end in schemes]
     source = ColumnDataSource({name: schemes[name].tolist() for name in names})
-    chosen = schemes.index[schemes["label"] == comparison.reference].tolist()
-    source.selected.indices = [*range(N_CHOSEN), *chosen]
+    is_reference = schemes["label"] == comparison.reference
+    is_chosen = is_reference | (schemes.index < N_CHOSEN)
+    source.selected.indices = schemes.index[is_chosen].tolist()
     view = CDSView(filter=IndexFilter([*range(len(schemes))]))
 
     parts = _map(source, view) | _table(source, view)
