@@ -370,6 +370,20 @@ def test_the_interval_of_one_seed_is_over_problems(one_seed):
     assert finding["ours"] == "0.450 (0.356 to 0.548, 1 seed, 100 problems)"
 
 
+def test_a_share_of_too_few_problems_for_its_margin_says_so(one_seed):
+    """Half of 256 problems right is .439 to .561 by Wilson's formula."""
+    asked, rows = one_seed
+    close = entry("a/exact 2x = 0.5 ± 0.05")
+    asked = replace(asked, tests=close.tests)
+    rows = rows.assign(exact_match=0.5, n_blocks=256)
+
+    finding = judge_one(asked, {"a": rows})
+
+    assert finding["outcome"] == "open"
+    expected = "0.500 (0.439 to 0.561, 1 seed, 256 problems: too few for the margin)"
+    assert finding["ours"] == expected
+
+
 def test_a_loss_of_one_seed_is_open(one_seed, runs):
     asked, _ = one_seed
     of_loss = entry("a 1x = 3.66 ± 0.5")

@@ -158,27 +158,34 @@ def _reproduction(published: Inequality, runs: Runs) -> Finding:
         missing = f"{term.run} has no value at {term.ratio:g}x ({term.kind})"
         return {"outcome": "not run", "ours": missing}
 
-    mean = values.mean()
-    over = plural(len(values), "seed")
-    if len(values) == 1 and term.protocol in SHARES:
-        (n_problems,) = _rows_of(term, runs[term.run])["n_blocks"]
-        low, high = share_bounds(mean, n_problems)
-        over += f", {n_problems} problems"
-    else:
-        by_seed = values.to_numpy()[:, None]  # (seeds, 1)
-        over_seeds = estimate(by_seed, np.ones(1))
-        low = over_seeds.low()  # nan with one seed
-        high = over_seeds.high()
-        if term.protocol in SHARES and mean in (0, 1):  # equal seeds have no spread
-            low, high = share_bounds(mean, len(values))
-
     least = published.margin - published.within
     most = published.margin + published.within
+
+    mean = values.mean()
+    over = plural(len(values), "seed")
+    n_answers = 0  # of a share: those behind its interval
+    if term.protocol in SHARES:
+        if len(values) == 1:
+            (n_answers,) = _rows_of(term, runs[term.run])["n_blocks"]
+            over += f", {n_answers} problems"
+        elif mean in (0, 1):  # equal seeds have no spread
+            n_answers = len(values)
+    if n_answers:
+        low, high = share_bounds(mean, n_answers)
+    else:
+        over_seeds = estimate(values.to_numpy()[:, None], np.ones(1))
+        low = over_seeds.low()  # nan with one seed
+        high = over_seeds.high()
+
     outcome = "open"
     if least <= low and high <= most:
         outcome = "reproduced"
     if high < least or most < low:
         outcome = "not reproduced"
+    if outcome == "open" and n_answers:
+        narrowest = share_bounds(published.margin, n_answers)
+        if narrowest[0] < least or most < narrowest[1]:
+            over += ": too few for the margin"
     return {
         "outcome": outcome,
         "ours": f"{mean:.3f} ({low:.3f} to {high:.3f}, {over})",
