@@ -16,7 +16,7 @@ STUDIES = ("ledger", "nanogpt", "repro")  # of docs/rows
 # Results that need no training. tests/test_rope.py and tests/test_tasks.py compute
 # them, the bases for heads of 128.
 UNTRAINED = """\
-| RoPE's smallest bases for 1k, 2k ... 32k tokens, untrained | 3 of 6 reproduced \
+| RoPE's smallest bases of two digits for 1k, 2k ... 32k tokens, untrained | 3 of 6 reproduced \
 | 4.3e3, 1.6e4, 2.9e4, 8.4e4, 3.5e5, 6.3e5 | 4.3e3, 1.6e4, 2.7e4, 8.4e4, 3.1e5, 6.4e5 (Men et al. 2024, Table 2) |
 | One layer whose logits depend on distances [cannot copy five bits](#copying-five-bits) \
 | reproduced | 4 bits, by a linear program | fewer than 5 (Wen et al. 2026, Theorem 3.1) |

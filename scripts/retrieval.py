@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import encoding_pages
 import matplotlib
 import numpy as np
 import pandas as pd
@@ -70,11 +71,12 @@ def _bounds(row: dict[str, Any]) -> tuple[float, float]:
 
 def both() -> pd.DataFrame:
     """Return retrieval and loss by scheme: `rise` at FAR times the training length, mean
-    of two seeds, beside the columns of `retrieval`.
+    of two seeds, and `kind`, beside the columns of `retrieval`.
     """
     rises = [table_of_study(study)[f"rise_{FAR}x"] for study in SEEDS]
     table = retrieval(read([ROWS / "passkey.parquet"]))
     table["rise"] = sum(rises) / len(rises)
+    table["kind"] = pd.Series(kinds())
     return table
 
 
@@ -83,21 +85,49 @@ def correlation(table: pd.DataFrame) -> tuple[float, float, float]:
     interval: a bootstrap over schemes.
     """
     complete = table.dropna()
-    right = complete["right"]
-    rise = complete["rise"]
+    return _bootstrapped(_spearman, complete["right"], complete["rise"])
+
+
+def correlation_within(table: pd.DataFrame) -> tuple[float, float, float]:
+    """Return the same within kinds: of what a scheme's ranks are above the mean of its
+    kind.
+    """
+    complete = table.dropna()
+    kinds = pd.factorize(complete["kind"])[0]
+    return _bootstrapped(_within, complete["right"], complete["rise"], kinds)
+
+
+def _bootstrapped(statistic: Any, *columns: Any) -> tuple[float, float, float]:
+    """Return a statistic of schemes, and its 95 % interval."""
     interval = stats.bootstrap(
-        (right, rise),
-        _spearman,
+        columns,
+        statistic,
         paired=True,
         vectorized=False,
         n_resamples=2000,
         rng=np.random.default_rng(0),
     ).confidence_interval
-    return _spearman(right, rise), interval.low, interval.high
+    return statistic(*columns), interval.low, interval.high
 
 
 def _spearman(right: Any, rise: Any) -> float:
     return float(stats.spearmanr(right, rise).statistic)
+
+
+def _within(right: Any, rise: Any, kinds: Any) -> float:
+    ranks = pd.DataFrame({"right": stats.rankdata(right), "rise": stats.rankdata(rise)})
+    ranks -= ranks.groupby(np.asarray(kinds)).transform("mean")
+    return float(ranks["right"].corr(ranks["rise"]))
+
+
+def kinds() -> dict[str, str]:
+    """Return the kind of each encoding: where it acts, as the site groups them."""
+    kind_of = {}
+    for group in encoding_pages.by_place():
+        for kind, pages in group.items():
+            for page in pages:
+                kind_of |= dict.fromkeys(page, kind)
+    return kind_of
 
 
 def cell(scheme: pd.Series) -> str:
@@ -141,9 +171,12 @@ def figure(table: pd.DataFrame) -> Figure:
 if __name__ == "__main__":
     schemes = both()
     print(schemes.sort_values("right", ascending=False).round(3).to_string())
-    print(
-        "Spearman's correlation of right with rise: {:.2f} [{:.2f}, {:.2f}]".format(
-            *correlation(schemes)
-        )
-    )
+    interval = "{:.2f} [{:.2f}, {:.2f}]"
+    print("Spearman's correlation of right with rise")
+    print("over all:", interval.format(*correlation(schemes)))
+    print("within kinds:", interval.format(*correlation_within(schemes)))
+    for kind, of_kind in schemes.dropna().groupby("kind"):
+        if len(of_kind) >= 10:
+            alone = _spearman(of_kind["right"], of_kind["rise"])
+            print(f"{kind}, {len(of_kind)}: {alone:.2f}")
     Path(sys.argv[1]).write_bytes(image_bytes(figure(schemes), "png"))

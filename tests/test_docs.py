@@ -4,6 +4,7 @@ contributors' example.
 
 import collections
 import functools
+import itertools
 import json
 import os
 import pathlib
@@ -27,7 +28,8 @@ from posbench.encodings.base import Shape
 from posbench.encodings.own import class_of
 from posbench.estimate import estimate
 from posbench.launch import compose
-from posbench.results.compare import compare
+from posbench.results import compare as comparisons
+from posbench.results.compare import Losses, compare, main_rows
 from posbench.results.frame import read
 from posbench.rope.command import Read, compare_ropes
 from posbench.rope.engines import NOTES
@@ -227,6 +229,141 @@ def test_a_table_is_that_of_the_rows_beside_the_page(study, page, title):
         assert any(has_all), numbers
 
 
+def losses_of(study: str) -> Losses:
+    return Losses(main_rows(read([ROOT / "docs" / "rows" / f"{study}.parquet"])))
+
+
+def words_of_results() -> str:
+    """Return the page of results, its lines joined and without escapes."""
+    return " ".join(text_of("docs/results.md").replace("\\", "").split())
+
+
+CUT_TO = [
+    ("fox", 32, "(FoX)"),
+    ("rope", 32, "(RoPE)"),
+    ("t5", 32, "(T5)"),
+    ("alibi", 32, "(ALiBi)"),
+    ("sinusoidal", 32, "(sinusoids)"),
+    ("none", 16, "(NoPE)"),
+]
+
+
+def test_what_less_context_costs_is_that_of_the_rows():
+    losses = losses_of("six_reader")
+    for label, length, name in CUT_TO:
+        cost = losses.estimate(losses.rise(label, length))
+        printed = f"{cost.mean:.3f} ±{cost.half():.3f} {name}"
+        assert printed in words_of_results()
+
+
+@pytest.mark.parametrize(("study", "half"), [("six", 128), ("six_reader", 64)])
+def test_what_narrowed_attention_gains_is_that_of_the_rows(study, half):
+    losses = losses_of(study)
+    above = {}
+    for label in ("fox", "rope"):
+        plain = losses.level(label, 1024)
+        narrowed = losses.level(label, 1024, "windowed")
+        above[label] = losses.estimate(comparisons.difference(plain, narrowed))
+    fox = above["fox"]
+    rope = above["rope"]
+    none = losses.estimate(losses.rise("none", half))
+
+    words = words_of_results()
+
+    assert f"FoX is {-fox.mean:.3f} ±{fox.half():.3f}" in words
+    assert f"schemes at once the interval is ±{fox.half(0.05 / 6):.3f}" in words
+    assert f"RoPE ends {rope.mean:.3f} ±{rope.half():.3f} above" in words
+    assert f"loss is {-none.mean:.3f} ±{none.half():.3f} lower" in words
+
+
+def by_seed_at_each_size() -> dict[tuple[int, int], dict[str, pd.DataFrame]]:
+    """Return the ladder's losses by seed (rows) and multiple of the training length, by
+    size (layers' width, training length, millions of tokens) and scheme.
+    """
+    studies = ("ladder", "six_reader", "six_demo")
+    frame = read([ROOT / "docs" / "rows" / f"{study}.parquet" for study in studies])
+    sizes = collections.defaultdict(dict)
+    for _, setting in frame.groupby("setting"):
+        rows = main_rows(setting)
+        rows = rows[(rows["variant"] == "plain") & (rows["status"] == "ok")]
+        first = rows.iloc[0]
+        width = 256 if first["parameters"] > 2e6 else 128
+        tokens = round(first["trained_tokens"] / 1e6)
+        size = (width, int(first["train_length"]), tokens)
+        for label, of_label in rows.groupby("label"):
+            by_seed = of_label.pivot_table("nll", "seed", "length_ratio")
+            sizes[size][label] = by_seed
+    return sizes
+
+
+def endpoints(by_seed: pd.DataFrame) -> list[float]:
+    """Return the mean loss at 1x, its rise at 4x and the gain from a quarter to 1x."""
+    at_one = by_seed[1.0]
+    rise = by_seed[4.0] - at_one
+    gain = by_seed[0.25] - at_one
+    return [at_one.mean(), rise.mean(), gain.mean()]
+
+
+@pytest.mark.slow
+def test_the_ladder_is_that_of_the_rows():
+    sizes = by_seed_at_each_size()
+    section = text_of("docs/results.md").partition("## From small to large")[2]
+    section = section.partition("## Claims")[0]
+    lines = [line for line in rows_of(section) if line[0][0].isalnum()]
+    largest = sizes[256, 256, 8]
+
+    counted = 0
+    for name, setting, *counts in [line for line in lines if "4x" in line[0]][:5]:
+        width = int(name.split()[0].removeprefix("4x"))
+        length, tokens = setting.removesuffix("M").split(", ")
+        smaller = sizes[width, int(length), int(tokens)]
+        for endpoint, printed in enumerate(counts):
+            alike = []
+            for one, other in itertools.combinations(largest, 2):
+                signs = []
+                for of_label in (largest, smaller):
+                    first = endpoints(of_label[one])[endpoint]
+                    second = endpoints(of_label[other])[endpoint]
+                    signs.append(first - second)
+                if abs(signs[0]) >= 0.02:
+                    alike.append(signs[0] * signs[1] > 0)
+            assert printed == f"{sum(alike)} of {len(alike)}"
+            counted += 1
+    assert counted == 15
+
+    reader = sizes[128, 128, 4]
+    tabled = [line for line in lines if line[0] in largest]
+    for label, *cells in tabled:
+        at_one = largest[label][1.0]
+        seeds = [
+            largest[label][4.0] - at_one,
+            at_one - largest["rope"][1.0],
+            reader[label][1.0] - reader["rope"][1.0],
+        ]
+        expected = [f"{at_one.mean():.3f}"]
+        for each in seeds:
+            ends = f"[{each.min():+.3f}, {each.max():+.3f}]"
+            expected.append(f"{each.mean():+.3f} {ends}")
+        assert cells == expected
+    assert len(tabled) == 6
+
+
+def test_training_on_is_that_of_the_rows():
+    section = text_of("docs/longer.md").partition("| against 512 from")[2]
+    lines = rows_of(section.partition("\n\n")[0])[1:-1]
+    comparison = compare(read([ROOT / "docs" / "rows" / "extend.parquet"]))
+
+    known = []
+    for scheme in comparison.schemes:
+        if scheme.nll_difference:
+            intervals = (scheme.nll_difference.interval, scheme.numbers.rises[2.0])
+            known.append([f"{each:+.3f} ±{each.half:.3f}" for each in intervals])
+
+    printed = [line[-2:] for line in lines]
+    assert len(printed) == 10
+    assert sorted(printed) == sorted(known)
+
+
 def test_faults_of_engines_differ_as_posbench_rope_says():
     pytest.importorskip("transformers")
     faults = yaml.safe_load(text_of("docs/faults.yaml"))
@@ -320,7 +457,10 @@ def test_retrieval_and_its_correlation_are_those_of_the_rows(monkeypatch):
         if not label.startswith("layered/"):
             printed[label] = finds
     assert printed == schemes.apply(retrieval.cell, axis=1).to_dict()
-    assert correlation in text_of("docs/longer.md").replace("\\", "")
+    within = "{:.2f} [{:.2f}, {:.2f}]".format(*retrieval.correlation_within(schemes))
+    page = text_of("docs/longer.md").replace("\\", "")
+    assert f"rank correlation of {correlation}" in page
+    assert f"(../posbench/encodings) it is {within}" in page
 
 
 FLIPS = re.findall(
