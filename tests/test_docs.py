@@ -308,12 +308,11 @@ def endpoints(by_seed: pd.DataFrame) -> list[float]:
 def test_the_ladder_is_that_of_the_rows():
     sizes = by_seed_at_each_size()
     section = text_of("docs/results.md").partition("## From small to large")[2]
-    section = section.partition("## Claims")[0]
-    lines = [line for line in rows_of(section) if line[0][0].isalnum()]
+    _head, _rule, *lines, _largest = rows_of(section.partition("## Claims")[0])
     largest = sizes[256, 256, 8]
 
-    counted = 0
-    for name, setting, *counts in [line for line in lines if "4x" in line[0]][:5]:
+    assert len(lines) == 5
+    for name, setting, *counts in lines:
         width = int(name.split()[0].removeprefix("4x"))
         length, tokens = setting.removesuffix("M").split(", ")
         smaller = sizes[width, int(length), int(tokens)]
@@ -328,24 +327,6 @@ def test_the_ladder_is_that_of_the_rows():
                 if abs(signs[0]) >= 0.02:
                     alike.append(signs[0] * signs[1] > 0)
             assert printed == f"{sum(alike)} of {len(alike)}"
-            counted += 1
-    assert counted == 15
-
-    reader = sizes[128, 128, 4]
-    tabled = [line for line in lines if line[0] in largest]
-    for label, *cells in tabled:
-        at_one = largest[label][1.0]
-        seeds = [
-            largest[label][4.0] - at_one,
-            at_one - largest["rope"][1.0],
-            reader[label][1.0] - reader["rope"][1.0],
-        ]
-        expected = [f"{at_one.mean():.3f}"]
-        for each in seeds:
-            ends = f"[{each.min():+.3f}, {each.max():+.3f}]"
-            expected.append(f"{each.mean():+.3f} {ends}")
-        assert cells == expected
-    assert len(tabled) == 6
 
 
 def test_training_on_is_that_of_the_rows():
