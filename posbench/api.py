@@ -317,8 +317,8 @@ def report(
         paths: run folders, study folders, globs, kept studies (`*.parquet`).
         out: folder for the files; None: `report` in the study's folder.
         least: the smallest difference, in nats per token, that gets a word.
-        reference: label or encoding that others are compared with. None: `rope`, or
-            `none` on tasks without it.
+        reference: label, encoding or extension that others are compared with. None:
+            `rope`, or `none` on tasks without it.
         figure: `panels` or `curve`, the loss alone.
     """
     from posbench import reports

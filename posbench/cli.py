@@ -250,7 +250,10 @@ Least = Annotated[
 ]
 Reference = Annotated[
     str | None,
-    typer.Option(metavar="NAME", help="What others are compared with; default: rope."),
+    typer.Option(
+        metavar="NAME",
+        help="What others are compared with, also an extension; default: rope.",
+    ),
 ]
 Figure = Annotated[
     Literal["panels", "curve"],

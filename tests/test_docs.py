@@ -23,6 +23,7 @@ import torch
 import yaml
 from test_frozen import cells as cells_of
 
+from posbench import reports
 from posbench.cli import app
 from posbench.encodings.base import Shape
 from posbench.encodings.own import class_of
@@ -394,6 +395,23 @@ def test_what_faults_cost_is_that_of_the_rows_beside_the_page():
         right, wrong = losses
         cost = estimate((wrong - right)[None], np.array(n_tokens))
         assert printed == f"{cost.mean:+.3f} ±{cost.half():.3f}"
+
+
+def test_a_report_prints_what_faults_cost(tmp_path, capsys):
+    section = text_of("docs/faults.md").partition("## What it costs")[2]
+    _head, _rule, *lines = rows_of(section)
+    study = ROOT / "docs" / "rows" / "faults.parquet"
+
+    reports.main([study], tmp_path)
+    beside_plain = capsys.readouterr().out
+    reports.main([study], tmp_path, reference="yarn:factor=4")
+    beside_yarn = capsys.readouterr().out
+
+    for line in lines[:7]:
+        assert line[-1] in beside_plain
+    for line in lines[7:]:
+        # what is right there may be what is wrong here
+        assert line[-1].lstrip("+") in beside_yarn
 
 
 def table_of_catalogue(study: str) -> pd.DataFrame:

@@ -20,6 +20,7 @@ from posbench.reports.render import Table, csv_text
 from posbench.results import compare, tasks, words
 from posbench.results.frame import read
 from posbench.results.settings import differing_settings
+from posbench.run.rows import PLAIN
 from posbench.terminal import console as terminal
 from posbench.terminal.console import plural
 
@@ -47,14 +48,14 @@ class Section:
     columns: pd.DataFrame  # the comparison as plain values, for table.csv
     by_length: Table | None  # the losses of the main protocol
     more: Sequence[Table]
+    variants: Table | None = None  # what each extension adds
     explored: str = ""  # the page on which its schemes are looked at
 
     @property
     def folded(self) -> list[Table]:
         """Tables that are folded away in the page and absent in the terminal."""
-        if self.by_length is None:
-            return [*self.more]
-        return [self.by_length, *self.more]
+        first = [self.variants, self.by_length]
+        return [*filter(None, first), *self.more]
 
     @classmethod
     def of_text(
@@ -64,8 +65,11 @@ class Section:
         reference: str | None,
         least: float,
         figure: "FigureKind",
+        variant: str,
     ) -> "Section":
-        """Compare runs on a text; `least`: the smallest difference that gets a word."""
+        """Compare runs on a text; `least`: the smallest difference that gets a word;
+        `variant`: what extensions are compared with.
+        """
         from posbench.reports import charts, explore
 
         comparison = compare.compare(group, reference, least)
@@ -89,6 +93,7 @@ class Section:
             comparison.frame,
             by_length,
             more,
+            tables.variant_table(group, comparison, variant),
             explore.explore_html(heading or "Schemes", comparison, group),
         )
 
@@ -147,6 +152,8 @@ class Section:
             console.print(f"  {self.answer.command}", soft_wrap=True)
         if self.main:
             self.main.print(console, MOST_ROWS)
+        if self.variants:
+            self.variants.print(console, 2 * MOST_ROWS)
 
 
 def main(
@@ -164,21 +171,24 @@ def main(
         out: folder for the files; None: `report` in the study's folder.
         least: the smallest difference, in nats per token, that gets a word; None:
             `words.LEAST`.
-        reference: label or encoding that others are compared with. None: `rope`, or
-            `none` on tasks without it.
+        reference: label or encoding that others are compared with, or an extension
+            that the others are. None: `rope`, or `none` on tasks without it.
     """
     frame = read(map(Path, paths))
     runs = frame.drop_duplicates("folder")
     readable = frame[frame["run_status"] != "unreadable"]
     if not len(readable):
         raise UserError(f"none of the runs can be read: {runs['run_reason'].iloc[0]}")
+    variant = PLAIN
+    if reference in set(readable["variant"]):
+        variant, reference = str(reference), None
     compare.reference_label(readable, reference)  # refuses an unknown one
     if least is None:
         least = words.LEAST
 
     title = ", ".join(sorted(set(runs["study"].dropna())))
     warnings = _warning_lines(frame, runs)
-    sections = _sections(readable, least, reference, figure)
+    sections = _sections(readable, least, reference, figure, variant)
 
     if out is None:
         studies = [Path(run).absolute().parent for run in runs["folder"]]
@@ -278,7 +288,11 @@ def _target_lines(frame: pd.DataFrame) -> list[str]:
 
 
 def _sections(
-    frame: pd.DataFrame, least: float, reference: str | None, figure: "FigureKind"
+    frame: pd.DataFrame,
+    least: float,
+    reference: str | None,
+    figure: "FigureKind",
+    variant: str,
 ) -> list[Section]:
     """Return a section for each set of runs that may be compared: text before tasks,
     then sets with more runs first.
@@ -314,7 +328,7 @@ def _sections(
         if task:
             sections.append(Section.of_task(heading, group, base))
         else:
-            section = Section.of_text(heading, group, base, least, figure)
+            section = Section.of_text(heading, group, base, least, figure, variant)
             sections.append(section)
     return sections
 

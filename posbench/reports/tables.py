@@ -17,7 +17,7 @@ from posbench.results.comparison import (
 )
 from posbench.results.frame import GATE
 from posbench.results.words import NOT_RESOLVED, RISE_LIMIT, USES_LIMIT
-from posbench.run.rows import PLAIN
+from posbench.run.rows import PLAIN, WINDOWED
 from posbench.terminal.console import plural
 
 LONGEST_LABEL = 40  # characters in a terminal
@@ -381,6 +381,43 @@ def loss_table(frame: pd.DataFrame, comparison: Comparison) -> Table:
         f" trained at {losses.train_length} tokens; perplexity is exp(loss)"
     )
     return Table("Loss by length", pd.DataFrame(lines), columns, note)
+
+
+def variant_table(
+    frame: pd.DataFrame, comparison: Comparison, base: str = PLAIN
+) -> Table | None:
+    """Return a table of what each extension adds to the loss of a variant, as trained
+    or another extension; None without any. `misread` makes it one of faults' costs.
+    """
+    losses = compare.Losses(compare.main_rows(frame))
+    variants = {variant for _, variant, _ in losses.sums}
+    variants -= {base, WINDOWED, *compare.READERS}
+    if not variants - {PLAIN}:
+        return None
+    lines = []
+    for scheme, _ in comparison.measured:
+        label = scheme.label
+        for variant in sorted(variants):
+            line = {"label": label, "variant": variant}
+            for length in losses.lengths(label):
+                level = losses.level(label, length, variant)
+                above = compare.difference(level, losses.level(label, length, base))
+                if len(above):
+                    interval = Interval.of(losses.estimate(above))
+                    line[str(length)] = plus_minus_text(interval)
+            if len(line) > 2:
+                lines.append(line)
+
+    cells = pd.DataFrame(lines)
+    columns = [
+        ENCODING,
+        Column("variant", "read as", lambda row, name: short_label(row[name])),
+    ]
+    for length in losses.lengths():
+        if str(length) in cells:
+            columns.append(Column(str(length), f"at {length:,}"))
+    legend = f"nats per token above {base} by tokens of context, ±: 95 %, not adjusted"
+    return Table("What each reading adds", cells, columns, legend)
 
 
 def length_tables(frame: pd.DataFrame) -> list[Table]:
