@@ -24,7 +24,7 @@ ROOT = Path(__file__).parents[1]
 SATELLITES = ("reports", "huggingface", "rope", "show", "claims", "bench")
 CEILINGS = {
     "core": 99_400,  # the aim: 84,000
-    "satellites": 51_500,  # the aim: 45,000
+    "satellites": 51_510,  # the aim: 45,000
     "scripts": 9_820,
     "tests": 152_300,
 }

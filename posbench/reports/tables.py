@@ -392,8 +392,6 @@ def variant_table(
     losses = compare.Losses(compare.main_rows(frame))
     variants = {variant for _, variant, _ in losses.sums}
     variants -= {base, WINDOWED, *compare.READERS}
-    if not variants - {PLAIN}:
-        return None
     lines = []
     for scheme, _ in comparison.measured:
         label = scheme.label
@@ -407,6 +405,8 @@ def variant_table(
                     line[str(length)] = plus_minus_text(interval)
             if len(line) > 2:
                 lines.append(line)
+    if not lines:
+        return None
 
     cells = pd.DataFrame(lines)
     columns = [
