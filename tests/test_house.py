@@ -24,9 +24,9 @@ ROOT = Path(__file__).parents[1]
 SATELLITES = ("reports", "huggingface", "rope", "show", "claims", "bench")
 CEILINGS = {
     "core": 99_400,  # the aim: 84,000
-    "satellites": 51_510,  # the aim: 45,000
+    "satellites": 51_600,  # the aim: 45,000
     "scripts": 9_820,
-    "tests": 152_300,
+    "tests": 152_400,
 }
 # The same for each scheme: an encoding that is added brings the room that it needs.
 PER_SCHEME = {"encodings": 487, "oracles": 294}  # the aim for encodings: 480

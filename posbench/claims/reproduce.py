@@ -25,7 +25,9 @@ from posbench.results import frame as frames
 from posbench.terminal import console
 from posbench.terminal.console import plural
 
-STUDY, EXPERIMENT = "ledger", "reader"
+STUDY = "ledger"
+# The size and the optimizer of the kept runs.
+RECIPE = ("experiment=reader", "training.optimizer=adamw")
 FILE = "claims.csv"  # in the study's folder
 OUTCOMES = [  # as a table shows them
     "not reproduced",
@@ -112,7 +114,7 @@ def plans_of_claims(
             if text not in by_text:
                 words = shlex.split(text)
                 taken = {"seed", *(split(word)[0] for word in words)}
-                for word in (*overrides, f"experiment={EXPERIMENT}", f"study={STUDY}"):
+                for word in (*overrides, *RECIPE, f"study={STUDY}"):
                     key, _ = split(word)
                     if key not in taken:
                         words.append(word)

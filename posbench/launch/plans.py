@@ -48,16 +48,23 @@ def from_config(
     """Return the plan of a configuration and of the words that gave it. Raises
     UserError if parts of it do not fit.
     """
-    # they import torch, which a mistake in typing need not wait for
-    from posbench.data import sources
+    # it imports torch, which a mistake in typing need not wait for
     from posbench.evaluation.requests import check
 
     check(config)
-    config = dataclasses.replace(config, data=sources.identified(config.data))
     command = ["posbench", "train", *words]
     if config_dir:
         command.append(f"--config-dir={config_dir}")
     return Plan(config, config.folder, tuple(command))
+
+
+def with_text(config: Config) -> Config:
+    """Return a configuration that has the digest of its text, if that is files of the
+    user. Raises UserError if they are not there.
+    """
+    from posbench.data import sources
+
+    return dataclasses.replace(config, data=sources.identified(config.data))
 
 
 def resolve_one(words: list[str], config_dir: Path | None = None) -> Plan:
@@ -66,7 +73,7 @@ def resolve_one(words: list[str], config_dir: Path | None = None) -> Plan:
     """
     from posbench.launch import compose  # it imports Hydra, which a rank does not need
 
-    config = compose.single(words, config_dir)
+    config = with_text(compose.single(words, config_dir))
     plan = from_config(config, words, config_dir)
     if not plan.folder.exists():
         from posbench.evaluation.requests import refuse_missing_extensions
@@ -84,7 +91,7 @@ def resolve(sets: list[list[str]], config_dir: Path | None = None) -> list[Plan]
     plans: dict[str, Plan] = {}
     for overrides in sets:
         for words, config in compose.configs(overrides, config_dir):
-            plan = from_config(config, words, config_dir)
+            plan = from_config(with_text(config), words, config_dir)
             first_plan = plans.setdefault(plan.id, plan)
             if first_plan.folder != plan.folder:
                 raise UserError(
