@@ -9,13 +9,25 @@ import pytest
 
 PACKAGE = pathlib.Path(__file__).parent.parent / "posbench"
 
-# From the top down: a room may import what stands after it, and nothing else.
-_ROOMS = """
-    __main__ cli listing api claims launch show bench huggingface rope training
-    evaluation tracking reports results run data model config encodings tasks options
-    terminal processes machine randomness files registry typed errors
-"""
-ROOMS = _ROOMS.split()
+# What stands beside the experiment: a command or a Python call imports it when it is
+# called.
+SATELLITES = ("bench", "claims", "huggingface", "reports", "rope", "show")
+
+
+def rooms_of_drawing() -> list[str]:
+    """Return the rooms as CONTRIBUTING draws them, from the top down: each may import
+    what stands after it, and nothing else.
+    """
+    text = (PACKAGE.parent / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    drawing = text.partition("\nposbench/ ")[2].partition("\ntests/ ")[0]
+    rooms = ["__main__"]
+    for line in drawing.splitlines()[1:]:
+        names, _, _ = line.strip().partition("  ")
+        rooms += [name.removesuffix(".py").rstrip("/") for name in names.split()]
+    return rooms
+
+
+ROOMS = rooms_of_drawing()
 
 
 def imports_of(path: pathlib.Path) -> set[str]:
@@ -70,6 +82,19 @@ def test_imports_point_down_the_list(uses):
             if ROOMS.index(room(other)) < place:
                 up.append((module, other))
     assert up == []
+
+
+@pytest.mark.parametrize("door", ["cli", "api"])
+def test_a_door_opens_no_satellite_before_it_is_asked_to(door):
+    tree = ast.parse((PACKAGE / f"{door}.py").read_text(encoding="utf-8"))
+    opened = set()
+    for node in tree.body:
+        if isinstance(node, ast.ImportFrom):
+            for alias in node.names:
+                opened.add(
+                    room(f"{node.module}.{alias.name}".removeprefix("posbench."))
+                )
+    assert opened.isdisjoint(SATELLITES)
 
 
 def test_no_circle_within_a_room(uses):

@@ -118,6 +118,8 @@ def broken(tmp_path):
     config["encoding"] = {"name": "of_a_package_that_is_gone", "sharpness": 2}
     path.write_text(yaml.safe_dump(config), encoding="utf-8")
     change_record(gone, id=run_id(config))
+    rows = gone / "rows.jsonl"
+    rows.write_text(rows.read_text().replace(gone.name, run_id(config)))
     change_record(failed, status="failed", reason="oom", message="no memory")
     return read([tmp_path])
 
