@@ -225,6 +225,16 @@ class LoadedRun:
         (ids,) = self.tokenizer.encode([text])
         return torch.tensor([[self.tokenizer.separator, *ids.tolist()]])
 
+    def attention(self, text: str) -> torch.Tensor:
+        """Return the attention weights of a text, (layers, heads, T, T) for the tokens
+        of `ids(text)`, by the definition: row t holds the weights of query t.
+        """
+        from posbench.model.definition import by_definition
+
+        with torch.no_grad():
+            _, layers = by_definition(self.model(), self.ids(text))
+            return torch.cat([layer.weights for layer in layers])
+
     def plot(self) -> "charts.Picture":
         """Draw the curve beyond the training length; for a run on a task, accuracy by
         problem length.

@@ -120,7 +120,7 @@ class GPT(nn.Module):
         common = make_layer(encoding, positions, consecutive=consecutive)
         training = torch.is_grad_enabled()
         for index, block in enumerate(self.blocks):
-            layer = self._limited(encoding, common.replace(index=index), reading)
+            layer = self.limited(encoding, common.replace(index=index), reading)
             is_last = index == len(self.blocks) - 1
             rows = last if is_last else None
             compiles = self.compiles and training
@@ -145,7 +145,9 @@ class GPT(nn.Module):
                 x = block(*arguments)
         return self.norm(x)  # type: ignore[no-any-return]
 
-    def _limited(self, encoding: Encoding, layer: Layer, reading: Reading) -> Layer:
+    def limited(
+        self, encoding: Encoding, layer: Layer, reading: Reading = _AS_TRAINED
+    ) -> Layer:
         """Return the layer with the window and sinks of its queries."""
         window = narrower(self.window, reading.window)
         sinks = self.sinks
@@ -236,11 +238,21 @@ class Block(nn.Module):
         if compiles:
             attended = attend(*_before_compiled(self, x, rotation))
             return _after_compiled(self, x, attended)
-        return _after(self, x, attend(*_before(self, x)))
+        return _added(self, x, self.attention(self.attention_norm(x), attend))
+
+
+def _added(block: Block, x: Tensor, update: Tensor) -> Tensor:
+    """Return the block's output for states (B, T, D) and what attention adds to them,
+    (B, T, D) or its last rows.
+    """
+    x = x[:, -update.shape[1] :] + update
+    if block.has_mlp:
+        x = x + block.mlp(block.mlp_norm(x))
+    return x
 
 
 def _before(
-    block: Block, x: Tensor, rotation: Rotation | None = None
+    block: Block, x: Tensor, rotation: Rotation | None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return queries, keys and values (B, H, T, Dh) of states (B, T, D), and their
     normalised input (B, T, D).
@@ -257,11 +269,7 @@ def _after(block: Block, x: Tensor, attended: Tensor) -> Tensor:
     """Return the block's output for states (B, T, D) and attention's output, (B, H, T,
     Dh) or its last rows.
     """
-    joined = attended.transpose(1, 2).flatten(2)  # (B, T, D)
-    x = x[:, -attended.shape[2] :] + block.attention.out(joined)
-    if block.has_mlp:
-        x = x + block.mlp(block.mlp_norm(x))
-    return x
+    return _added(block, x, block.attention.joined(attended))
 
 
 # Attention itself stays outside: the compiler would make a graph of it for every
@@ -285,7 +293,8 @@ def _attention(
 
 class Attention(nn.Module):
     """The projections to queries, keys and values, norms of queries and keys, and the
-    projection of the output.
+    projection of the output. A compiled block calls its parts, so that forward hooks
+    fire in all others.
     """
 
     def __init__(self, config: ModelConfig) -> None:
@@ -302,6 +311,12 @@ class Attention(nn.Module):
             self.k_norm = nn.RMSNorm(width, RMS_EPS)
         self.out = nn.Linear(d_model, d_model, bias=False)
 
+    def forward(self, x: Tensor, attend: Callable[..., Tensor]) -> Tensor:
+        """Return what attention adds to the residual stream, (B, T, D) or its last
+        rows, for normalised states (B, T, D); `attend` as in `Block.forward`.
+        """
+        return self.joined(attend(*self.heads(x), x))
+
     def heads(self, x: Tensor) -> tuple[Tensor, ...]:
         """Return queries, keys and values (B, H, T, Dh) of states (B, T, D); keys and
         values may have fewer heads.
@@ -311,6 +326,10 @@ class Attention(nn.Module):
         by_head = by_token.transpose(1, 2)
         q, k, v = by_head.split(self.heads_of_qkv, dim=1)
         return self.q_norm(q), self.k_norm(k), v
+
+    def joined(self, attended: Tensor) -> Tensor:
+        """Return the projected output (B, T, D) of heads (B, H, T, Dh)."""
+        return self.out(attended.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]
 
 
 class MLP(nn.Module):

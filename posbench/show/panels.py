@@ -24,6 +24,7 @@ from posbench.data import tokens as data
 from posbench.encodings.base import PAIRWISE, Encoding, Layer, Shape, check_length
 from posbench.errors import UserError
 from posbench.model.attention import attention, logits_by_rows, make_layer
+from posbench.model.definition import weights_of
 from posbench.model.gpt import GPT
 from posbench.model.standalone import prepared_block
 from posbench.run import TOKENIZER
@@ -186,19 +187,10 @@ def pairs_of(
         encoding, q, k, torch.zeros_like(k), described, last
     )
     logits = logits_by_rows(scheme, q, k, block)
-    weights = logits.softmax(-1)
+    weights = weights_of(scheme, logits, v, block)
     plain = q @ k.mT * scheme.logit_scale
     if "attend" in scheme.hooks:
-        usual = weights
-        # the weights of as many keys at a time as values have channels
-        n_keys, width = v.shape[-2:]
-        zero_output = scheme.attend(logits, v, block)  # v is zero
-        parts = []
-        for start in range(0, n_keys, width):
-            one_hot = torch.eye(n_keys, start + width)[:, start:]
-            output = scheme.attend(logits, one_hot.expand_as(v), block)
-            parts.append(output - zero_output)
-        weights = torch.cat(parts, dim=-1)[..., :n_keys]
+        usual = logits.softmax(-1)
         # with a sink, weights sum to less than 1
         shares = weights / weights.sum(-1, keepdim=True)
         if not torch.allclose(shares, usual, atol=1e-5):
