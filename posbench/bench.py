@@ -198,10 +198,13 @@ def update_of(
 
 
 def take_turns(
-    contenders: Mapping[str, Callable[[], None]], rounds: int, device: torch.device
+    contenders: Mapping[str, Callable[[], None]],
+    rounds: int,
+    device: torch.device,
+    turn_seconds: float | None = None,
 ) -> pd.DataFrame:
     """Return seconds per call, a row per round. Each round calls all equally often and
-    reverses the order before it.
+    reverses the order before it. `turn_seconds`: None = `TURN_SECONDS`.
     """
     load = os.getloadavg()[0]
     if load + torch.get_num_threads() > (os.cpu_count() or 1) + 0.5:
@@ -214,7 +217,7 @@ def take_turns(
     quickest = math.inf
     for call in [*contenders.values()] * 3:  # warms up, too
         quickest = min(quickest, _seconds(call, 1, device))
-    calls = math.ceil(TURN_SECONDS / quickest)
+    calls = math.ceil((turn_seconds or TURN_SECONDS) / quickest)
 
     order = list(contenders)
     turns = []

@@ -272,6 +272,20 @@ Pair = Annotated[
 ]
 
 
+Checked = Annotated[
+    list[str] | None,
+    typer.Argument(
+        parser=Typed,
+        metavar="FILE.py:CLASS|NAME",
+        help="An encoding, then options and settings, such as ratio=1,32.",
+    ),
+]
+New = Annotated[
+    Path | None,
+    typer.Option("--new", metavar="FILE.py", help="Write an encoding to begin with."),
+]
+
+
 def _version(flag: bool) -> None:
     """Print what a bug report needs: versions and devices. torch is asked only where
     there may be a device.
@@ -590,6 +604,22 @@ def list_(sections: Sections = None, as_json: AsJson = False) -> None:
     from posbench import listing
 
     listing.print_rows(sections or [], as_json)
+
+
+@app.command()
+def check(words: Checked = None, new: New = None) -> None:
+    """Try whether an encoding of yours keeps the contract, in seconds, without data.
+
+    Says all that is wrong, a line each: the hook, the file's line, what to do. --new
+    writes a commented file to begin with.
+    """
+    from posbench import check as contract
+
+    if new:
+        name = contract.write_new(new)
+        print(f"{new}: try it with 'posbench check {new}:{name}'")
+    if words or not new:
+        contract.main(words or [])
 
 
 @app.command()

@@ -67,16 +67,15 @@ def by_name(words: Sequence[str]) -> list[tuple[str, list[str]]]:
     """Return the names among words, each with the key=value words after it."""
     schemes: list[tuple[str, list[str]]] = []
     for word in words:
-        if "=" not in word:
-            schemes.append((word, []))
+        name = word.removeprefix("encoding=")  # as `posbench train` has it
+        if "=" not in name:
+            schemes.append((rewritten(word, name), []))
         elif schemes:
             option = word.removeprefix("encoding.")
             schemes[-1][1].append(rewritten(word, option))
         else:
-            name = word.removeprefix("encoding=")
-            near = f": did you mean '{name}'?" if name != word else ""
             raise UserError(
-                f"'{word}'{near} (expected the name of an encoding, then its options,"
-                " as in rope base=100)"
+                f"'{word}': expected the name of an encoding, then its options, as in"
+                " rope base=100"
             )
     return schemes

@@ -21,7 +21,7 @@ from posbench.config.schema import keys
 ROOT = Path(__file__).parents[1]
 # Tokens of code of each part: what stands beside the experiment, and all the rest of
 # posbench. A ceiling rises only in a commit that says why.
-SATELLITES = ("reports", "huggingface", "rope", "show", "claims", "bench")
+SATELLITES = ("reports", "huggingface", "rope", "show", "claims", "bench", "check")
 CEILINGS = {
     "core": 99_400,  # the aim: 84,000
     "satellites": 51_600,  # the aim: 45,000
@@ -29,7 +29,7 @@ CEILINGS = {
     "tests": 152_600,
 }
 # The same for each scheme: an encoding that is added brings the room that it needs.
-PER_SCHEME = {"encodings": 487, "oracles": 294}  # the aim for encodings: 480
+PER_SCHEME = {"encodings": 488, "oracles": 294}  # the aim for encodings: 480
 # Tokens per statement in a room, and in the rooms that formulas make denser.
 DENSITY = 11.5
 DENSER = {"cli": 11.9, "encodings": 13.0, "model": 12.0, "show": 12.0, "tasks": 11.9}
@@ -37,7 +37,7 @@ DENSER = {"cli": 11.9, "encodings": 13.0, "model": 12.0, "show": 12.0, "tasks": 
 # idea of its own.
 USED_ONCE = 130
 WORDS = {"docs": 25_000, "README": 1_000}
-COMMANDS = """bench evaluate export list prepare properties report reproduce rope runs
+COMMANDS = """bench check evaluate export list prepare properties report reproduce rope runs
     sample show sweep sync train"""
 PUBLIC = """Encoding LoadedRun attention attention_logits attention_output
     build_encoding encodings evaluate load plot register report runs sweep train"""
@@ -105,7 +105,7 @@ def room_of(path: Path) -> str:
     if folder != "posbench":
         return folder
     room = first.removesuffix(".py")
-    if deeper or room in ("api", "bench", "cli"):
+    if deeper or room in ("api", "bench", "check", "cli"):
         return room
     return "files"
 

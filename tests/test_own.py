@@ -499,15 +499,31 @@ class Stated(posbench.Encoding):
     def rotate(self, q, k, layer):
         angle = 0.1 * layer.positions[:, None, :, None].float()
         return q * angle.cos(), k * angle.cos() / layer.state["norm"]
+
+
+class Short(posbench.Encoding):
+    def __init__(self, shape, ends_at: int = 100):
+        super().__init__(shape)
+        self.max_length = ends_at
+
+    def token_dim(self):
+        return self.shape.d_model - 4
+
+    def embed(self, x, positions, ids=None):
+        code = positions[..., None].float().expand(*x.shape[:2], 4)
+        return torch.cat([x, code.sin()], -1)
+
+    def attend(self, logits, v, layer):
+        return logits.sigmoid().nan_to_num() @ v.float()
 """
 
 
-@pytest.mark.parametrize("name", ["Ends", "Stated"])
+@pytest.mark.parametrize("name", ["Ends", "Stated", "Short"])
 def test_a_class_that_trains_is_measured_and_drawn(capsys, monkeypatch, name):
     monkeypatch.setattr(flips, "QUERIES", 1)
     Path("mine.py").write_text(MEASURED, encoding="utf-8")
 
-    assert posbench("properties", f"mine.py:{name}", "--json") == 0
+    assert posbench("properties", f"encoding=mine.py:{name}", "--json") == 0
     (numbers,) = json.loads(capsys.readouterr().out)
     assert posbench("show", f"mine.py:{name}") == 0
 

@@ -2,6 +2,8 @@
 encoding, the hook, file and line.
 """
 
+import contextlib
+import contextvars
 import dataclasses
 import functools
 import hashlib
@@ -9,7 +11,7 @@ import inspect
 import sys
 import traceback
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +36,41 @@ _EXPECTED: dict[str, Callable[..., tuple[int, ...]]] = {
 }
 # hooks whose first argument nobody else reads
 _OWNERS = ("embed", "distance_bias", "scores", "attend", "map_outputs")
+
+
+class HookError(UserError):
+    """What is wrong in a hook of an encoding. The message begins with its place."""
+
+    def __init__(self, text: str, hook: str) -> None:
+        super().__init__(text)
+        self.hook = hook
+
+
+# `posbench check` collects here what a pass survives; None: it is raised
+_collected: contextvars.ContextVar[list[HookError] | None] = contextvars.ContextVar(
+    "collected", default=None
+)
+
+
+@contextlib.contextmanager
+def collected() -> Iterator[list[HookError]]:
+    """Yield the list to which hooks add mistakes that they survive within the block: an
+    input that they have changed, a result in another precision.
+    """
+    errors: list[HookError] = []
+    token = _collected.set(errors)
+    try:
+        yield errors
+    finally:
+        _collected.reset(token)
+
+
+def _survived(error: HookError) -> None:
+    """Raise a mistake, unless such mistakes are collected."""
+    errors = _collected.get()
+    if errors is None:
+        raise error
+    errors.append(error)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -124,25 +161,26 @@ def construct(cls: type[Encoding], *args: Any, **options: Any) -> Encoding:
     """
     encoding: Encoding = _in_one_line(cls, "__init__", guarded(cls), *args, **options)  # type: ignore[arg-type]
     if "shape" not in vars(encoding):
-        raise UserError(
-            f"{place_of(cls, '__init__')}: expected super().__init__(shape) first"
-        )
+        text = f"{place_of(cls, '__init__')}: expected super().__init__(shape) first"
+        raise HookError(text, "__init__")
     _refuse_signatures(cls)
     if not encoding.hooks:
-        raise UserError(
+        text = (
             f"'{cls.name}' overrides no hook, so it encodes no position: is a hook"
             " misspelt?"
         )
+        raise HookError(text, "__init__")
     for module in encoding.modules():
         for name, value in vars(module).items():
             items = value if isinstance(value, list | tuple) else [value]
             has_tensors = any(isinstance(item, Tensor | nn.Module) for item in items)
             if has_tensors and not name.startswith("_"):
                 mistake = f"{name} is neither trained nor moved with the model"
-                raise UserError(
+                text = (
                     f"{place_of(cls, '__init__')}: {mistake}: expected nn.Parameter, a"
                     " buffer or a module"
                 )
+                raise HookError(text, "__init__")
     return encoding
 
 
@@ -158,16 +196,17 @@ def _refuse_signatures(cls: type[Encoding]) -> None:
             signature.bind(*expected)
         except TypeError:
             given = ", ".join(signature.parameters)
-            raise UserError(
+            text = (
                 f"{place_of(cls, name)}: expected {name}({', '.join(expected)}), not"
                 f" {name}({given})"
-            ) from None
+            )
+            raise HookError(text, name) from None
 
 
 @functools.cache
 def guarded(cls: type[Encoding]) -> type[Encoding]:
     """Return the class with hooks that turn an error, or a result of a wrong shape or
-    in 16 bits, into a one-line UserError; so is an input that a hook has changed.
+    precision, into a one-line UserError; so is an input that a hook has changed.
     """
     members: dict[str, Any] = {
         "__module__": cls.__module__,
@@ -198,39 +237,55 @@ def _guarded(cls: type[Encoding], name: str) -> Any:
         result = _in_one_line(cls, name, hook, self, *args)
         for (of_caller, tensor), version in zip(shared.items(), versions, strict=True):
             if tensor._version != version:
-                raise UserError(
+                text = (
                     f"{place_of(cls, name)}: changes {of_caller} in place, which others"
                     f" read: expected a new tensor, as {of_caller} = {of_caller} * 2"
                     " makes one"
                 )
+                _survived(HookError(text, name))
         if name in _EXPECTED and result is not None:
             expected = _EXPECTED[name](self, *args)
-            _refuse_result(cls, name, result, expected)
+            is_double = _has_double(self, args)
+            _refuse_result(cls, name, result, expected, is_double)
         return result
 
     return call
 
 
+def _has_double(encoding: Encoding, args: Sequence[Any]) -> bool:
+    """Return whether a hook was given something in fp64, as in a model in fp64."""
+    given = [*args, *encoding.parameters(), *encoding.buffers()]
+    return any(getattr(each, "dtype", None) == torch.float64 for each in given)
+
+
 def _refuse_result(
-    cls: type[Encoding], name: str, result: Any, expected: tuple[int, ...]
+    cls: type[Encoding],
+    name: str,
+    result: Any,
+    expected: tuple[int, ...],
+    is_double: bool,
 ) -> None:
-    """Raise UserError for a hook's result of a wrong shape, or in 16 bits."""
+    """Raise UserError for a hook's result of a wrong shape or precision."""
     parts = result if isinstance(result, tuple) else (result,)
     shapes = [tuple(getattr(part, "shape", ())) for part in parts]
+    place = place_of(cls, name)
     if not _fits(name, shapes, expected):
         description = str(expected)
         if name == "rotate":
             description = f"two of {expected}"
-        raise UserError(f"{place_of(cls, name)}: gave {shapes}, expected {description}")
+        raise HookError(f"{place}: gave {shapes}, expected {description}", name)
     if name == "attend":  # it has the dtype of its values
         return
     for part in parts:
         dtype = getattr(part, "dtype", None)
+        cure = ""
         if dtype in (torch.float16, torch.bfloat16):
-            raise UserError(
-                f"{place_of(cls, name)}: gave {dtype}, expected torch.float32: leave"
-                " out .half(), .bfloat16() or .to()"
-            )
+            cure = "leave out .half(), .bfloat16() or .to()"
+        elif dtype == torch.float64 and not is_double:
+            cure = "leave out .double(), and begin with torch's tensors, not numpy's"
+        if cure:
+            text = f"{place}: gave {dtype}, expected torch.float32: {cure}"
+            _survived(HookError(text, name))
 
 
 def _shared(names: Sequence[str], args: Sequence[Any]) -> dict[str, Tensor]:
@@ -241,6 +296,12 @@ def _shared(names: Sequence[str], args: Sequence[Any]) -> dict[str, Tensor]:
     layer = inputs.get("layer")
     if layer is not None:
         inputs |= {"layer.x": layer.x, "layer.positions": layer.positions}
+        for part in ("tables", "state"):
+            value = getattr(layer, part)
+            if isinstance(value, list | tuple):
+                for number, item in enumerate(value):
+                    inputs[f"layer.{part}[{number}]"] = item
+            inputs[f"layer.{part}"] = value
     shared = {}
     for name, value in inputs.items():
         # inference tensors count no versions
@@ -284,9 +345,8 @@ def _in_one_line(
     except Exception as error:
         if isinstance(error, PosbenchError) or machine.is_out_of_memory(error):
             raise
-        raise UserError(
-            f"'{cls.name}', {name}: {fault(error, inspect.getsourcefile(cls))}"
-        ) from error
+        text = f"'{cls.name}', {name}: {fault(error, inspect.getsourcefile(cls))}"
+        raise HookError(text, name) from error
 
 
 def fault(error: BaseException, source: str | None = None) -> str:

@@ -33,6 +33,9 @@ _Part = TypeVar("_Part")
 HEAD_ROWS = 2048  # rows of fp32 logits held at once
 # differences below this share of the logits' SD are rounding
 ROUNDING = {"fp32": 1e-3, "bf16": 0.15}
+# why a model is refused
+NOT_FINITE = "its logits are not finite"
+READS_LATER = "later tokens change its earlier logits"
 # What is measured of each scored token of a text beside its nll: functions of logits
 # (n, V) and tokens (n,) that return (n,). Each has the name of the field of
 # `EvaluationRow` that gets the mean.
@@ -156,6 +159,15 @@ def refuse_not_causal(
     """Raise UserError unless logits are finite, and later tokens change no earlier
     logits.
     """
+    why = why_not_causal(subject, vocabulary, precision)
+    if why == NOT_FINITE:
+        raise UserError(f"{name}: {why} in {precision}")
+    if why:
+        raise UserError(f"{name} is no causal model: {why}")
+
+
+def why_not_causal(subject: Subject, vocabulary: int, precision: str) -> str:
+    """Return what is wrong, `NOT_FINITE` or `READS_LATER`; empty if nothing is."""
     length = min(64, subject.train_length)
     half = min(64, subject.train_length + 1) // 2
     ids = np.random.default_rng(0).integers(vocabulary, size=(2, length + 1))
@@ -165,11 +177,10 @@ def refuse_not_causal(
     logits = torch.cat([*subject.logits(ids[:1], scored, 0)])
     altered = torch.cat([*subject.logits(ids[1:], scored, 0)])
     if not logits.isfinite().all():
-        raise UserError(f"{name}: its logits are not finite in {precision}")
+        return NOT_FINITE
     if differ(logits, altered, precision):
-        raise UserError(
-            f"{name} is no causal model: later tokens change its earlier logits"
-        )
+        return READS_LATER
+    return ""
 
 
 def numbers_of(subject: Subject, ids: Integers, scored: int, first: int) -> Tensor:

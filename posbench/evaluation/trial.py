@@ -1,11 +1,14 @@
 """A user's own encoding is tried before training, with the initial weights: what fails
 later would cost a trained run, and what is wrong without an error a wrong number.
+
+A rule is a generator of what it finds wrong. Training raises the first finding;
+`posbench check` prints all of them.
 """
 
 import contextlib
 import dataclasses
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,10 +19,15 @@ from posbench import machine
 from posbench.config.schema import Config
 from posbench.data.tokens import TaskData, Tokens
 from posbench.encodings.base import Encoding
-from posbench.encodings.own import place_of
+from posbench.encodings.own import HookError, place_of
 from posbench.errors import UserError
 from posbench.evaluation import problems
-from posbench.evaluation.models import TrainedGPT, refuse_not_causal
+from posbench.evaluation.models import (
+    NOT_FINITE,
+    READS_LATER,
+    TrainedGPT,
+    why_not_causal,
+)
 from posbench.evaluation.requests import lengths_of
 from posbench.model.gpt import GPT, build
 from posbench.randomness import generator
@@ -32,7 +40,56 @@ _HOOKS_OF = {
     "k": ("rotate", "prepare", "bias", "scores", "attend", "map_outputs"),
     "v": ("map_values", "attend", "map_outputs"),
 }
+# hooks that no other one reads: a model can do without each
+SEPARATE = (
+    "embed",
+    "rotate",
+    "map_values",
+    "map_outputs",
+    "distance_bias",
+    "bias",
+    "scores",
+    "attend",
+)
+_CURES = {
+    READS_LATER: "expected no mean, sum or norm over the tokens, axis T",
+    NOT_FINITE: "expected no division by 0, no log of 0, no exp of large numbers",
+}
 SAME = 1e-5  # differences below this share of the SD are rounding
+Findings = Iterator[UserError]
+
+
+@dataclasses.dataclass(frozen=True)
+class Trial:
+    """An encoding inside a model, and what it is tried on."""
+
+    subject: TrainedGPT  # in fp32
+    parts: Sequence[Encoding]  # the objects whose hooks are tried
+    lengths: Sequence[int] = ()  # in tokens, in the order in which they are tried
+
+    @property
+    def model(self) -> GPT:
+        return self.subject.model
+
+    @property
+    def vocabulary(self) -> int:
+        return self.model.tokens.num_embeddings
+
+    def ids(self, length: int = LONGEST, rows: int = 3) -> Tensor:
+        """Return random ids (rows, n + 1), the same at every call; n is as much of
+        `length` as the encoding is defined for.
+        """
+        ends_at = self.model.encoding.max_length or length
+        size = (rows, min(length, ends_at) + 1)
+        drawn = np.random.default_rng(1).integers(self.vocabulary, size=size)
+        return machine.to_device(torch.from_numpy(drawn), self.subject.device)
+
+    def place(self, hook: str | None) -> str:
+        """Return where a hook of the parts stands; without one, the encoding's name."""
+        for part in self.parts:
+            if hook in part.overridden:
+                return place_of(type(part), hook)
+        return f"encoding '{self.model.encoding.name}'"
 
 
 def refuse_broken(
@@ -43,59 +100,42 @@ def refuse_broken(
     for; warn of parameters that nothing uses. Ours are tested.
     """
     tokenizer = tokens.tokenizer
-    if not is_own(config.build_encoding(tokenizer.texts)):
+    if not own_parts(config.build_encoding(tokenizer.texts)):
         return
+    logger.info(
+        "%s: tried before training: shapes, dtypes, lengths, equality, causality,"
+        " other rows of a batch, gradients ('posbench check' tries more)",
+        config.encoding.file or config.encoding.name,
+    )
     with torch.random.fork_rng():  # a user's class may draw from torch's own
-        model = build(config, tokenizer.vocab_size, tokenizer.texts).to(device).eval()
+        model = build(config, tokenizer.vocab_size, tokenizer.texts).to(device)
         train_length = config.training.train_length
         subject = TrainedGPT(model, train_length, device, torch.float32, config.seed)
-        refuse_later_tokens(subject)
-        _refuse_lengths(subject, _lengths(config, tokens))
-        rows = np.random.default_rng(1).integers(
-            tokenizer.vocab_size, size=(3, min(LONGEST, train_length) + 1)
-        )
-        ids = machine.to_device(torch.from_numpy(rows), device)
-        model.train()
-        _refuse_other_rows(model, ids)
-        _refuse_cut_gradients(model, ids[:2])
+        trial = Trial(subject, own_parts(model.encoding), _lengths(config, tokens))
+        for rule in (repeated, causal, at_lengths, beside_others, with_gradients):
+            for error in rule(trial):
+                raise error
+        for error in used(trial):
+            logger.warning("%s", error)
 
 
-@torch.no_grad()
-def _acts(model: GPT, ids: Tensor, weight: Tensor, hidden: Tensor) -> bool:
-    """Return whether the states that a model has computed, `hidden`, depend on a
-    weight.
+def refuse_later_tokens(subject: TrainedGPT) -> None:
+    """Raise UserError if an encoding lets its model see later tokens, or draws at
+    random.
     """
-    before = weight.clone()
-    size = weight.abs().max().clamp(min=0.1)
-    weight += 0.1 * size * torch.randn_like(weight)
-    changed = _hidden(model, ids)
-    weight.copy_(before)
-    return _differ(hidden, changed)
-
-
-def _cut(model: GPT, ids: Tensor, what: str, hooks: Sequence[str]) -> UserError:
-    """Return the error about a gradient that is cut, with the place of the first of
-    these hooks whose result has none.
-    """
-    with _traced(model.encoding) as results:
-        _hidden(model, ids)
-    place = f"encoding '{model.encoding.name}'"
-    for at, result in reversed(results):
-        is_hook = any(f"', {hook}: " in at for hook in hooks)
-        if is_hook and not result.requires_grad:
-            place = at
-    return UserError(
-        f"{place}: gives {what} no gradient, though the outputs depend on them:"
-        " expected torch's operations alone, without detach, .data, item or numpy"
-    )
+    exact = dataclasses.replace(subject, dtype=torch.float32)
+    trial = Trial(exact, own_parts(subject.model.encoding))
+    for rule in (repeated, causal):
+        for error in rule(trial):
+            raise error
 
 
 def is_own(encoding: Encoding) -> bool:
     """Return whether a class of the user's takes part in an encoding."""
-    return bool(_own_parts(encoding))
+    return bool(own_parts(encoding))
 
 
-def _own_parts(encoding: Encoding) -> list[Encoding]:
+def own_parts(encoding: Encoding) -> list[Encoding]:
     """Return the objects of a user's classes in an encoding."""
     own = []
     for part in encoding.modules():
@@ -105,152 +145,99 @@ def _own_parts(encoding: Encoding) -> list[Encoding]:
     return own
 
 
-def refuse_later_tokens(subject: TrainedGPT) -> None:
-    """Raise UserError if an encoding lets its model see later tokens, or draws at
-    random.
-    """
-    exact = dataclasses.replace(subject, dtype=torch.float32)
-    encoding = subject.model.encoding
-    vocabulary = subject.model.tokens.num_embeddings
-    ids = np.arange(min(LONGEST, subject.train_length) + 1)[None] % vocabulary
-    scored = np.ones((1, ids.shape[1] - 1), np.bool_)
+# -- the rules
+# --------------------------------------------------------------------------------------
+
+
+def repeated(trial: Trial) -> Findings:
+    """The same input has the same output twice."""
+    trial.model.eval()
+    length = min(LONGEST, trial.subject.train_length)
+    ids = np.arange(length + 1)[None] % trial.vocabulary
+    scored = np.ones((1, length), np.bool_)
     passes = []
     for _ in range(2):
-        with _traced(encoding) as results:
-            logits = torch.cat([*exact.logits(ids, scored, 0)])
+        with traced(trial.parts) as results:
+            logits = torch.cat([*trial.subject.logits(ids, scored, 0)])
         passes.append((logits, results))
-    if _differ(passes[0][0], passes[1][0]):
-        raise UserError(
-            f"{_first_difference(passes, encoding)}: gives another result for the same"
-            " input: expected draws from the generator of `positions`, or noise only"
-            " if self.training"
+    if differ(passes[0][0], passes[1][0]):
+        yield _at_first_difference(
+            trial,
+            passes,
+            "gives another result for the same input: expected draws from the generator"
+            " of `positions`, or noise only if self.training",
         )
-    refuse_not_causal(exact, vocabulary, "fp32", f"encoding '{encoding.name}'")
 
 
-Result = tuple[str, Tensor]  # where the hook stands, and what it returned
-Pass = tuple[Tensor, list[Result]]  # outputs of a model, and what hooks returned
+def causal(trial: Trial) -> Findings:
+    """Logits are finite, and later tokens change no earlier ones."""
+    trial.model.eval()
+
+    def reason() -> str:
+        return why_not_causal(trial.subject, trial.vocabulary, "fp32")
+
+    why = reason()
+    if why:
+        yield at_fault(trial, f"{why}: {_CURES[why]}", lambda: bool(reason()))
 
 
-@contextlib.contextmanager
-def _traced(encoding: Encoding) -> Iterator[list[Result]]:
-    """Yield the list of the tensors that hooks of a user's classes return within the
-    block, in order.
+def at_lengths(trial: Trial) -> Findings:
+    """The encoding works at each length that is asked for. After the first failure no
+    other length is tried; if shorter ones work, the error has the cure.
     """
-    results: list[Result] = []
-
-    def traced(place: str, hook: Any) -> Any:
-        def call(*args: Any) -> Any:
-            result = hook(*args)
-            parts = result if isinstance(result, tuple | list) else [result]
-            results.extend((place, part) for part in parts if torch.is_tensor(part))
-            return result
-
-        return call
-
-    hooks = []
-    for part in _own_parts(encoding):
-        for name in part.overridden:
-            if callable(getattr(part, name)):
-                hooks.append((part, name))
-    for part, name in hooks:
-        place = place_of(type(part), name)
-        object.__setattr__(part, name, traced(place, getattr(part, name)))
-    try:
-        yield results
-    finally:
-        for part, name in hooks:
-            object.__delattr__(part, name)
-
-
-def _first_difference(passes: Sequence[Pass], encoding: Encoding) -> str:
-    """Return where the first hook stands whose results differ between two passes; of
-    a batch of two rows in the first one.
-    """
-    (_, results), (_, others) = passes
-    for (place, result), (_, other) in zip(results, others, strict=False):
-        if result.dim() and len(result) == 2:
-            result, other = result[:1], other[:1]
-        if _differ(result, other):
-            return place
-    return f"encoding '{encoding.name}'"
+    trial.model.eval()
+    ends_at = trial.model.encoding.max_length
+    defined: int | None = None
+    for length in trial.lengths:
+        if ends_at is not None and length > ends_at:
+            continue
+        ids = np.arange(length + 1)[None] % trial.vocabulary
+        last = np.arange(length)[None] == length - 1
+        try:
+            for _ in trial.subject.logits(ids, last, 0):
+                pass
+        except UserError as error:
+            cure = ""
+            if defined is not None and length > defined:
+                cure = (
+                    f"; up to {defined} it works: with self.max_length = {defined} in"
+                    " __init__ longer lengths are undefined, and no error"
+                )
+            text = f"at {length} tokens: {error}{cure}"
+            if isinstance(error, HookError):
+                yield HookError(text, error.hook)
+            else:
+                yield UserError(text)
+            return
+        defined = length
 
 
-def _differ(tensor: Tensor, other: Tensor) -> bool:
-    if tensor.shape != other.shape:
-        return True
-    if torch.equal(tensor, other):
-        return False
-    tensor, other = tensor.double(), other.double()
-    is_finite = tensor.isfinite() & other.isfinite()
-    change = torch.where(is_finite, tensor - other, 0.0).abs().max()
-    scale = torch.where(is_finite, tensor, 0.0).abs().max()
-    return bool(change > SAME * scale)
-
-
-def _refuse_other_rows(model: GPT, ids: Tensor) -> None:
-    """Raise UserError if a row of a batch changes what a model in training computes of
-    another.
-    """
+def beside_others(trial: Trial) -> Findings:
+    """A row of a batch changes nothing that a model in training computes of another."""
+    trial.model.train()
+    ids = trial.ids(min(LONGEST, trial.subject.train_length))
     passes = []
     for rows in (ids[[0, 1]], ids[[0, 2]]):
-        with _traced(model.encoding) as results, torch.no_grad():
-            hidden = _hidden(model, rows)
-        passes.append((hidden, results))
-    if _differ(passes[0][0][0], passes[1][0][0]):
-        raise UserError(
-            f"{_first_difference(passes, model.encoding)}: another row of the batch"
-            " changes its result: expected no mean, sum or norm over axis 0, the batch"
+        with traced(trial.parts) as results, torch.no_grad():
+            states = hidden(trial.model, rows)
+        passes.append((states, results))
+    if differ(passes[0][0][0], passes[1][0][0]):
+        yield _at_first_difference(
+            trial,
+            passes,
+            "another row of the batch changes its result: expected no mean, sum or norm"
+            " over axis 0, the batch",
         )
 
 
-def _hidden(model: GPT, ids: Tensor) -> Tensor:
-    """Return the states (B, T, D) of all but the last ids, with the same draws each
-    time.
+def with_gradients(trial: Trial) -> Findings:
+    """Token embeddings, queries, keys, values and an encoding's parameters get a
+    gradient if outputs depend on them.
     """
-    torch.manual_seed(0)
-    draws = generator(0, "trial", device=ids.device)
-    return model.hidden(ids[:, :-1], generator=draws)
-
-
-def _gradients(
-    model: GPT, ids: Tensor
-) -> tuple[Tensor, Tensor | None, dict[Tensor, Tensor | None]]:
-    """Return the states that a model computes, and the gradients of its loss on token
-    embeddings and by weight; None where the loss does not depend on them.
-    """
-    embedded: list[Tensor] = []
-
-    def note(module: nn.Module, inputs: Any, output: Tensor) -> None:
-        embedded.append(output)
-
-    handle = model.tokens.register_forward_hook(note)
-    weights = [weight for weight in model.parameters() if weight.requires_grad]
-    try:
-        hidden = _hidden(model, ids)
-        loss = model.loss(hidden, ids[:, 1:])
-        gradients = torch.autograd.grad(loss, [*embedded, *weights], allow_unused=True)
-    except RuntimeError as error:  # torch's, of what was changed in place
-        if machine.is_out_of_memory(error):
-            raise
-        reason = str(error).partition("\n")[0]
-        raise UserError(
-            f"encoding '{model.encoding.name}' has no gradient: {reason}"
-        ) from error
-    finally:
-        handle.remove()
-    of_embedding, *others = gradients
-    return hidden, of_embedding, dict(zip(weights, others, strict=True))
-
-
-def _refuse_cut_gradients(model: GPT, ids: Tensor) -> None:
-    """Raise UserError if the outputs of a model depend on queries, keys, values, token
-    embeddings or an encoding's parameters that get no gradient; warn of parameters on
-    which they do not depend.
-    """
-    hidden, of_embedding, by_weight = _gradients(model, ids)
+    model, ids, states, of_embedding, by_weight = _differentiated(trial)
     if of_embedding is None or not of_embedding.any():
-        raise _cut(model, ids, "the token embeddings", ("embed",))
+        table = model.tokens.weight
+        yield _cut(trial, ids, table, "the token embeddings", ("embed",))
 
     width = model.config.d_model // model.config.n_heads
     blocks: list[Any] = list(model.blocks)
@@ -264,21 +251,218 @@ def _refuse_cut_gradients(model: GPT, ids: Tensor) -> None:
             "qkv", torch.split(qkv, sizes), torch.split(gradient, sizes), strict=True
         )
         for letter, part, of_part in parts:
-            if not of_part.any() and _acts(model, ids, part, hidden):
-                raise _cut(model, ids, f"{letter} and its weights", _HOOKS_OF[letter])
+            if not of_part.any() and _acts(model, ids, part, states):
+                what = f"{letter} and its weights"
+                yield _cut(trial, ids, part, what, _HOOKS_OF[letter])
 
-    for own in _own_parts(model.encoding):
-        for name, weight in own.named_parameters():
-            if not weight.requires_grad or by_weight[weight] is not None:
-                continue
-            if _acts(model, ids, weight, hidden):
-                raise _cut(model, ids, f"self.{name}", tuple(own.overridden))
-            logger.warning(
-                "%s: nothing uses self.%s at %d tokens: it is counted, and not trained",
-                place_of(type(own), "__init__"),
-                name,
-                hidden.shape[1],
+    for part, name, weight in _without_gradient(trial, by_weight):
+        if _acts(model, ids, weight, states):
+            yield _cut(trial, ids, weight, f"self.{name}", tuple(part.overridden))
+
+
+def used(trial: Trial) -> Findings:
+    """Outputs depend on each parameter of an encoding."""
+    model, ids, states, _, by_weight = _differentiated(trial)
+    for part, name, weight in _without_gradient(trial, by_weight):
+        if not _acts(model, ids, weight, states):
+            yield UserError(
+                f"{place_of(type(part), '__init__')}: nothing uses self.{name} at"
+                f" {states.shape[1]} tokens: it is counted, and not trained"
             )
+
+
+def _without_gradient(
+    trial: Trial, by_weight: dict[Tensor, Tensor | None]
+) -> Iterator[tuple[Encoding, str, Tensor]]:
+    """Yield the parameters of encodings that have no gradient, each once, with its
+    encoding and its name there.
+    """
+    seen = set[Tensor]()
+    # inner encodings come first
+    for part in reversed(trial.parts):
+        for name, weight in part.named_parameters():
+            is_trained = weight.requires_grad and weight not in seen
+            seen.add(weight)
+            if is_trained and by_weight[weight] is None:
+                yield part, name, weight
+
+
+# -- where a fault is
+# --------------------------------------------------------------------------------------
+
+
+def at_fault(trial: Trial, text: str, fails: Callable[[], bool]) -> UserError:
+    """Return the error about a fault, with the place of the hook without which it is
+    gone. `fails`: whether the fault is there.
+    """
+    with contextlib.ExitStack() as hooks:
+        for name in SEPARATE:
+            if not any(name in part.overridden for part in trial.parts):
+                continue
+            place = trial.place(name)
+            hooks.enter_context(without(trial.parts, name))
+            try:
+                is_gone = not fails()
+            except Exception:  # what is left may need this hook
+                is_gone = False
+            if is_gone:
+                return HookError(f"{place}: {text}", name)
+    return UserError(f"{trial.place(None)}: {text}")
+
+
+@contextlib.contextmanager
+def without(parts: Sequence[Encoding], hook: str) -> Iterator[None]:
+    """Let encodings act within the block as if they did not override a hook."""
+    changed = [part for part in parts if hook in part.overridden]
+    before = [part.overridden for part in changed]
+    for part in changed:
+        part.leave_out(hook)
+        # a model calls some hooks whether or not they are overridden
+        object.__setattr__(part, hook, getattr(Encoding, hook).__get__(part))
+    try:
+        yield
+    finally:
+        for part, overridden in zip(changed, before, strict=True):
+            part.overridden = overridden
+            object.__delattr__(part, hook)
+
+
+Result = tuple[str, str, Tensor]  # where the hook stands, its name, what it returned
+Pass = tuple[Tensor, list[Result]]  # outputs of a model, and what hooks returned
+
+
+@contextlib.contextmanager
+def traced(parts: Sequence[Encoding]) -> Iterator[list[Result]]:
+    """Yield the list of the tensors that hooks of encodings return within the block, in
+    order.
+    """
+    results: list[Result] = []
+
+    def traced(place: str, name: str, hook: Any) -> Any:
+        def call(*args: Any) -> Any:
+            result = hook(*args)
+            returned = result if isinstance(result, tuple | list) else [result]
+            for each in returned:
+                if torch.is_tensor(each):
+                    results.append((place, name, each))
+            return result
+
+        return call
+
+    hooks = []
+    for part in parts:
+        for name in part.overridden:
+            if callable(getattr(part, name)):
+                hooks.append((part, name))
+    for part, name in hooks:
+        place = place_of(type(part), name)
+        object.__setattr__(part, name, traced(place, name, getattr(part, name)))
+    try:
+        yield results
+    finally:
+        for part, name in hooks:
+            object.__delattr__(part, name)
+
+
+def _at_first_difference(trial: Trial, passes: Sequence[Pass], text: str) -> UserError:
+    """Return the error about passes that differ, with the place of the first hook whose
+    results do; of a batch of two rows in the first one.
+    """
+    (_, results), (_, others) = passes
+    for (place, name, result), (_, _, other) in zip(results, others, strict=False):
+        if result.dim() and len(result) == 2:
+            result, other = result[:1], other[:1]
+        if differ(result, other):
+            return HookError(f"{place}: {text}", name)
+    return UserError(f"{trial.place(None)}: {text}")
+
+
+def _cut(
+    trial: Trial, ids: Tensor, weight: Tensor, what: str, hooks: Sequence[str]
+) -> UserError:
+    """Return the error about the gradient of a weight that is cut, with the place of
+    the first of these hooks whose result has none; else of the one that reads it.
+    """
+    text = (
+        f"gives {what} no gradient, though the outputs depend on them: expected torch's"
+        " operations alone, without detach, .data, item or numpy"
+    )
+    model = trial.model
+    with traced(trial.parts) as results:
+        hidden(model, ids)
+    for place, name, result in results:
+        if name in hooks and not result.requires_grad:
+            return UserError(f"{place}: {text}")
+    return at_fault(trial, text, lambda: _acts(model, ids, weight, hidden(model, ids)))
+
+
+# -- passes
+# --------------------------------------------------------------------------------------
+
+
+def differ(tensor: Tensor, other: Tensor) -> bool:
+    """Return whether two tensors differ by more than rounding."""
+    if tensor.shape != other.shape:
+        return True
+    if torch.equal(tensor, other):
+        return False
+    tensor, other = tensor.double(), other.double()
+    is_finite = tensor.isfinite() & other.isfinite()
+    change = torch.where(is_finite, tensor - other, 0.0).abs().max()
+    scale = torch.where(is_finite, tensor, 0.0).abs().max()
+    return bool(change > SAME * scale)
+
+
+def hidden(model: GPT, ids: Tensor) -> Tensor:
+    """Return the states (B, T, D) of all but the last ids, with the same draws each
+    time.
+    """
+    torch.manual_seed(0)
+    draws = generator(0, "trial", device=ids.device)
+    return model.hidden(ids[:, :-1], generator=draws)
+
+
+@torch.no_grad()
+def _acts(model: GPT, ids: Tensor, weight: Tensor, states: Tensor) -> bool:
+    """Return whether the states that a model has computed depend on a weight."""
+    before = weight.clone()
+    size = weight.abs().max().clamp(min=0.1)
+    weight += 0.1 * size * torch.randn_like(weight)
+    changed = hidden(model, ids)
+    weight.copy_(before)
+    return differ(states, changed)
+
+
+def _differentiated(
+    trial: Trial,
+) -> tuple[GPT, Tensor, Tensor, Tensor | None, dict[Tensor, Tensor | None]]:
+    """Return a trial's model, ids, the states that it computes of them in training, and
+    the gradients of its loss on token embeddings and by weight; None where the loss
+    does not depend on them.
+    """
+    model = trial.model.train()
+    ids = trial.ids(min(LONGEST, trial.subject.train_length), rows=2)
+    embedded: list[Tensor] = []
+
+    def note(module: nn.Module, inputs: Any, output: Tensor) -> None:
+        embedded.append(output)
+
+    handle = model.tokens.register_forward_hook(note)
+    weights = [weight for weight in model.parameters() if weight.requires_grad]
+    try:
+        states = hidden(model, ids)
+        loss = model.loss(states, ids[:, 1:])
+        gradients = torch.autograd.grad(loss, [*embedded, *weights], allow_unused=True)
+    except RuntimeError as error:  # torch's, of what was changed in place
+        if machine.is_out_of_memory(error):
+            raise
+        reason = str(error).partition("\n")[0]
+        raise UserError(f"{trial.place(None)} has no gradient: {reason}") from error
+    finally:
+        handle.remove()
+    of_embedding, *others = gradients
+    by_weight = dict(zip(weights, others, strict=True))
+    return model, ids, states, of_embedding, by_weight
 
 
 def _lengths(config: Config, tokens: Tokens | TaskData) -> list[int]:
@@ -291,31 +475,11 @@ def _lengths(config: Config, tokens: Tokens | TaskData) -> list[int]:
         task = tokens.task
         points = problems.measurements(config.evaluation, task, train_length)
         asked = [task.size(point.length) for point in points]
+    return in_order(asked, train_length)
+
+
+def in_order(asked: Sequence[int], train_length: int) -> list[int]:
+    """Return the training length and longer ones, then shorter ones."""
     longer = {length for length in asked if length > train_length}
     shorter = {length for length in asked if length < train_length}
     return [train_length, *sorted(longer), *sorted(shorter)]
-
-
-def _refuse_lengths(subject: TrainedGPT, lengths: list[int]) -> None:
-    """Raise UserError at the first of these lengths at which the encoding fails; if
-    shorter ones work, with the cure.
-    """
-    ends_at = subject.model.encoding.max_length
-    defined: int | None = None
-    for length in lengths:
-        if ends_at is not None and length > ends_at:
-            continue
-        ids = np.arange(length + 1)[None] % subject.model.tokens.num_embeddings
-        last = np.arange(length)[None] == length - 1
-        try:
-            for _ in subject.logits(ids, last, 0):
-                pass
-        except UserError as error:
-            cure = ""
-            if defined is not None and length > defined:
-                cure = (
-                    f"; up to {defined} it works: with self.max_length = {defined} in"
-                    " __init__ longer lengths are undefined, and no error"
-                )
-            raise UserError(f"at {length} tokens: {error}{cure}") from error
-        defined = length

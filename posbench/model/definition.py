@@ -7,8 +7,8 @@ import dataclasses
 import torch
 from torch import Tensor
 
-from posbench.encodings.base import Encoding, Layer
-from posbench.model.attention import logits_by_rows, make_layer
+from posbench.encodings.base import Encoding, Layer, check_length
+from posbench.model.attention import logits_by_rows
 from posbench.model.gpt import GPT
 from posbench.model.standalone import prepared_block
 
@@ -43,7 +43,9 @@ def by_definition(
     if positions is None:
         positions = encoding.positions(ids, None)
     x = encoding.embed(model.tokens(ids), positions, ids)
-    common = make_layer(encoding, positions)
+    check_length(encoding, positions.shape[-1])
+    # not `make_layer`: torch's device `meta`, for `posbench check`, has no autocast
+    common = Layer(0, positions, tables=encoding.make_tables(positions))
     layers: list[Attended] = []
 
     def attend(q: Tensor, k: Tensor, v: Tensor, x: Tensor) -> Tensor:
