@@ -9,7 +9,7 @@ import contextlib
 import copy
 import dataclasses
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -79,9 +79,9 @@ def main(words: list[str]) -> None:
     with torch.random.fork_rng():
         errors = findings(tried)
 
-    for error in errors:
-        print(error)
-    faults = [error for error in errors if not isinstance(error, Untried)]
+    for finding in errors:
+        print(finding)
+    faults = [finding for finding in errors if not isinstance(finding, Untried)]
     if faults:
         raise PosbenchError(f"{name}: {plural(len(faults), 'fault')}")
     lengths = f"lengths {min(tried.lengths)} to {max(tried.lengths):,}"
@@ -124,14 +124,14 @@ def trial_of(config: Config) -> Trial:
     parts = [part for part in model.encoding.modules() if isinstance(part, Encoding)]
     for part in parts:
         if not trial.is_own(part):  # users' classes have guarded hooks already
-            part.__class__ = own.guarded(type(part))
+            part.__class__ = own.guarded(type(part))  # type: ignore[arg-type]
     # zeros would hide faults
     with torch.no_grad():
         for number, weight in enumerate(model.encoding.parameters()):
             size = weight.abs().max().clamp(min=0.1)
             rng = generator(0, "check", number)
             drawn = torch.randn(weight.shape, generator=rng)
-            weight += 0.1 * size * drawn.to(weight)
+            weight.add_(0.1 * size * drawn.to(weight))
 
     train_length = config.training.train_length
     subject = TrainedGPT(model, train_length, device, torch.float32, config.seed)
@@ -167,9 +167,15 @@ def findings(tried: Trial) -> list[UserError]:
                         raised.append(error)
                     overridden = [part.overridden for part in tried.parts]
                 separate = frozenset().union(*overridden) & {*trial.SEPARATE}
-                for error in [*survived, *errors, *raised]:
-                    if not _is_known(str(error), found):
-                        found[str(error)] = error
+                for finding in [*survived, *errors, *raised]:
+                    text = str(finding)
+                    # A failure at one length is met at others, and torch refuses the
+                    # gradient of what was changed in place.
+                    is_torchs = re.search("modified (inplace|by an inplace)", text)
+                    known = "\n".join(found)
+                    follows = is_torchs and "in place, which" in known
+                    if text not in known and not follows:
+                        found[text] = finding
                 survived.clear()
 
                 others = [] if rule in AT_ONCE else errors
@@ -179,17 +185,6 @@ def findings(tried: Trial) -> list[UserError]:
                 if rule in COMPARISONS:
                     unequal |= hooks
     return list(found.values())
-
-
-def _is_known(text: str, found: Iterable[str]) -> bool:
-    """Return whether a finding follows from others: a failure at one length is met at
-    others, and torch refuses the gradient of what was changed in place.
-    """
-    is_of_torch = re.search("modified (inplace|by an inplace)", text)
-    for known in found:
-        if text in known or (is_of_torch and "in place, which" in known):
-            return True
-    return False
 
 
 def _hooks_of(errors: list[UserError]) -> set[str]:
@@ -361,7 +356,8 @@ def on_the_models_device(tried: Trial) -> Findings:
     meta = copy.deepcopy(model).to("meta")
     parts = [part for part in meta.encoding.modules() if isinstance(part, Encoding)]
     reason: Exception | None = None
-    with trial.traced(parts) as results, torch.no_grad(), _OneDevice():
+    mode = _OneDevice()  # type: ignore[no-untyped-call]
+    with trial.traced(parts) as results, torch.no_grad(), mode:
         try:
             by_definition(meta, ids.to("meta"), positions.to("meta"))
         except Exception as error:
@@ -383,7 +379,7 @@ def on_the_models_device(tried: Trial) -> Findings:
     yield Untried(f"devices are not tried: {reason}")
 
 
-class _OneDevice(TorchDispatchMode):
+class _OneDevice(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Raise WrongDevice where tensors of two devices meet. A GPU takes single numbers
     of the CPU, and its indices.
     """

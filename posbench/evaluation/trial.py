@@ -255,9 +255,10 @@ def with_gradients(trial: Trial) -> Findings:
                 what = f"{letter} and its weights"
                 yield _cut(trial, ids, part, what, _HOOKS_OF[letter])
 
-    for part, name, weight in _without_gradient(trial, by_weight):
+    for encoding, name, weight in _without_gradient(trial, by_weight):
         if _acts(model, ids, weight, states):
-            yield _cut(trial, ids, weight, f"self.{name}", tuple(part.overridden))
+            hooks = tuple(encoding.overridden)
+            yield _cut(trial, ids, weight, f"self.{name}", hooks)
 
 
 def used(trial: Trial) -> Findings:
@@ -461,7 +462,9 @@ def _differentiated(
     finally:
         handle.remove()
     of_embedding, *others = gradients
-    by_weight = dict(zip(weights, others, strict=True))
+    by_weight: dict[Tensor, Tensor | None] = {}
+    for weight, gradient in zip(weights, others, strict=True):
+        by_weight[weight] = gradient
     return model, ids, states, of_embedding, by_weight
 
 
