@@ -81,7 +81,7 @@ Settings that people change, with their defaults:
   start=                        begin from the weights of a finished run
   model.n_layers=4              transformer blocks
   model.d_model=128             channels of the residual stream
-  training.tokens=2e6           of the whole training
+  training.tokens=2e6           of the whole training; 2M is the same
   training.train_length=64      tokens per sequence
   training.batch_size=32        sequences per forward pass
   training.learning_rate=0.012  the peak
@@ -225,6 +225,21 @@ DryRun = Annotated[
 Jobs = Annotated[
     int | None, typer.Option(min=1, help="Runs at a time (1 per core, 1-4 per GPU).")
 ]
+
+
+def _be_quiet(flag: bool) -> None:
+    if flag:  # also for the processes that share a run
+        os.environ[exits.QUIET] = "1"
+
+
+Quiet = Annotated[
+    bool,
+    typer.Option(
+        "--quiet",
+        callback=_be_quiet,
+        help="Print only warnings, errors and where the results are.",
+    ),
+]
 Cfg = Annotated[
     bool,
     typer.Option(
@@ -333,6 +348,7 @@ def train(
     cfg: Cfg = False,
     config_dir: ConfigDir = None,
     restart: Restart = False,
+    quiet: Quiet = False,
 ) -> None:
     """Train a model and evaluate how far it holds. Repeat the command to continue or
     complete the run.
@@ -374,6 +390,16 @@ def prepare(words: Words = None, config_dir: ConfigDir = None) -> None:
         counts = tokens.record["tokens"].items()
         splits = ", ".join(f"{split} {count:,}" for split, count in counts)
         print(f"{tokens.record['name']}: {splits} tokens in {tokens.folder}")
+        documents = tokens.record["documents"].items()
+        counts = ", ".join(f"{split} {count:,}" for split, count in documents)
+        what = "documents"
+        if tokens.record["split"] == "stretches":
+            what = "pieces of documents, which are too few to hold whole ones out"
+        n_dropped = tokens.record["copies"]["dropped_documents"]
+        print(
+            f"  {what}: {counts}; left out of training, as they share passages with"
+            f" held-out ones: {n_dropped:,}"
+        )
 
 
 @app.command(epilog=f"Only for sweeps: {', '.join(OF_A_SWEEP)}. {_KEYS}")
@@ -383,6 +409,7 @@ def sweep(
     config_dir: ConfigDir = None,
     dry_run: DryRun = False,
     slurm: Slurm = None,
+    quiet: Quiet = False,
 ) -> None:
     """Compare: run every combination of values, then report.
 
@@ -423,7 +450,7 @@ def reproduce(
         f" {', '.join(EXTENSIONS)}."
     )
 )
-def evaluate(words: Evaluated) -> None:
+def evaluate(words: Evaluated, quiet: Quiet = False) -> None:
     """Evaluate runs or HuggingFace models beyond training length.
 
     Existing rows are not computed again. A model also takes data=NAME data.path=...
@@ -496,6 +523,7 @@ def report(
     least: Least = None,
     reference: Reference = None,
     figure: Figure = "panels",
+    quiet: Quiet = False,
 ) -> None:
     """Compare finished runs in words, tables, figures and a page.
 

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from posbench.cli import main
-from posbench.config.overrides import WORDS
+from posbench.config.overrides import LENGTH, RATIOS, WORDS
 from posbench.config.schema import Config, EncodingConfig
 from posbench.evaluation.models import Subject, numbers_of, on_host
 
@@ -116,7 +116,10 @@ def each_once(words: Sequence[str]) -> list[str]:
     for word in words:
         key = word.partition("=")[0]
         key = key.removeprefix("evaluation.").removeprefix("runtime.")
-        last[WORDS.get(key, key)] = word
+        full = WORDS.get(key, key)
+        if full == LENGTH:  # it sets the ratios
+            full = RATIOS
+        last[full] = word
     return list(last.values())
 
 
@@ -132,6 +135,7 @@ def posbench(*arguments: str) -> int:
     finally:
         sys.argv = before
         os.environ.pop("POSBENCH_DEBUG", None)
+        os.environ.pop("POSBENCH_QUIET", None)
         os.environ.pop("PYTHONSAFEPATH", None)
 
 

@@ -173,8 +173,8 @@ MISTAKES = [
     ),
     ("train seed=abc", "seed is 'abc': expected a whole number"),
     (
-        "train training.tokens=1M",
-        "training.tokens is '1M': expected a whole number, such as 1e6",
+        "train training.tokens=1Q",
+        "training.tokens is '1Q': expected a whole number, such as 1e6 or 1M",
     ),
     ("train study=../x", "study is '../x': expected letters, digits,"),
     (
@@ -193,6 +193,9 @@ MISTAKES = [
         "train device=gpu",
         "runtime.device is 'gpu', which this machine does not have (here: auto, ",
     ),
+    ("train device=gpu", ": a GPU is cuda or mps; choose device=auto or device="),
+    ("train ratio=2x", "evaluation.ratios is '2x': expected a number, such as 2 or"),
+    ("train length=96 ratio=5", "give one, length in tokens or ratio in training"),
     ("train processes=3", "does not divide among 3 processes, nearest: 30 or 33"),
     ("train encoding.base=-1", "encoding.base is -1 for 'rope'"),
     ("train encoding.bse=2", "'rope' has no option 'bse'"),
@@ -478,6 +481,36 @@ def two_runs():
     return [Path("outputs/text") / name for name in runs()]
 
 
+def test_quiet_commands_say_where_the_results_are_and_nothing_else(capsys):
+    assert train("--quiet") == 0
+    trained = capsys.readouterr()
+    folder = the_run()
+    assert posbench("evaluate", str(folder), "ratio=4", "--quiet") == 0
+    evaluated = capsys.readouterr()
+    assert posbench("report", "outputs/text", "--quiet") == 0
+    reported = capsys.readouterr()
+
+    assert trained.out == f"Run folder: {folder}\n"
+    assert evaluated.out == trained.out
+    assert "outputs/text/report/index.html" in reported.out.splitlines()[0]
+    assert "rope" not in reported.out
+    assert trained.err == evaluated.err == reported.err == ""
+
+
+def test_prepare_says_which_files_are_read_and_left_out(capsys):
+    Path("texts").mkdir()
+    for name in ("a.txt", "b.txt", "notes.md"):
+        shutil.copy("text.txt", Path("texts") / name)
+
+    assert (
+        posbench("prepare", "data=text", "data.path=texts", "data.tokenizer=bytes") == 0
+    )
+
+    printed = capsys.readouterr()
+    assert "data.path: 2 files read, .txt; left out: 1 .md" in printed.err
+    assert "pieces of documents" in printed.out
+
+
 def test_a_mistake_in_what_to_evaluate_leaves_the_run_as_it_was(capsys):
     assert train() == 0
     folder = the_run()
@@ -485,7 +518,8 @@ def test_a_mistake_in_what_to_evaluate_leaves_the_run_as_it_was(capsys):
     capsys.readouterr()
     messages = {
         "lenght=32": "unknown key 'lenght': did you mean 'length'?",
-        "training.tokens=5": "unknown key 'training.tokens'",
+        "training.tokens=5": "leave out training.tokens=5, or train anew with it",
+        "tracking=none": "a finished run keeps its own: leave out tracking=none",
         "extension=yarn:fctor=2": "'yarn' has no option 'fctor'",
         "task=repeet": "unknown probe 'repeet': did you mean 'repeat'?",
     }

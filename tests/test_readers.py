@@ -109,8 +109,12 @@ def test_documents_are_what_the_file_says(tmp_path, name, content, expected):
 INT = b'{"text": 5}\n'
 LIST = b'["a", "b"]\n'
 TWICE = b'{"text": "a", "text": "b"}'
+FRENCH = "Déjà vu: où étaient les élèves, et ça va très bien. " * 20
+RUSSIAN = "Привет, это текст на русском языке.\n" * 20
 WRONG = [
-    ("a.txt", b"caf\xe9", "a.txt': 'utf-8' codec can't decode byte 0xe9 in position 3"),
+    ("a.txt", FRENCH.encode("cp1252"), "probably cp1252: .*iconv -f CP1252 -t UTF-8"),
+    ("a.csv", RUSSIAN.encode("cp1251"), "probably cp1251: .*iconv -f CP1251 .*/a.csv"),
+    ("a.txt", bytes([255, 0, 129] * 9), "a.txt' is not UTF-8: .*iconv -f ENCODING"),
     ("a.txt", TEXT.encode("utf-16-le"), "this looks like UTF-16, not UTF-8: iconv -f"),
     ("a.csv", "text\nna\n".encode("utf-16-be"), "this looks like UTF-16"),
     ("a.txt.gz", packed(TEXT.encode(), "gzip")[:60], "a.txt.gz': Truncated compressed"),

@@ -52,6 +52,7 @@ OF_A_FINISHED_RUN |= {
     "threads": "runtime.threads",
     "processes": "runtime.processes",
 }
+_THOUSANDS = {"k": 1e3, "K": 1e3, "M": 1e6, "B": 1e9}
 # What a setting is in posbench, and the names that other trainers give it.
 ALIASES = {
     "training.tokens: a step has training.batch_size x training.train_length of them": (
@@ -137,11 +138,12 @@ def by_key(words: Collection[str], short: Mapping[str, str] = WORDS) -> dict[str
     texts: dict[str, str] = {}
     for word in words:
         key, text = split(word, short)
-        # lengths and ratios set one key
-        if key in (LENGTH, RATIOS):
-            texts.pop(LENGTH, None)
-            texts.pop(RATIOS, None)
         texts[key] = text
+    if LENGTH in texts and RATIOS in texts:
+        raise UserError(
+            f"length={texts[LENGTH]} and ratio={texts[RATIOS]} both say which lengths"
+            " to evaluate: give one, length in tokens or ratio in training lengths"
+        )
     return texts
 
 
@@ -206,6 +208,11 @@ def _value(type_: ValueType, text: str) -> Any:
             items = items[1:-1]
         item_type = ValueType(type_.item)
         return [_value(item_type, item) for item in _items(items) if item]
+    if type_.item == "number":
+        short = re.fullmatch(r"(\d+\.?\d*|\.\d+)([kKMB])", text)
+        if short:  # 1M, 64k, 1.5B
+            number = float(short[1]) * _THOUSANDS[short[2]]
+            return int(number) if number.is_integer() else number
     if type_.item != "text" or text == "null":
         return read(text)
     quoted = re.fullmatch(r"(['\"])(.*)\1", text, re.DOTALL)
@@ -276,6 +283,11 @@ def apply(config: Config, words: list[str]) -> Config:
     plain, settings = schema.to_container(config), by_key(words, OF_A_FINISHED_RUN)
     plain["runtime"]["processes"] = None  # the training's, perhaps elsewhere
     for key, text in settings.items():
+        if key in (*KEYS, *GROUPS) and key not in OF_A_FINISHED_RUN.values():
+            raise UserError(
+                f"{key} is set when a run begins, and a finished run keeps its own:"
+                f" leave out {key}={text}, or train anew with it"
+            )
         if key not in OF_A_FINISHED_RUN.values():
             raise unknown_key(key, OF_A_FINISHED_RUN)
         section, _, name = key.partition(".")

@@ -8,6 +8,7 @@ import dataclasses
 import json
 import re
 import typing
+import unicodedata
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, TypeVar
@@ -28,23 +29,38 @@ from posbench.options import (
     Share,
 )
 
+NAME_BYTES = 128  # in UTF-8: a folder's name has at most 255, with a run's id
 _SOURCE = ("file", "file_sha256")  # keys of an encoding in a user's file
-_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,126}[A-Za-z0-9_-])?")
+
+
+def in_names(character: str) -> bool:
+    """Return whether names may have a character: letters of any script, with their
+    marks, and digits.
+    """
+    return character in "._-" or unicodedata.category(character)[0] in "LMN"
+
+
+def _is_name(text: str) -> bool:
+    is_short = len(text.encode()) <= NAME_BYTES
+    has_ends = text[:1].isalnum() and not text.endswith(".")
+    return is_short and has_ends and all(map(in_names, text))
+
 
 # it also names a folder
-Name = Annotated[str, Predicate(lambda text: _NAME.fullmatch(text) is not None)]
+Name = Annotated[str, Predicate(_is_name)]
 Precision = Literal["auto", "fp32", "bf16"]
 _Section = TypeVar("_Section")
 _VALIDATORS: dict[type, Any] = {}
 # What was expected, by the first word of pydantic's name for a mistake, where
 # pydantic's message says less.
 _EXPECTED = {
-    "int": "a whole number, such as 1e6",
+    "int": "a whole number, such as 1e6 or 1M",
+    "float": "a number, such as 2 or 0.5",
     "tuple": "a list",
     "too": "one value or more",
     "missing": "two numbers, such as [0.9,0.95]",
     "predicate": (
-        "letters, digits, '.', '_' and '-', at most 128, a letter or digit first"
+        "letters, digits, '.', '_' and '-', at most 128 bytes, a letter or digit first"
     ),
 }
 

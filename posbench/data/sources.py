@@ -12,9 +12,12 @@ import glob
 import hashlib
 import io
 import json
+import logging
 import os
 import re
+import shlex
 import sysconfig
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO
@@ -27,6 +30,9 @@ from posbench.config.identity import relative_path
 from posbench.config.schema import DataConfig
 from posbench.data import hub
 from posbench.errors import UserError, did_you_mean, nearest
+from posbench.terminal.exits import plural
+
+logger = logging.getLogger(__name__)
 
 PACKED = {".gz": "gzip", ".zst": "zstd", ".bz2": "bz2"}
 # Of a folder only the first of these groups that it has is read: reports and settings
@@ -51,6 +57,10 @@ SPLIT_WORDS = {
     "eval": "test",
     "evaluation": "test",
 }
+# The encodings that a file is thought to be in if it is not UTF-8, and how many of its
+# bytes say which. Others of the West differ from cp1252 in few letters.
+ENCODINGS = ["cp1252", "cp1251", "cp932", "gb18030", "big5", "euc_kr"]
+GUESSED_BYTES = 2**16
 # ` = Title = `, with exactly one pair, begins a WikiText article
 ARTICLE_HEADING = re.compile(r" = (?!=).*(?<!=) = ?")
 
@@ -274,9 +284,27 @@ def local_files(config: DataConfig) -> dict[str, dict[str, Path]]:
                 " one away, or use a glob"
             )
 
+    _log_read(found, matching)
     if not root.is_dir():
         root = Path(os.path.commonpath([file.parent for file in found]))
     return _by_split({file.relative_to(root).as_posix(): file for file in found})
+
+
+def _log_read(found: Sequence[Path], matching: Sequence[Path]) -> None:
+    """Log how many files of which kinds are read, and how many are left out."""
+    if len(matching) == 1:
+        return
+    left_out = Counter(text_ending(path) or path.name for path in matching)
+    left_out -= Counter(text_ending(path) or path.name for path in found)
+    text = f"{plural(len(found), 'file')} read"
+    if left_out:
+        counts = [f"{count} {ending}" for ending, count in left_out.items()]
+        kinds = " ".join(sorted({text_ending(path) for path in found}))
+        text += (
+            f", {kinds}; left out: {', '.join(counts)} (of a folder one kind of files"
+            " is read; a glob takes others)"
+        )
+    logger.info("data.path: %s", text)
 
 
 def _each_once(paths: Iterable[Path]) -> list[Path]:
@@ -335,11 +363,34 @@ def read_all(paths: Iterable[Path], column: str) -> Iterator[str]:
                 yield cell_text(row[column], column)
                 number += 1
         except (ValueError, OSError, csv.Error) as error:
+            if isinstance(error, UnicodeDecodeError):
+                raise _not_utf8(path) from None
             reason = str(error).partition("\n")[0]
             if isinstance(error, json.JSONDecodeError):
                 reason += ": expected an object a line, or one array of objects"
             place = "" if text_ending(path) in WHOLE else f" row {number}"
             raise UserError(f"'{path}'{place}: {reason}") from None
+
+
+def _not_utf8(path: Path) -> UserError:
+    """Return the error about a file in another encoding, with its likely name and the
+    command that converts it.
+    """
+    import charset_normalizer
+
+    with pyarrow.input_stream(str(path), PACKED.get(path.suffix.lower())) as file:
+        beginning = file.read(GUESSED_BYTES)
+    guess = charset_normalizer.from_bytes(beginning, cp_isolation=ENCODINGS).best()
+    likely = ""
+    name = "ENCODING"
+    if guess:
+        likely = f", but probably {guess.encoding}"
+        name = guess.encoding.upper()
+    new = f"converted{text_ending(path)}"
+    return UserError(
+        f"'{path}' is not UTF-8{likely}: convert it by 'iconv -f {name}"
+        f" -t UTF-8 {shlex.quote(str(path))} > {new}', and move it away"
+    )
 
 
 def _rows(path: Path, column: str) -> Iterator[Any]:

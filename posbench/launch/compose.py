@@ -14,6 +14,7 @@ import itertools
 import json
 import os
 import re
+import unicodedata
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +38,7 @@ from posbench.config.overrides import (
     value,
     values,
 )
-from posbench.config.schema import Config, validate
+from posbench.config.schema import NAME_BYTES, Config, in_names, validate
 from posbench.config.shipped import EVERY, GROUPS, choice_file, choices, configs_dir
 from posbench.errors import UserError
 from posbench.run import start
@@ -236,8 +237,11 @@ def _name_of_file(path: str) -> str:
     """Return the end of a path, or of a data set's name on the hub, as posbench's own
     files may be named.
     """
-    name = re.sub(r"[^A-Za-z0-9._-]+", "-", Path(path).name)
-    return name.strip("._-")[:128]
+    # on a Mac, ü may be two characters
+    whole = unicodedata.normalize("NFC", Path(path).name)
+    kept = [letter if in_names(letter) else " " for letter in whole]
+    name = "-".join("".join(kept).split()).encode()[:NAME_BYTES]
+    return name.decode(errors="ignore").strip("._-")
 
 
 def _base_config(

@@ -338,6 +338,7 @@ def _run(
     assert parent
     exit_when_parent_exits(parent.join)
     if output:
+        os.environ.pop(exits.QUIET, None)  # a log is not read as it grows
         with output.open("wb") as file:
             os.dup2(file.fileno(), 1)
             os.dup2(file.fileno(), 2)

@@ -23,6 +23,7 @@ from posbench.results.settings import differing_settings
 from posbench.run.rows import PLAIN
 from posbench.terminal import console as terminal
 from posbench.terminal.console import plural
+from posbench.terminal.exits import is_quiet
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -211,6 +212,9 @@ def main(
         label = f"Figure: {folder / 'curves.png'}; page"
     for line in (f"{label}: {folder / 'index.html'}", *warnings):
         console.print(line, soft_wrap=True)
+    if is_quiet():
+        return
+
     for section in sections:
         section.print(console, title)
 

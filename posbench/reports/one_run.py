@@ -22,6 +22,7 @@ from posbench.results.words import NOT_RESOLVED, USES_LIMIT
 from posbench.run.rows import PLAIN, multiple
 from posbench.terminal import console
 from posbench.terminal.console import plural
+from posbench.terminal.exits import is_quiet
 
 FLAT = 0.1  # nats per token: a curve that spans less has short bars
 BAR = 16  # characters
@@ -71,6 +72,9 @@ def print_results(folder: Path, split: str | None = None) -> None:
     run = frame.iloc[0]
     if run["run_status"] == "unreadable":
         raise UserError(f"{folder}: {run['run_reason']}")
+    if is_quiet():
+        print(f"Run folder: {folder}")
+        return
     main = frame[frame["main"]]
     rows = main[main["checkpoint_step"] == main["checkpoint_step"].max()]
     numbers = headline(frame)

@@ -24,7 +24,7 @@ from rich.progress import (
 from rich.segment import Segment
 from rich.table import Table
 
-from posbench.terminal.exits import Escaped, escape_controls
+from posbench.terminal.exits import Escaped, escape_controls, is_quiet
 
 logger = logging.getLogger(__name__)
 
@@ -111,7 +111,7 @@ def log_to_terminal() -> None:
         handler.setFormatter(Escaped("%(asctime)s %(message)s", datefmt="%H:%M:%S"))
     root = logging.getLogger("posbench")
     root.handlers = [handler]
-    root.setLevel(logging.INFO)
+    root.setLevel(logging.WARNING if is_quiet() else logging.INFO)
 
 
 @contextlib.contextmanager
@@ -196,7 +196,7 @@ def progress(
     `full_speed`: tokens per second at the devices' peak, if known. The speed is then
     also shown as a share of it (MFU).
     """
-    if not stderr.is_terminal:
+    if is_quiet() or not stderr.is_terminal:
         yield Updates(total, start, full_speed, None)
         return
     bar = Progress(

@@ -25,6 +25,7 @@ from posbench.errors import PosbenchError
 
 # environment variable; "1" is --debug, also for child processes
 DEBUG = "POSBENCH_DEBUG"
+QUIET = "POSBENCH_QUIET"  # the same for --quiet
 _FILES = (EACCES, EPERM, EROFS, ENOENT, EISDIR, ENAMETOOLONG, ENOTDIR, EEXIST)
 
 
@@ -58,6 +59,8 @@ def report(error: BaseException) -> int:
     code = 1
     if isinstance(error, KeyboardInterrupt):
         text = "interrupted"
+        if sys.argv[1:2] and sys.argv[1] in ("train", "sweep", "evaluate", "reproduce"):
+            text = "interrupted: finished work is kept; the same command continues"
         code = 130
     elif isinstance(error, PosbenchError):
         text = str(error)
@@ -76,6 +79,11 @@ def report(error: BaseException) -> int:
         f"error: {escape_controls(' '.join(text.split()))}", file=sys.stderr, flush=True
     )
     return code
+
+
+def is_quiet() -> bool:
+    """Return whether only warnings, errors and the places of results are printed."""
+    return os.environ.get(QUIET) == "1"
 
 
 def escape_controls(text: str) -> str:

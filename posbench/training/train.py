@@ -202,6 +202,9 @@ def fit(
         stopped = world.from_first(stopped or next(iter(received), None))
     if stopped:
         name = signal.Signals(stopped).name
-        raise Stopped(stopped, f"stopped by {name} after step {step}; saved")
+        raise Stopped(
+            stopped,
+            f"stopped by {name} after step {step}; saved: the same command continues",
+        )
     tell_progress(trainer.model, 1.0)
     return step - first_step
