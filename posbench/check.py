@@ -96,6 +96,9 @@ def configured(words: list[str]) -> tuple[str, Config]:
     are those of `posbench train`; NAME stands for encoding=NAME, and an option may be
     typed without `encoding.`.
     """
+    names = [word for word in words if "=" not in word]
+    if len(names) > 1:
+        raise UserError(f"{' and '.join(names)}: expected one encoding at a time")
     typed = []
     for word in words:
         key, equals, _ = word.partition("=")
