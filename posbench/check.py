@@ -340,7 +340,7 @@ def in_16_bits(tried: Trial) -> Findings:
     exact = torch.cat([*tried.subject.logits(ids, scored, 0)])
     if exact.isfinite().all() and not logits.isfinite().all():
         yield UserError(
-            f"{tried.place(None)}: logits are not finite in bfloat16, and are in fp32:"
+            f"{tried.name}: logits are not finite in bfloat16, and are in fp32:"
             " expected numbers below 3e38 in attend"
         )
 

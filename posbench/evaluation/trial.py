@@ -84,11 +84,8 @@ class Trial:
         drawn = np.random.default_rng(1).integers(self.vocabulary, size=size)
         return machine.to_device(torch.from_numpy(drawn), self.subject.device)
 
-    def place(self, hook: str | None) -> str:
-        """Return where a hook of the parts stands; without one, the encoding's name."""
-        for part in self.parts:
-            if hook in part.overridden:
-                return place_of(type(part), hook)
+    @property
+    def name(self) -> str:
         return f"encoding '{self.model.encoding.name}'"
 
 
@@ -296,19 +293,20 @@ def at_fault(trial: Trial, text: str, fails: Callable[[], bool]) -> UserError:
     """Return the error about a fault, with the place of the hook without which it is
     gone. `fails`: whether the fault is there.
     """
-    with contextlib.ExitStack() as hooks:
-        for name in SEPARATE:
-            if not any(name in part.overridden for part in trial.parts):
-                continue
-            place = trial.place(name)
-            hooks.enter_context(without(trial.parts, name))
-            try:
-                is_gone = not fails()
-            except Exception:  # what is left may need this hook
-                is_gone = False
-            if is_gone:
-                return HookError(f"{place}: {text}", name)
-    return UserError(f"{trial.place(None)}: {text}")
+    with contextlib.ExitStack() as left_out:
+        for hook in SEPARATE:
+            for part in trial.parts:
+                if hook not in part.overridden:
+                    continue
+                left_out.enter_context(without([part], hook))
+                try:
+                    is_gone = not fails()
+                except Exception:  # what is left may need this hook
+                    is_gone = False
+                if is_gone:
+                    place = place_of(type(part), hook)
+                    return HookError(f"{place}: {text}", hook)
+    return UserError(f"{trial.name}: {text}")
 
 
 @contextlib.contextmanager
@@ -375,7 +373,7 @@ def _at_first_difference(trial: Trial, passes: Sequence[Pass], text: str) -> Use
             result, other = result[:1], other[:1]
         if differ(result, other):
             return HookError(f"{place}: {text}", name)
-    return UserError(f"{trial.place(None)}: {text}")
+    return UserError(f"{trial.name}: {text}")
 
 
 def _cut(
@@ -458,7 +456,7 @@ def _differentiated(
         if machine.is_out_of_memory(error):
             raise
         reason = str(error).partition("\n")[0]
-        raise UserError(f"{trial.place(None)} has no gradient: {reason}") from error
+        raise UserError(f"{trial.name} has no gradient: {reason}") from error
     finally:
         handle.remove()
     of_embedding, *others = gradients

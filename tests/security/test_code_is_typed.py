@@ -71,6 +71,7 @@ COMMANDS = {
     "sample": ["sample", "run", "hello", "--tokens=1"],
     "export": ["export", "run", "exported", "code=true"],
     "show": ["show", "run"],
+    "check": ["check", "run"],
     "rope": ["rope", "run"],
     "report": ["report", "run"],
     "runs": ["runs", "run"],
