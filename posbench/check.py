@@ -20,7 +20,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from posbench import bench, files, machine
-from posbench.config import compose
 from posbench.config.overrides import WORDS, by_key
 from posbench.config.schema import Config
 from posbench.config.shipped import GROUPS
@@ -33,10 +32,11 @@ from posbench.evaluation import models, trial
 from posbench.evaluation.models import TrainedGPT
 from posbench.evaluation.requests import lengths_of
 from posbench.evaluation.trial import Findings, Trial, at_fault, hidden, without
+from posbench.launch import compose
 from posbench.model.definition import by_definition
 from posbench.model.gpt import GPT, build
 from posbench.randomness import generator
-from posbench.terminal.exits import plural
+from posbench.terminal.console import plural
 from posbench.typed import rewritten
 
 # the model in which an encoding is tried

@@ -30,7 +30,7 @@ from posbench.config.identity import relative_path
 from posbench.config.schema import DataConfig
 from posbench.data import hub
 from posbench.errors import UserError, did_you_mean, nearest
-from posbench.terminal.exits import plural
+from posbench.terminal.console import plural
 
 logger = logging.getLogger(__name__)
 
