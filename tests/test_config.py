@@ -581,3 +581,8 @@ def test_a_comma_of_a_python_call_is_in_the_text_and_a_list_has_several():
     configs = [config for _, config in compose.configs(several)]
     assert compose.single(one).data.path == "a,b.txt"
     assert [config.data.path for config in configs] == ["a,b.txt", "c"]
+
+
+def test_lengths_and_ratios_together_are_refused():
+    with pytest.raises(UserError, match="length=96 and ratio=5 both say"):
+        composed("length=96", "ratio=5")
