@@ -23,10 +23,10 @@ ROOT = Path(__file__).parents[1]
 # posbench. A ceiling rises only in a commit that says why.
 SATELLITES = ("reports", "huggingface", "rope", "show", "claims", "bench", "check")
 CEILINGS = {
-    "core": 99_400,  # the aim: 84,000
-    "satellites": 51_600,  # the aim: 45,000
+    "core": 101_700,  # the aim: 84,000
+    "satellites": 54_300,  # the aim: 45,000
     "scripts": 9_820,
-    "tests": 152_600,
+    "tests": 154_200,
 }
 # The same for each scheme: an encoding that is added brings the room that it needs.
 PER_SCHEME = {"encodings": 488, "oracles": 294}  # the aim for encodings: 480
@@ -35,8 +35,8 @@ DENSITY = 11.5
 DENSER = {"cli": 11.9, "encodings": 13.0, "model": 12.0, "show": 12.0, "tasks": 11.9}
 # Private functions that one place calls: a reader jumps for each, so each must be an
 # idea of its own.
-USED_ONCE = 130
-WORDS = {"docs": 25_000, "README": 1_000}
+USED_ONCE = 133
+WORDS = {"docs": 25_220, "README": 1_000}
 COMMANDS = """bench check evaluate export list prepare properties report reproduce rope runs
     sample show sweep sync train"""
 PUBLIC = """Encoding LoadedRun attention attention_logits attention_output
@@ -161,6 +161,58 @@ def test_few_private_functions_are_used_once():
     for path in (ROOT / "posbench").rglob("*.py"):
         found += used_once(path)
     assert len(found) <= USED_ONCE
+
+
+def rooms_in_order() -> list[str]:
+    """Return the rooms of posbench from the top down, as CONTRIBUTING draws them."""
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    drawing = text.partition("\nposbench/ ")[2].partition("\ntests/ ")[0]
+    rooms = list[str]()
+    for line in drawing.splitlines()[1:]:
+        names, _, _ = line.strip().partition("  ")
+        for name in names.split():
+            rooms.append(name.removesuffix(".py").removesuffix("/"))
+    return rooms
+
+
+def imported_rooms(path: Path) -> set[tuple[str, bool]]:
+    """Return the rooms that a file imports from, also inside of functions, each with
+    whether that import stands at the top of the file.
+    """
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    found = set[tuple[str, bool]]()
+    for node in ast.walk(tree):
+        modules = list[str]()
+        if isinstance(node, ast.Import):
+            modules = [alias.name for alias in node.names]
+        if isinstance(node, ast.ImportFrom):
+            modules = [f"{node.module}.{alias.name}" for alias in node.names]
+        for module in modules:
+            package, _, rest = module.partition(".")
+            if package == "posbench" and rest not in ("", "__version__"):
+                found.add((rest.split(".")[0], node in tree.body))
+    return found
+
+
+def test_rooms_import_only_from_those_below_them_in_the_drawing():
+    order = rooms_in_order()
+    folder = ROOT / "posbench"
+    there = {path.stem for path in folder.glob("[!_]*") if path.name != "py.typed"}
+    assert sorted(order) == sorted(there)
+
+    upward = []
+    for path in folder.rglob("*.py"):
+        name = path.relative_to(folder).parts[0].removesuffix(".py")
+        if name.startswith("_"):
+            continue
+        for room, at_the_top in imported_rooms(path):
+            place = order.index(room)
+            if room != name and place < order.index(name):
+                upward.append(f"{path.relative_to(ROOT)} imports {room}")
+            is_door = name in ("cli", "api")
+            if is_door and at_the_top and room in SATELLITES:
+                upward.append(f"{path.name} imports {room} before a command needs it")
+    assert upward == []
 
 
 def words_of(pages: Iterable[Path]) -> int:
