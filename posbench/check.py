@@ -52,7 +52,7 @@ SHORT, LONG = 20, 48  # tokens of an input, and of one that begins with it
 ROWS = 160  # tokens whose rows are two blocks in training
 LAST = 5  # rows of an evaluation that scores few tokens
 ROUNDS, TURN_SECONDS = 5, 0.05  # of the speed
-TEMPLATE = Path(__file__).with_name("template.txt")
+TEMPLATE = Path(own.__file__).with_name("template.txt")
 
 Rule = Callable[[Trial], Findings]
 

@@ -145,7 +145,11 @@ class Section:
             files.write(folder / "table.tex", latex.encode())
 
     def print(self, console: "Console", title: str) -> None:
-        """Print what was run, the answer and the table; `title`: of the report."""
+        """Print what was run, the answer and the table, unless the command is quiet;
+        `title`: of the report.
+        """
+        if is_quiet():
+            return
         console.print(f"{self.heading or title}: {self.facts}")
         for sentence in self.answer.sentences:
             console.print(sentence)
