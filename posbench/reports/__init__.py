@@ -216,9 +216,6 @@ def main(
         label = f"Figure: {folder / 'curves.png'}; page"
     for line in (f"{label}: {folder / 'index.html'}", *warnings):
         console.print(line, soft_wrap=True)
-    if is_quiet():
-        return
-
     for section in sections:
         section.print(console, title)
 
