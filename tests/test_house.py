@@ -23,10 +23,10 @@ ROOT = Path(__file__).parents[1]
 # posbench. A ceiling rises only in a commit that says why.
 SATELLITES = ("reports", "huggingface", "rope", "show", "claims", "bench", "check")
 CEILINGS = {
-    "core": 101_700,  # the aim: 84,000
+    "core": 101_800,  # the aim: 84,000
     "satellites": 54_300,  # the aim: 45,000
     "scripts": 9_820,
-    "tests": 154_200,
+    "tests": 154_400,
 }
 # The same for each scheme: an encoding that is added brings the room that it needs.
 PER_SCHEME = {"encodings": 488, "oracles": 294}  # the aim for encodings: 480

@@ -108,7 +108,7 @@ class Inequality:
 
     @classmethod
     def of(cls, text: str) -> "Inequality":
-        """Read `fox@4 - rope@4 < -0.02`. Raises UserError for anything else."""
+        """Read `fox 4x - rope 4x < -0.02`. Raises UserError for anything else."""
         test = _TEST.fullmatch(text.strip())
         if test is None or (test["side"] == "=") != bool(test["within"]):
             raise UserError(f"test: cannot read '{text}': {_EXPECTED}")

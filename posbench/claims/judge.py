@@ -5,8 +5,9 @@ A claim about text needs five seeds, one about a task ten: with five no outcome 
 task can be told from chance. Tests are adjusted by Bonferroni for all registered
 claims, whichever were run. A number is reproduced if its whole interval is within the
 margin, and not if the whole interval is outside. Nothing is said of schemes that have
-not learned more than an n-gram model, of those that read less than half of their
-training length, nor of longer problems where a scheme has not learned the trained ones.
+not learned more than an n-gram model, of those not shown to use more than a quarter of
+their training length, nor of longer problems where a scheme has not learned the trained
+ones.
 """
 
 from collections.abc import Mapping, Sequence

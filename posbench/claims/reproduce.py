@@ -108,6 +108,7 @@ def plans_of_claims(
     """
     by_text: dict[str, list[Plan]] = {}
     plans_of: Needed = {}
+    read = set[str]()  # words that some run has
     for entry in entries:
         plans_of[entry.id] = {}
         for name, text in entry.runs.items():
@@ -119,6 +120,7 @@ def plans_of_claims(
                     if key not in taken:
                         words.append(word)
                         taken.add(key)
+                read |= {"=".join(split(word)) for word in words}
                 first = compose.single(words, config_dir)
                 by_text[text] = []
                 for seed in claim.FRESH_SEEDS:  # without Hydra, which is slow
@@ -128,9 +130,6 @@ def plans_of_claims(
                     by_text[text].append(plan)
             plans_of[entry.id][name] = by_text[text][: entry.seeds]
 
-    read = set[str]()
-    for seeds in by_text.values():
-        read |= set(seeds[0].command)
     for override in overrides:
         typed = "=".join(split(override))
         if typed not in read:

@@ -196,14 +196,16 @@ def beats_reader(losses: Losses, label: str, schemes: int) -> str | None:
 
 
 def holds_to(losses: Losses, label: str, alpha: float = ALPHA) -> int | None:
-    """Return the longest context to which a scheme holds, as it does to all before;
-    None if no longer one was asked for.
+    """Return the longest context to which a scheme holds, as it does to all before and
+    all its seeds have; None if no longer one was asked for.
     """
     longer = losses.longer(label)
     if not longer:
         return None
     reach = losses.train_length
     for length in longer:
+        if losses.statuses[label, PLAIN, length] != "ok":
+            break
         rise = losses.rise(label, length)
         if rise.empty:
             break
@@ -216,12 +218,13 @@ def holds_to(losses: Losses, label: str, alpha: float = ALPHA) -> int | None:
 
 def uses(losses: Losses, label: str, alpha: float = ALPHA) -> int | None:
     """Return the longest context that a scheme is shown to use more than, as it is of
-    all shorter ones; None if of none.
+    all shorter ones that its seeds have; None if of none.
     """
     used = None
     for length in losses.lengths(label):
         cost = losses.rise(label, length)
-        if length >= losses.train_length or cost.empty:
+        is_known = losses.statuses[label, PLAIN, length] == "ok" and not cost.empty
+        if length >= losses.train_length or not is_known:
             break
         if not words.uses_more(losses.for_words(cost), alpha):
             break

@@ -61,12 +61,11 @@ def with_schemes(frame: pd.DataFrame) -> pd.DataFrame:
         runs.loc[group.index, "label"] = group["scheme"].map(labels)
 
     # Of equal runs a finished one counts, and the others repeat it. A run that ended
-    # before it knew its text repeats none.
-    finished_first = runs.sort_values(
-        "run_status", key=lambda status: status != "done", kind="stable"
-    )
-    repeated = finished_first.duplicated(["setting", "encoding", "scheme", "seed"])
+    # before it knew its text repeats none, and none repeats it.
     has_text = runs["text_sha256"].notna() | runs["text_split"].notna()
+    is_later = 2 * ~has_text + (runs["run_status"] != "done")
+    in_order = runs.loc[is_later.sort_values(kind="stable").index]
+    repeated = in_order.duplicated(["setting", "encoding", "scheme", "seed"])
     runs["repeated"] = repeated & has_text
 
     derived = runs[["setting", "scheme", "label", "repeated"]]
@@ -204,7 +203,10 @@ def differing_settings(frame: pd.DataFrame) -> dict[str, dict[str, str]]:
     """Return, by setting, the values of its compared keys that are not the same in all
     settings of the frame.
     """
-    runs = frame[frame["settings"].notna()].drop_duplicates("setting")
+    with_text_first = frame[frame["settings"].notna()].sort_values(
+        "text_sha256", na_position="last", kind="stable"
+    )
+    runs = with_text_first.drop_duplicates("setting")
     facts = {}
     for run in runs.to_dict("records"):
         of_text = {name: run[name] for name in _TEXT_FACTS}
