@@ -396,7 +396,9 @@ def test_a_run_without_the_shared_targets_gets_the_command_that_computes_them(
 
 def test_the_page_needs_no_network(page_of_six):
     assert len(page_of_six) < 100_000
-    assert not re.search(r"(src|href)=.(?!#|explore\.html)|@import|url\((?!#)", page_of_six)
+    assert not re.search(
+        r"(src|href)=.(?!#|explore\.html)|@import|url\((?!#)", page_of_six
+    )
 
 
 def test_the_page_has_all_columns(page_of_six):
