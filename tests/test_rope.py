@@ -980,7 +980,7 @@ WRONG_WORDS = [
     ("twice.json", "the key 'rope_theta' stands there twice"),
     ("yarn train_length=8,16", "train_length is 8,16: expected one whole number"),
     ("layered/gemma3", "no configuration of RoPE"),
-    ("one.json length=16k", "expected lengths in tokens"),
+    ("one.json length=16x", "expected lengths in tokens"),
     ("one.json length=8 length=9", "length= once"),
     ("one.json other.json yarn", "or two to compare"),
     ("alibi", "no configuration of RoPE"),
