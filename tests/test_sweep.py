@@ -239,8 +239,9 @@ def dry_run(overrides, tmp_path, capsys):
         before = snapshot(tmp_path)
         asked = each_once([*overrides, *words])
         sweep.sweep(asked, dry_run=True)
-        *lines, last = capsys.readouterr().out.splitlines()
+        *lines, hours, last = capsys.readouterr().out.splitlines()
         assert last == "Nothing was run or written."
+        shown.hours = hours
         assert snapshot(tmp_path) == before
         return lines
 
@@ -260,12 +261,14 @@ def test_a_dry_run_lists_the_commands_that_are_missing(overrides, dry_run):
     assert "encoding=alibi" in commands[-1]
     assert "seed=2" in commands[-1]
     assert counts == "6 runs: 1 finished, 5 to do, 2,560 tokens to train on."
+    assert dry_run.hours.startswith("About 0.0 hours of training")
 
 
 @pytest.mark.slow
 def test_a_dry_run_counts_the_trials_of_learning_rates(dry_run):
     counts = dry_run("encoding=rope,alibi", "seed=0,1,2", "tune=true")[-1]
     assert counts == "16 runs: 0 finished, 16 to do, 8,192 tokens to train on."
+    assert dry_run.hours.startswith("How long is not known")
 
 
 @pytest.mark.slow
