@@ -193,7 +193,7 @@ def fit(
                 unread.read()
 
             duties.after(step, due, loss, norm, rate)
-            # a signal may have come in an evaluation
+            # in an evaluation, too; several processes learn of it by the next update
             stopped = stopped or world.stopped_by()
             if "save" in due or stopped:
                 duties.save(step)
