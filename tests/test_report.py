@@ -33,6 +33,7 @@ from posbench.run import sweeps
 FILES = [
     "curves.pdf",
     "curves.png",
+    "explore.html",
     "index.html",
     "rows.csv",
     "table.csv",

@@ -6,6 +6,7 @@ Bokeh draws it. Its code is in the page, which needs no network.
 """
 
 import inspect
+import re
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +50,8 @@ MEASURES = {
     "encoding_parameters": ("parameters", "parameters of the encoding", "0,0"),
     "tokens_per_second": ("tokens/s", "tokens per second in training", "0,0"),
 }
+_MODEL = re.compile(r'"id":"(p\d+)"')  # Bokeh's ids in a script
+_PLACE = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 ENDS = ("", "_low", "_high")  # of an interval's columns
 
 # What the page does when something is chosen: in JavaScript, on Bokeh's own models.
@@ -101,6 +104,15 @@ def explore_html(title: str, comparison: Comparison, group: pd.DataFrame) -> str
     parts = _map(source, view) | _table(source, view)
     parts["curves"] = _curves(source, schemes, group)
     script, places = components(parts)
+    # Bokeh numbers its models and names their places anew each time. Here they are
+    # numbered from 0, so that equal runs give an equal page.
+    names = dict.fromkeys([*_MODEL.findall(script), *_PLACE.findall(script)])
+    numbers = {name: f"part-{i}" for i, name in enumerate(names)}
+    of_bokeh = re.compile(rf"\b({'|'.join(numbers)})\b")
+
+    def numbered(text: str) -> str:
+        return of_bokeh.sub(lambda match: numbers[match[0]], text)
+
     library = Resources("inline", components=["bokeh", "bokeh-widgets", "bokeh-tables"])
     here = Path(__file__).parent
     template = jinja2.Template(
@@ -113,8 +125,8 @@ def explore_html(title: str, comparison: Comparison, group: pd.DataFrame) -> str
             title=title,
             style=(here / "page.css").read_text("utf-8"),
             library=library.render_js(),
-            script=script,
-            places=places,
+            script=numbered(script),
+            places={name: numbered(place) for name, place in places.items()},
         )
     )
 
