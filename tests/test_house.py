@@ -23,8 +23,8 @@ ROOT = Path(__file__).parents[1]
 # posbench. A ceiling rises only in a commit that says why.
 SATELLITES = ("reports", "huggingface", "rope", "show", "claims", "bench", "check")
 CEILINGS = {
-    "core": 101_800,  # the aim: 84,000
-    "satellites": 54_300,  # the aim: 45,000
+    "core": 102_100,  # the aim: 84,000
+    "satellites": 54_400,  # the aim: 45,000
     "scripts": 9_820,
     "tests": 154_400,
 }

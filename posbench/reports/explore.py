@@ -106,8 +106,8 @@ def explore_html(title: str, comparison: Comparison, group: pd.DataFrame) -> str
     script, places = components(parts)
     # Bokeh numbers its models and names their places anew each time. Here they are
     # numbered from 0, so that equal runs give an equal page.
-    names = dict.fromkeys([*_MODEL.findall(script), *_PLACE.findall(script)])
-    numbers = {name: f"part-{i}" for i, name in enumerate(names)}
+    found = dict.fromkeys([*_MODEL.findall(script), *_PLACE.findall(script)])
+    numbers = {name: f"part-{i}" for i, name in enumerate(found)}
     of_bokeh = re.compile(rf"\b({'|'.join(numbers)})\b")
 
     def numbered(text: str) -> str:
