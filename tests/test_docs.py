@@ -609,3 +609,22 @@ def test_a_task_is_added_as_the_guide_says(outputs):
     for row in rows:
         assert row["task"] == "last"
         assert row["n_tokens"] == 8
+
+
+def test_the_rates_of_reader_are_those_of_its_rows():
+    page = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
+    _, _, table = page.partition("| changed | loss at 32 tokens |")
+    rows = read([ROOT / "docs" / "rows" / "reader_rates.parquet"])
+    batches = rows["settings"].str.extract('"training.batch_size": (\\d+)')[0]
+    found = {}
+    for line in table.splitlines()[2:12]:
+        what, *losses = (cell.strip(" *`") for cell in line.strip("|").split("|"))
+        rate = float(re.search("rate ([.0-9]+)", what)[1])
+        name = re.search("`(\\w+)$", what)
+        is_row = rows["learning_rate"] == rate
+        is_row &= rows["encoding"] == (name[1] if name else "rope")
+        is_row &= batches == ("8" if "1,024" in what else "16")
+        by_length = rows[is_row].sort_values("length")["nll"]
+        found[what] = losses
+        assert [f"{loss:.3f}" for loss in by_length] == losses, what
+    assert len(found) == 10
