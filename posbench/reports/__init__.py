@@ -16,7 +16,7 @@ import posbench
 from posbench import files
 from posbench.errors import UserError
 from posbench.reports import answer, card, tables
-from posbench.reports.render import Table, csv_text
+from posbench.reports.render import Table, csv_text, page_html
 from posbench.results import compare, tasks, words
 from posbench.results.frame import read
 from posbench.results.settings import differing_settings
@@ -179,6 +179,8 @@ def main(
         reference: label or encoding that others are compared with, or an extension
             that the others are. None: `rope`, or `none` on tasks without it.
     """
+    from posbench.reports import charts
+
     frame = read(map(Path, paths))
     runs = frame.drop_duplicates("folder")
     readable = frame[frame["run_status"] != "unreadable"]
@@ -205,7 +207,16 @@ def main(
         section.write(folder if number == 1 else folder / f"set-{number}", number)
     details = frame.columns.str.match("unit_|settings|scheme")
     files.write(folder / "rows.csv", csv_text(frame.loc[:, ~details]).encode())
-    page = _page_html(title, warnings, sections, runs)
+    listed = runs[["run", "run_status", "run_reason", "command"]]
+    page = page_html(
+        "page.html.jinja",
+        title=title,
+        warnings=warnings,
+        sections=sections,
+        inline_svg=charts.inline_svg,
+        runs=listed.astype("object").fillna("").to_dict("records"),
+        version=posbench.__version__,
+    )
     files.write(folder / "index.html", page.encode())
 
     console = terminal.stdout()
@@ -336,32 +347,3 @@ def _sections(
             section = Section.of_text(heading, group, base, least, figure, variant)
             sections.append(section)
     return sections
-
-
-def _page_html(
-    title: str, warnings: Sequence[str], sections: Sequence[Section], runs: pd.DataFrame
-) -> str:
-    """Return the report as one HTML file that needs no network; jinja or `Table`
-    escapes what a run folder holds.
-    """
-    import jinja2
-
-    from posbench.reports import charts
-
-    here = Path(__file__).parent
-    source = (here / "page.html.jinja").read_text("utf-8")
-    template = jinja2.Template(
-        source, autoescape=True, undefined=jinja2.StrictUndefined
-    )
-    listed = runs[["run", "run_status", "run_reason", "command"]]
-    return str(
-        template.render(
-            title=title,
-            warnings=warnings,
-            sections=sections,
-            inline_svg=charts.inline_svg,
-            style=(here / "page.css").read_text("utf-8"),
-            runs=listed.astype("object").fillna("").to_dict("records"),
-            version=posbench.__version__,
-        )
-    )

@@ -7,10 +7,8 @@ Bokeh draws it. Its code is in the page, which needs no network.
 
 import inspect
 import re
-from pathlib import Path
 from typing import Any
 
-import jinja2
 import numpy as np
 import pandas as pd
 from bokeh.embed import components
@@ -32,6 +30,7 @@ from bokeh.resources import Resources
 
 from posbench import encodings
 from posbench.reports.charts import scheme_colour
+from posbench.reports.render import page_html
 from posbench.results import compare
 from posbench.results.comparison import Comparison
 from posbench.run.rows import PLAIN
@@ -114,20 +113,12 @@ def explore_html(title: str, comparison: Comparison, group: pd.DataFrame) -> str
         return of_bokeh.sub(lambda match: numbers[match[0]], text)
 
     library = Resources("inline", components=["bokeh", "bokeh-widgets", "bokeh-tables"])
-    here = Path(__file__).parent
-    template = jinja2.Template(
-        (here / "explore.html.jinja").read_text("utf-8"),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-    )
-    return str(
-        template.render(
-            title=title,
-            style=(here / "page.css").read_text("utf-8"),
-            library=library.render_js(),
-            script=numbered(script),
-            places={name: numbered(place) for name, place in places.items()},
-        )
+    return page_html(
+        "explore.html.jinja",
+        title=title,
+        library=library.render_js(),
+        script=numbered(script),
+        places={name: numbered(place) for name, place in places.items()},
     )
 
 
@@ -219,7 +210,9 @@ def _curves(
         by_label = points.groupby("label")[column].agg(list)
         curves[name] = [by_label[label] for label in curves["label"]]
     chosen = source.selected.indices
-    lines = {name: [values[i] for i in chosen] for name, values in curves.items()}
+    lines = {}
+    for name, values in curves.items():
+        lines[name] = [values[i] for i in chosen]
 
     plot = _plot("pan,wheel_zoom,reset", x_axis_type="log")
     plot.xaxis.axis_label = "context, tokens"

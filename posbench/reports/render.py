@@ -5,6 +5,7 @@ import re
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from html import escape
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
@@ -252,6 +253,22 @@ class Table:
             lines.append(rf"{' & '.join(row)} \\")
         lines += [r"\bottomrule", r"\end{tabular}", r"\end{table}"]
         return "\n".join(lines) + "\n"
+
+
+def page_html(name: str, **values: Any) -> str:
+    """Return a page of this folder's template, in the style of all pages. jinja escapes
+    what a run folder holds.
+    """
+    import jinja2
+
+    here = Path(__file__).parent
+    template = jinja2.Template(
+        (here / name).read_text("utf-8"),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+    )
+    style = (here / "page.css").read_text("utf-8")
+    return str(template.render(style=style, **values))
 
 
 def csv_text(frame: pd.DataFrame) -> str:
