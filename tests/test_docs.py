@@ -613,18 +613,30 @@ def test_a_task_is_added_as_the_guide_says(outputs):
 
 def test_the_rates_of_reader_are_those_of_its_rows():
     page = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
-    _, _, table = page.partition("| changed | loss at 32 tokens |")
+    _, _, table = page.partition("| nll at 128 tokens |")
+    head, _, *lines = table.splitlines()[:8]
+    rates = [cell.strip() for cell in head.split("|")[:5]]
     rows = read([ROOT / "docs" / "rows" / "reader_rates.parquet"])
     batches = rows["settings"].str.extract('"training.batch_size": (\\d+)')[0]
-    found = {}
-    for line in table.splitlines()[2:14]:
-        what, *losses = (cell.strip(" *`") for cell in line.strip("|").split("|"))
-        rate = float(re.search("rate ([.0-9]+)", what)[1])
-        name = re.search("`(\\w+)$", what)
-        is_row = rows["learning_rate"] == rate
-        is_row &= rows["encoding"] == (name[1] if name else "rope")
-        is_row &= batches == ("8" if "1,024" in what else "16")
-        by_length = rows[is_row].sort_values("length")["nll"]
-        found[what] = losses
-        assert [f"{loss:.3f}" for loss in by_length] == losses, what
-    assert len(found) == 12
+    nll = rows[batches == "16"].pivot(
+        index=["encoding", "learning_rate"], columns="length", values="nll"
+    )
+    for line in lines:
+        name, *cells = (cell.strip(" `") for cell in line.strip("|").split("|"))
+        of_scheme = nll.loc[name]
+        best = of_scheme[128].idxmin()
+        for rate, cell in zip(rates, cells[:5], strict=True):
+            expected = ""
+            if float(rate) in of_scheme.index:
+                expected = f"{of_scheme.loc[float(rate), 128]:.3f}"
+            assert cell == (f"**{expected}**" if float(rate) == best else expected)
+        gain = of_scheme.loc[best, 64] - of_scheme.loc[best, 128]
+        rise = of_scheme.loc[best, 512] - of_scheme.loc[best, 128]
+        assert cells[5:] == [f"{gain:.3f}", f"{rise:+.3f}"]
+
+        config = compose.single([f"encoding={name}", "experiment=reader"])
+        assert config.training.learning_rate == best
+    assert len(lines) == len(nll.index.unique(0)) == 6
+    assert "RoPE in batches of 1,024 tokens has 2.646" in page
+    of_batches = rows[(batches == "8") & (rows["length"] == 128)]
+    assert of_batches["nll"].round(3).tolist() == [2.646]

@@ -26,7 +26,7 @@ CEILINGS = {
     "core": 102_100,  # the aim: 84,000
     "satellites": 54_400,  # the aim: 45,000
     "scripts": 9_820,
-    "tests": 154_700,
+    "tests": 154_800,
 }
 # The same for each scheme: an encoding that is added brings the room that it needs.
 PER_SCHEME = {"encodings": 488, "oracles": 294}  # the aim for encodings: 480
