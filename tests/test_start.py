@@ -33,6 +33,10 @@ SOURCE = [
     "data.path=text.txt",
     "runtime.cache=cache",
 ]
+PATTERN = (
+    "encoding=layered model.n_layers=3"
+    " encoding.layers=[{name:rope,window:8},{name:rope,base:500},{name:none}]"
+)
 ON = [
     "tracking=none",
     "runtime.device=cpu",
@@ -51,7 +55,12 @@ def place(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         write_text()
-        for more in ("encoding=rope", "encoding=rope seed=1", "encoding=learned"):
+        for more in (
+            "encoding=rope",
+            "encoding=rope seed=1",
+            "encoding=learned",
+            PATTERN,
+        ):
             assert posbench("train", *SOURCE, *more.split()) == 0
     return folder
 
@@ -157,6 +166,76 @@ def test_a_typed_factor_holds(here):
     assert config.encoding.options["factor"] == 8
 
 
+LOCAL, GLOBAL, WITHOUT = (
+    {"name": "rope", "window": 8},
+    {"name": "rope", "base": 500},
+    {"name": "none"},
+)
+LOGN = {"name": "temperature", "rule": "logn", "inner": "rope"}
+# What is typed, and the pattern of layers that comes of it.
+IN_LAYERS = [
+    (
+        "extension=yarn:layers=global",
+        [LOCAL, {"name": "yarn", "base": 500, "factor": 4}, WITHOUT],
+    ),
+    (
+        "extension=pi:factor=8:layers=local",
+        [{"name": "pi", "window": 8, "factor": 8}, GLOBAL, WITHOUT],
+    ),
+    (
+        "extension=abf:layers=global",
+        [LOCAL, {"name": "rope", "base": 500_000}, WITHOUT],
+    ),
+    (
+        "extension=abf encoding.base=20000",
+        [LOCAL | {"base": 20_000}, GLOBAL | {"base": 20_000}, WITHOUT],
+    ),
+    ("encoding=none:layers=local", [WITHOUT | {"window": 8}, GLOBAL, WITHOUT]),
+    (
+        "extension=temperature:rule=logn:layers=local",
+        [LOGN | {"inner_options": {}, "window": 8}, GLOBAL, WITHOUT],
+    ),
+    (
+        "extension=temperature:rule=logn:layers=global",
+        [
+            LOCAL,
+            LOGN | {"inner_options": {"base": 500}},
+            LOGN | {"inner": "none", "inner_options": {}},
+        ],
+    ),
+]
+
+
+@pytest.mark.parametrize(("words", "pattern"), IN_LAYERS)
+def test_an_extension_is_in_the_named_layers_of_a_pattern(here, words, pattern):
+    config = begun(here, f"start={source('layered')}", *words.split())
+    assert config.encoding.name == "layered"
+    assert config.encoding.options["layers"] == pattern
+
+
+def test_without_layers_another_encoding_replaces_a_pattern(here):
+    config = begun(here, f"start={source('layered')}", "encoding=none")
+    assert config.encoding.name == "none"
+
+
+def test_an_extension_in_some_layers_begins_as_it_is_evaluated_without_training(here):
+    """The one is an encoding of its own, the other changes a trained one."""
+    evaluated = shutil.copytree(source("layered"), here / Path(source("layered")).name)
+    extension = "extension=yarn:factor=4:layers=global"
+    words = ["ratio=1,4,16", "protocol=fixed_target"]
+    assert posbench("evaluate", str(evaluated), extension, *words) == 0
+
+    on_text = ("protocol=fixed_target", "evaluation.ratios=[0.25,1,4]")
+    begun_anew = trained_on(here, f"start={source('layered')}", extension, *on_text)
+
+    without_training = {}
+    for row in evaluation_rows(evaluated):
+        if row.extension == extension.removeprefix("extension="):
+            without_training[row.length] = row.nll
+    assert set(without_training) == {16, 64, 256}
+    assert nlls(begun_anew, 0) == pytest.approx(without_training, rel=1e-6)
+
+
 def test_typed_lengths_hold_and_else_those_of_that_run_are_among_them(here):
     run = f"start={source('rope')}"
     plain = begun(here, run)
@@ -220,6 +299,11 @@ REFUSED = [
     ("start={rope} model.n_layers=2", "model.n_layers cannot be set beside start"),
     ("start={rope} encoding=fox", "'fox' cannot begin from"),
     ("start={learned} extension=yarn", "yarn extends plain rope"),
+    ("start={learned} extension=abf", "abf extends plain rope"),
+    ("start={rope} extension=yarn:layers=global", "this run has 'rope' in all"),
+    ("start={layered} extension=yarn:layers=globl", "did you mean 'global'?"),
+    ("start={layered} extension=yarn:faktor=4", "did you mean 'factor'?"),
+    ("start={layered} extension=temperature:layers=global", "has other parameters"),
     ("start={learned}", "training.train_length is 64"),
     (
         "start={rope} data.tokenizer=bpe data.vocab_size=300",
@@ -230,7 +314,8 @@ REFUSED = [
 
 @pytest.mark.parametrize(("words", "says"), REFUSED)
 def test_what_cannot_be_begun_is_one_line(here, capsys, words, says):
-    words = words.format(rope=source("rope"), learned=source("learned"))
+    runs = {name: source(name) for name in ("rope", "learned", "layered")}
+    words = words.format_map(runs)
 
     settings = on(here)
 

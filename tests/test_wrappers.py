@@ -3,6 +3,7 @@ computes it.
 """
 
 import dataclasses
+import re
 from typing import Any
 
 import pytest
@@ -352,6 +353,57 @@ def test_a_wrapper_hands_an_extension_on_to_those_it_is_for(method):
     assert facts == {"dynamic": rope_facts["dynamic"], "extended": of_layers}
     again = outputs(layered, layer=0)  # the trained one is as it was
     assert torch.equal(again, trained_first)
+
+
+PATTERN = [
+    {"name": "rope", "window": 12},
+    {"name": "rope", "base": 500},
+    {"name": "rope", "chunk": 8},
+    {"name": "none"},
+]
+
+
+@pytest.mark.parametrize(
+    ("layers", "changed"),
+    [("all", {0, 1, 2}), ("local", {0, 2}), ("global", {1})],
+)
+@pytest.mark.parametrize("method", ["pi", "abf", "yarn"])
+def test_an_extension_changes_the_frequencies_of_the_named_layers(
+    method, layers, changed
+):
+    trained: Any = build("layered", layers=PATTERN)
+
+    after, facts = extend_encoding(trained, method, 128, 32, layers)
+
+    assert facts["extended"].keys() == {f"rope {number}" for number in changed}
+    for number, base in enumerate([10_000.0, 500.0, 10_000.0]):
+        wanted: Any = build("rope", base=base)
+        if number in changed:
+            wanted, _ = extend_encoding(wanted, method, 128, 32)
+        rope = after.inner_encodings[number]
+        assert torch.equal(rope.inv_freq(), wanted.inv_freq())
+        assert rope.attention_factor == wanted.attention_factor
+    assert after.inner_encodings[3] is trained.inner_encodings[3]
+
+
+def test_layers_of_a_pattern_inside_a_wrapper_are_named_alike():
+    around = build("shape", inner="layered", inner_options={"layers": PATTERN})
+    _, facts = extend_encoding(around, "pi", 128, 32, "global")
+    assert facts["extended"]["layered 0"]["extended"].keys() == {"rope 1"}
+
+
+NO_SUCH_LAYERS = [
+    ("rope", "pi", "global", Undefined, "is for patterns of layers"),
+    ("layered", "pi", "global", Undefined, "no global layers that 'pi' extends"),
+    ("layered", "pi", "globl", UserError, "unknown layers 'globl': did you mean 'gl"),
+    ("layered", "pi", 3, UserError, "unknown layers '3' (there are all, global, loc"),
+]
+
+
+@pytest.mark.parametrize(("name", "method", "layers", "error", "says"), NO_SUCH_LAYERS)
+def test_layers_that_are_not_there_are_refused(name, method, layers, error, says):
+    with pytest.raises(error, match=re.escape(says)):
+        extend_encoding(build(name), method, 128, 32, layers)
 
 
 FACTORS = [

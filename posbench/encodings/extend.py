@@ -21,6 +21,7 @@ from posbench.encodings import EXTENSIONS
 from posbench.encodings.absolute import Learned, Sinusoidal
 from posbench.encodings.base import Encoding, Extended, Layer, Stretch, expect, part_of
 from posbench.encodings.distance import FIRE, ALiBi, T5Bias
+from posbench.encodings.layered import Layered, is_among
 from posbench.encodings.rope import (
     SCALINGS,
     Layout,
@@ -120,10 +121,15 @@ def refuse_method(encoding: Encoding, method: str) -> None:
 
 
 def extend_encoding(
-    encoding: Encoding, method: str, length: int, train_length: int, **options: Any
+    encoding: Encoding,
+    method: str,
+    length: int,
+    train_length: int,
+    layers: str = "all",
+    **options: Any,
 ) -> Extended:
     """Return a trained encoding, extended to `length` tokens with the same parameters,
-    and facts for result rows.
+    and facts for result rows. `layers` are those of a pattern that it changes.
     """
     if method not in methods():
         raise unknown(
@@ -134,20 +140,36 @@ def extend_encoding(
         )
     entry = methods()[method]
     options = checked(options, entry.hints, entry.options, method)
+    is_among({}, str(layers))  # refuses other names
     refuse_method(encoding, method)
     stretch = Stretch(train_length, length)
     if isinstance(encoding, Wrapper):
         # inner encodings that do not support the method stay as they are
         inners = encoding.inner_encodings
         extended: dict[str, Any] = {}  # facts
+        within = layers
         for number, inner in enumerate(inners):
+            if isinstance(encoding, Layered):
+                within = "all"
+                if not is_among(encoding.entries[number], layers):
+                    continue
             if method in methods_of(inner):
                 reached = encoding.reached(inner, stretch)
+                lengths = (reached.length, reached.train_length)
                 inners[number], extended[f"{inner.name} {number}"] = extend_encoding(
-                    inner, method, reached.length, reached.train_length, **options
+                    inner, method, *lengths, within, **options
                 )
+        if not extended:
+            raise Undefined(
+                f"'{encoding.name}' has no {layers} layers that '{method}' extends"
+            )
         dynamic = any(facts["dynamic"] for facts in extended.values())
         return encoding.around(inners), {"dynamic": dynamic, "extended": extended}
+    if layers != "all":
+        raise Undefined(
+            f"layers={layers} is for patterns of layers, such as 'layered':"
+            f" '{encoding.name}' has none"
+        )
     try:
         copied, facts = entry.apply(encoding, stretch, **entry.options | options)
     except OptionError as error:

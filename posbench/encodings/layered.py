@@ -2,7 +2,7 @@
 
 import dataclasses
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any
 
 import torch
@@ -10,14 +10,44 @@ import torch.nn.functional as F
 from annotated_types import MinLen
 from torch import Tensor
 
+from posbench import encodings
 from posbench.encodings.base import Encoding, Layer, Shape, narrower
 from posbench.encodings.wrapper import Wrapper, build_entry
-from posbench.errors import UserError
+from posbench.errors import UserError, unknown
 from posbench.options import Count, checked
 
 Entries = Annotated[list[dict[str, Any]], MinLen(1)]
 PATTERN: Entries = [*[{"name": "rope", "window": 32}] * 3, {"name": "none"}]
 NAPE: Entries = [{"name": "none"}, {"name": "alibi"}]
+LIMITS = ("window", "chunk")  # of an entry, which are no options of its encoding
+LAYERS = ("all", "global", "local")  # which layers of a pattern an extension changes
+
+
+def is_among(entry: Mapping[str, Any], layers: str) -> bool:
+    """Return whether an entry of `layered` is among these layers: `all`, the `local`
+    ones, which have a window or a chunk, or the `global` ones, which have none.
+    """
+    if layers not in LAYERS:
+        raise unknown("layers", layers, LAYERS)
+    is_local = any(entry.get(key) for key in LIMITS)
+    return layers == "all" or is_local == (layers == "local")
+
+
+def entry_with(entry: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return an entry of `layered` with another encoding, under the same window or
+    chunk. RoPE's base and layout stay if the settings have none, and a wrapper goes
+    around the encoding that the entry has.
+    """
+    accepted = encodings.options_of(settings["name"])
+    kept = [key for key in ("base", "layout") if key in accepted]
+    changed = {"name": settings["name"]}
+    changed |= {key: entry[key] for key in [*kept, *LIMITS] if key in entry}
+    changed |= settings
+    if "inner" in accepted:
+        changed["inner"] = entry["name"]
+        options = {key: entry[key] for key in entry if key not in ("name", *LIMITS)}
+        changed["inner_options"] = options
+    return changed
 
 
 class Layered(Wrapper):
@@ -41,6 +71,7 @@ class Layered(Wrapper):
         of_layers = [layers[layer % len(layers)] for layer in range(shape.n_layers)]
         keys = [json.dumps(entry, sort_keys=True) for entry in of_layers]
         distinct = list(dict.fromkeys(keys))
+        self.entries = [json.loads(key) for key in distinct]  # of the inner encodings
 
         self.chunks: list[int | None] = []
         inners = [
@@ -83,10 +114,9 @@ class Layered(Wrapper):
 
     def _limits(self, options: dict[str, Any], key: str) -> tuple[Any, Any]:
         """Take window and chunk, each a count or None, out of an entry's options."""
-        names = ("window", "chunk")
-        values = {name: options.pop(name, None) for name in names}
-        hints = dict.fromkeys(names, Count | None)
-        limits = checked(values, hints, dict.fromkeys(names), "layered", f"{key}.")
+        values = {name: options.pop(name, None) for name in LIMITS}
+        hints = dict.fromkeys(LIMITS, Count | None)
+        limits = checked(values, hints, dict.fromkeys(LIMITS), "layered", f"{key}.")
         return limits["window"], limits["chunk"]
 
     def at(self, layer: Layer) -> tuple[Encoding, Layer]:

@@ -134,8 +134,11 @@ def _config(point: dict[str, str], folders: tuple[Path, ...]) -> Config:
     """
     # in this order: files, then the settings of the run that it starts from, then what
     # is typed
-    cfg, point = _chosen(point, folders)
     run = point.get("start", "null")
+    change = None
+    if run != "null":
+        point, change = start.spelt_out(point)
+    cfg, point = _chosen(point, folders)
     if run != "null":
         start.inherit(cfg, run, point)
     dataset_of_file = cfg.data.get("dataset")
@@ -146,6 +149,8 @@ def _config(point: dict[str, str], folders: tuple[Path, ...]) -> Config:
         if key in _WITH_OPTIONS or not is_key:
             raise unknown_key(key, [*KEYS, *GROUPS], (*WORDS, *OF_A_SWEEP))
         OmegaConf.update(cfg, key, value(key, text), merge=True)
+    if change:
+        cfg.encoding = start.placed(cfg.encoding, run, change, point)
     cfg.encoding = _with_class_inside(cfg.encoding, point)
 
     plain = _plain(cfg, point, dataset_of_file)

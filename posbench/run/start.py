@@ -4,15 +4,16 @@ model, data and training settings, and what is typed is set after that.
 
 import dataclasses
 import glob
+import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from omegaconf import DictConfig
 
 from posbench import encodings, files
-from posbench.config.overrides import value
+from posbench.config.overrides import parse_choice, value
 from posbench.config.schema import (
     Config,
     StartConfig,
@@ -21,6 +22,7 @@ from posbench.config.schema import (
 from posbench.errors import UserError, did_you_mean
 from posbench.run import CONFIG, MOVED_ASIDE, TOKENIZER
 from posbench.run.saved import load_any, load_record, other_run
+from posbench.typed import PLACE
 
 if TYPE_CHECKING:
     from posbench.encodings.base import Encoding
@@ -29,6 +31,37 @@ STUDY = "extend"  # the study of runs that begin from another run
 # times that run's peak rate: the best of 1, 1/2, 1/6 and 1/20 for a tenth of the tokens
 # (docs/longer.md)
 RATE = 1 / 6
+# the base of `extension=abf`, as in `encodings.extend`
+ABF_BASE = 500_000
+
+
+class Change(NamedTuple):
+    """What the encoding of a run that begins is to the one that it replaces."""
+
+    method: str  # the encoding's name as it was typed: an extension's, perhaps `abf`
+    # the layers of a pattern where it is; None: it replaces the pattern
+    layers: str | None
+
+
+def spelt_out(point: dict[str, str]) -> tuple[dict[str, str], Change | None]:
+    """Return a point in which `encoding=yarn:factor=4:layers=global` is
+    `encoding=yarn encoding.factor=4`, and what that changes; None without an encoding.
+    """
+    if "encoding" not in point:
+        return point, None
+    text = point["encoding"]
+    if PLACE.fullmatch(text):
+        return point, Change(text, None)
+    name, options = parse_choice(text)
+    layers = options.pop("layers", None)
+    if layers is None and name in encodings.EXTENSIONS:
+        layers = "all"
+    change = Change(name, layers)
+    if name == "abf":
+        name = "rope"
+        options = {"base": ABF_BASE} | options
+    spelt = {f"encoding.{key}": json.dumps(option) for key, option in options.items()}
+    return {**spelt, **point, "encoding": name}, change
 
 
 def run_folders(pattern: str) -> list[str]:
@@ -84,7 +117,7 @@ def inherit(cfg: DictConfig, run: str, point: Mapping[str, str]) -> None:
     cfg.training.warmup_tokens = tokens // 20
 
     if "encoding" in point:
-        _stretch(cfg, source, run, length / train_length)
+        _stretch(cfg, source, length / train_length)
     if "evaluation" not in point:
         # the lengths of the earlier run, and 1, 2 and 4 times the new one
         lengths = {round(ratio * train_length) for ratio in source.evaluation.ratios}
@@ -108,20 +141,11 @@ def _typed_counts(point: Mapping[str, str]) -> dict[str, int]:
     return counts
 
 
-def _stretch(cfg: DictConfig, source: Config, run: str, factor: float) -> None:
+def _stretch(cfg: DictConfig, source: Config, factor: float) -> None:
     """Give a typed encoding the base and layout of the one that it stretches, and the
-    factor. Raises UserError if it would replace another encoding than plain RoPE.
+    factor.
     """
     encoding, options = cfg.encoding, source.encoding.options
-    if encoding.name in encodings.EXTENSIONS and source.encoding.name != "rope":
-        is_plain = False
-    else:
-        is_plain = options.get("frequencies", "geometric") == "geometric"
-    if not is_plain:
-        raise UserError(
-            f"start={run}: {encoding.name} extends plain rope, it would replace this"
-            " encoding"
-        )
     for name in ("base", "layout"):
         if name in options and name in encoding:
             encoding[name] = options[name]
@@ -129,6 +153,61 @@ def _stretch(cfg: DictConfig, source: Config, run: str, factor: float) -> None:
         encoding.factor = max(1.0, factor)
         if encoding.name == "dynamic_ntk":  # it multiplies with each length's factor
             encoding.factor = 1.0
+
+
+def placed(
+    encoding: Mapping[str, Any], run: str, change: Change, point: Mapping[str, str]
+) -> Mapping[str, Any]:
+    """Return the settings of a typed encoding or, if the run that it begins from has a
+    pattern of layers, those of the pattern with this encoding in the named layers.
+
+    Raises UserError where an extension would replace another encoding than plain RoPE.
+    """
+    from posbench.encodings.layered import entry_with, is_among  # it imports torch
+
+    source = finished_run(run)[0].encoding
+    method, layers = change
+    extends = method in encodings.EXTENSIONS
+    is_among({}, str(layers or "all"))  # refuses other names
+    if source.name != "layered" and layers not in (None, "all"):
+        raise UserError(
+            f"start={run}: layers={layers} is for patterns of layers, this run has"
+            f" '{source.name}' in all"
+        )
+    if source.name != "layered" or layers is None:
+        _refuse_not_plain({"name": source.name, **source.options}, method, run)
+        return encoding
+
+    settings = {}  # in each of the layers
+    defaults = encodings.options_of(encoding["name"])
+    for key, option in encoding.items():
+        is_typed = f"encoding.{key}" in point
+        if is_typed or key in ("name", "factor") or option != defaults.get(key):
+            settings[key] = option
+    entries = []
+    for entry in source.options["layers"]:
+        has_no_rope = extends and entry["name"] == "none"
+        if has_no_rope or not is_among(entry, layers):
+            entries.append(entry)
+            continue
+        _refuse_not_plain(entry, method, run)
+        entries.append(entry_with(entry, settings))
+    if entries == list(source.options["layers"]):
+        raise UserError(f"start={run}: {method} changes none of its {layers} layers")
+    return {"name": "layered", "layers": entries}
+
+
+def _refuse_not_plain(entry: Mapping[str, Any], method: str, run: str) -> None:
+    """Refuse to extend another encoding than RoPE, and to replace RoPE whose
+    frequencies are its own.
+    """
+    is_geometric = entry.get("frequencies", "geometric") == "geometric"
+    is_other = method in encodings.EXTENSIONS and entry["name"] != "rope"
+    if is_other or not is_geometric:
+        raise UserError(
+            f"start={run}: {method} extends plain rope, it would replace"
+            f" '{entry['name']}'"
+        )
 
 
 def finished_run(run: str) -> tuple[Config, StartConfig]:
