@@ -254,13 +254,28 @@ def rename(folder: Path, new_id: str) -> None:
             path.write_text(path.read_text().replace(old_id, new_id))
 
 
-def test_runs_from_two_bases_are_two_schemes(here):
+def with_base_500(out: Path) -> Path:
+    """Copy the run of RoPE as one of another base; return its folder."""
     one = Path(source("rope"))
-    other = shutil.copytree(one, here / one.name)
+    other = shutil.copytree(one, out / one.name)
     path = other / "config.yaml"
     text = path.read_text()
     path.write_text(text.replace("base: 10000", "base: 500"))
     rename(other, load_saved(path).id)
+    return other
+
+
+def test_a_temperature_goes_around_rope_of_the_base_that_it_had(here):
+    words = ("extension=temperature", "encoding.rule=logn")
+    of_default = begun(here, f"start={source('rope')}", *words)
+    of_other = begun(here, f"start={with_base_500(here)}", *words)
+    assert of_default.encoding.options["inner_options"] == {}
+    assert of_other.encoding.options["inner_options"] == {"base": 500}
+
+
+def test_runs_from_two_bases_are_two_schemes(here):
+    one = Path(source("rope"))
+    other = with_base_500(here)
 
     words = ("encoding=none", "training.tokens=64")
     trained_on(here / "a", f"start={one}", *words)

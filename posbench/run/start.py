@@ -117,7 +117,7 @@ def inherit(cfg: DictConfig, run: str, point: Mapping[str, str]) -> None:
     cfg.training.warmup_tokens = tokens // 20
 
     if "encoding" in point:
-        _stretch(cfg, source, length / train_length)
+        _stretch(cfg, source, facts.options, length / train_length)
     if "evaluation" not in point:
         # the lengths of the earlier run, and 1, 2 and 4 times the new one
         lengths = {round(ratio * train_length) for ratio in source.evaluation.ratios}
@@ -141,14 +141,18 @@ def _typed_counts(point: Mapping[str, str]) -> dict[str, int]:
     return counts
 
 
-def _stretch(cfg: DictConfig, source: Config, factor: float) -> None:
+def _stretch(
+    cfg: DictConfig, source: Config, changed: dict[str, Any], factor: float
+) -> None:
     """Give a typed encoding the base and layout of the one that it stretches, and the
-    factor.
+    factor. If it goes around that one, it gets the options that are not the defaults.
     """
     encoding, options = cfg.encoding, source.encoding.options
     for name in ("base", "layout"):
         if name in options and name in encoding:
             encoding[name] = options[name]
+    if encoding.get("inner") == source.encoding.name:
+        encoding.inner_options = {**changed, **encoding.inner_options}
     if "factor" in encoding:
         encoding.factor = max(1.0, factor)
         if encoding.name == "dynamic_ntk":  # it multiplies with each length's factor
