@@ -304,6 +304,26 @@ def test_a_glob_gives_a_run_for_each(here):
     assert {config.seed for config in configs} == {0, 1}
 
 
+@pytest.mark.slow
+def test_a_sweep_has_each_way_to_extend_a_pattern_in_its_global_layers_and_in_all(here):
+    given = ["start=outputs/short/layered-*", "evaluation.at_tokens=[0]", *on(here)]
+
+    sets = plans.read_sets("extend_patterns", given)
+    configs = [plan.config for plan in plans.resolve(sets)]
+
+    patterns = []
+    for config in configs:
+        changed = []
+        of_layers = config.encoding.options["layers"]
+        for layer, trained in zip(of_layers, [LOCAL, GLOBAL, WITHOUT], strict=True):
+            changed.append(layer != trained)
+        patterns.append(changed)
+    global_alone, both = [False, True, False], [True, True, False]
+    extended = [global_alone, both] * 3
+    sharper = [[False, True, True], [True, True, True]]
+    assert patterns == [[False] * 3, *extended, *sharper]
+
+
 # Words beside those of ON, and what the line says.
 REFUSED = [
     (
