@@ -23,20 +23,20 @@ ROOT = Path(__file__).parents[1]
 # posbench. A ceiling rises only in a commit that says why.
 SATELLITES = ("reports", "huggingface", "rope", "show", "claims", "bench", "check")
 CEILINGS = {
-    "core": 102_100,  # the aim: 84,000
+    "core": 102_600,  # the aim: 84,000
     "satellites": 54_400,  # the aim: 45,000
     "scripts": 9_820,
-    "tests": 154_800,
+    "tests": 155_860,
 }
 # The same for each scheme: an encoding that is added brings the room that it needs.
-PER_SCHEME = {"encodings": 488, "oracles": 294}  # the aim for encodings: 480
+PER_SCHEME = {"encodings": 493, "oracles": 294}  # the aim for encodings: 480
 # Tokens per statement in a room, and in the rooms that formulas make denser.
 DENSITY = 11.5
 DENSER = {"cli": 11.9, "encodings": 13.0, "model": 12.0, "show": 12.0, "tasks": 11.9}
 # Private functions that one place calls: a reader jumps for each, so each must be an
 # idea of its own.
 USED_ONCE = 132
-WORDS = {"docs": 25_460, "README": 1_000}
+WORDS = {"docs": 25_520, "README": 1_000}
 COMMANDS = """bench check evaluate export list prepare properties report reproduce rope runs
     sample show sweep sync train"""
 PUBLIC = """Encoding LoadedRun attention attention_logits attention_output
