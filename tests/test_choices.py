@@ -94,8 +94,8 @@ def text(n: int = 40_000) -> TokenSplit:
     return TokenSplit(ids, starts)
 
 
-def pose_of(task: str, length: int, material: Material) -> probes.Pose:
-    (probe,) = probes.of(task, length, 8, L)
+def pose_of(name: str, length: int, material: Material) -> probes.Pose:
+    (probe,) = probes.of(name, length, 8, L)
     return probe.pose_from(material)
 
 
@@ -225,13 +225,13 @@ def test_problems_are_those_of_rows_that_exist(task, digest, tokenizer):
     assert problems.sha256(choices)[:16] == digest
 
 
-def rows_of(expects: Nll, config: Config, encode: Encode, *tasks: str) -> Rows:
+def rows_of(expects: Nll, config: Config, encode: Encode, *names: str) -> Rows:
     settings = dataclasses.replace(
         config.evaluation,
         ratios=(1, 8),
         blocks=40,  # each digit and each pair equally often
         protocols=("nonoverlap",),
-        tasks=tasks,
+        probes=names,
     )
     asked = Evaluation(
         subject=Planted(expects),
@@ -246,8 +246,8 @@ def rows_of(expects: Nll, config: Config, encode: Encode, *tasks: str) -> Rows:
 
 
 def test_who_looks_up_is_right_as_far_as_it_sees(tiny_config, tokenizer):
-    tasks = ("passkey", "induction", "passkey:depth=0")
-    rows = rows_of(looks_up, tiny_config, tokenizer.encode, *tasks)
+    names = ("passkey", "induction", "passkey:depth=0")
+    rows = rows_of(looks_up, tiny_config, tokenizer.encode, *names)
     whole = [row for row in rows if row.window is None]
     windowed = [row for row in rows if row.window == L]
     narrowed = {row.task: row.accuracy for row in windowed}

@@ -145,6 +145,7 @@ MISTAKES = [
     ("train protocl=fixed_target", "unknown key 'protocl': did you mean 'protocol'?"),
     ("train lr=3", "unknown key 'lr' (it is training.learning_rate)"),
     ("train epochs=3", "(it is training.tokens: a step has "),
+    ("train task=copy", "(it is data=task/copy to train on a task, "),
     ("sweep encoding=rope seeds=5", "(it is a list: posbench sweep seed=0,1,2,3,4)"),
     (
         "train seed=0,1",
@@ -283,9 +284,9 @@ MISTAKES = [
         "data.task.depth is nan",
     ),
     ("train data=task/passkeys", "did you mean 'task/passkey'"),
-    ("train task=passkey:depth=2", "less than or equal to 1"),
-    ("train task=passkey:keys=11", "less than or equal to 10"),
-    ("train task=induction:pairs=1", "greater than or equal to 2"),
+    ("train probe=passkey:depth=2", "less than or equal to 1"),
+    ("train probe=passkey:keys=11", "less than or equal to 10"),
+    ("train probe=induction:pairs=1", "greater than or equal to 2"),
     ("train offsets=64", "evaluation.offsets is [64]: expected [] for data=builtin"),
     (
         "train experiment=tasks data=task/copy at_tokens=5376",
@@ -520,7 +521,8 @@ def test_a_mistake_in_what_to_evaluate_leaves_the_run_as_it_was(capsys):
         "training.tokens=5": "leave out training.tokens=5, or train anew with it",
         "tracking=none": "a finished run keeps its own: leave out tracking=none",
         "extension=yarn:fctor=2": "'yarn' has no option 'fctor'",
-        "task=repeet": "unknown probe 'repeet': did you mean 'repeat'?",
+        "task=repeat": "probe=passkey to evaluate with a probe)",
+        "probe=repeet": "unknown probe 'repeet': did you mean 'repeat'?",
     }
     for word, message in messages.items():
         code = posbench("evaluate", str(folder), word)

@@ -483,6 +483,18 @@ def test_what_does_not_shape_the_weights_leaves_the_id():
     assert of_threads.id == composed().id
 
 
+def test_a_saved_run_may_have_the_former_name_of_its_probes(tmp_path, tiny_config):
+    saved = to_container(tiny_config)
+    del saved["evaluation"]["probes"]
+    saved["evaluation"]["tasks"] = ["passkey"]
+    write(tmp_path / "config.yaml", yaml.safe_dump(saved))
+
+    config = load_saved(tmp_path / "config.yaml")
+
+    assert config.evaluation.probes == ("passkey",)
+    assert config.id == tiny_config.id
+
+
 def test_what_shapes_the_weights_changes_the_id():
     changes = ["encoding.base=9999", "seed=1", "training.clip=2", "data.vocab_size=999"]
     ids = {composed(change).id for change in changes}

@@ -338,7 +338,7 @@ def test_a_window_without_room_has_no_probe(text, length):
 
 
 def test_options_of_a_probe_stand_in_the_rows_task(config):
-    wanted = evaluation_with(config, tasks=("shuffle:keep=32",), windowed=False)
+    wanted = evaluation_with(config, probes=("shuffle:keep=32",), windowed=False)
 
     rows = rows_of(Planted(3 * L), periodic(3 * L), wanted)
 
@@ -352,7 +352,7 @@ def test_options_of_a_probe_stand_in_the_rows_task(config):
 
 
 def offset_rows(config: Config, name: str) -> list[EvaluationRow]:
-    wanted = fixed_target(config, tasks=("offset",))
+    wanted = fixed_target(config, probes=("offset",))
     rows = gpt_rows(name, wanted)
     return [row for row in rows if row.task == "offset"]
 
@@ -391,7 +391,7 @@ def test_a_passage_that_is_moved_costs_absolute_positions_what_they_do(config):
 
 
 def test_a_passage_is_read_from_0_on_though_1x_was_not_asked_for(config):
-    far = fixed_target(config, tasks=("offset",), ratios=(2.0, 4.0))
+    far = fixed_target(config, probes=("offset",), ratios=(2.0, 4.0))
 
     rows = gpt_rows("rope", far)
 
@@ -486,7 +486,7 @@ def trained(tiny_config, tmp_path, tmp_path_factory) -> Trained:
 def test_a_finished_run_gets_every_protocol_and_probe(trained):
     config, folder = trained
     first = evaluation_rows(folder)
-    words = ["protocol=fixed_target,nonoverlap", "task=repeat,shuffle", "sinks=2"]
+    words = ["protocol=fixed_target,nonoverlap", "probe=repeat,shuffle", "sinks=2"]
 
     evaluate_run(folder, apply(config, [*words, "extension=ntk"]))
 
@@ -505,7 +505,7 @@ def test_a_finished_run_gets_every_protocol_and_probe(trained):
 
 def test_a_finished_run_gets_only_what_is_missing(trained):
     config, folder = trained
-    asked = apply(config, ["task=repeat", "sinks=2", "extension=ntk"])
+    asked = apply(config, ["probe=repeat", "sinks=2", "extension=ntk"])
     evaluate_run(folder, asked)
     before = (folder / "rows.jsonl").read_bytes()
 
@@ -555,7 +555,7 @@ def curve_of(folder: Path) -> list[EvaluationRow]:
 
 def test_a_longer_length_gives_a_curve_on_one_set_of_targets(trained):
     config, folder = trained
-    evaluate_run(folder, apply(config, ["extension=pi", "task=repeat", "sinks=2"]))
+    evaluate_run(folder, apply(config, ["extension=pi", "probe=repeat", "sinks=2"]))
     before = curve_of(folder)
 
     evaluate_run(folder, apply(config, ["length=128"]))
@@ -734,7 +734,7 @@ def stop_after(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_stop_after_any_row_leaves_a_whole_curve(trained):
     config, folder = trained
-    evaluate_run(folder, apply(config, ["extension=pi", "task=repeat"]))
+    evaluate_run(folder, apply(config, ["extension=pi", "probe=repeat"]))
     path = folder / "rows.jsonl"
     before = path.read_text(encoding="utf-8").splitlines(keepends=True)
     former = points_of(curve_of(folder))

@@ -163,7 +163,7 @@ def test_two_processes_evaluate_to_the_bit_as_one_does(config, tmp_path):
     one, two = tmp_path / "one", tmp_path / "two"
     train(config, one, [])
     shutil.copytree(one, two)
-    asked = apply(config, ["ratio=4", "task=repeat,passkey", "extension=ntk"])
+    asked = apply(config, ["ratio=4", "probe=repeat,passkey", "extension=ntk"])
 
     evaluate_run(one, asked)
     together(2, two, lambda world: evaluate_run(two, asked, world))

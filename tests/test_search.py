@@ -118,7 +118,7 @@ REFUSED = [
     ("", "needs one length beyond 48, such as length=192"),
     ("length=48", "needs one length beyond 48"),
     ("length=96,192", "needs one length beyond 48"),
-    ("length=192 task=induction", "evaluation.tasks cannot be set"),
+    ("length=192 probe=induction", "evaluation.probes cannot be set"),
     ("length=192 split=test", "evaluation.split cannot be set"),
     ("length=192 protocol=nonoverlap", "evaluation.protocols cannot be set"),
 ]

@@ -40,7 +40,7 @@ _OTHER_SPELLINGS = {
     "protocol": "evaluation.protocols",
     "ratio": RATIOS,
     "extension": "evaluation.extensions",
-    "task": "evaluation.tasks",
+    "probe": "evaluation.probes",
     "length": LENGTH,
 }
 WORDS |= _OTHER_SPELLINGS
@@ -88,6 +88,9 @@ ALIASES = {
     ),
     "chosen with its options: encoding=alibi, data=text": (
         "encoding.name data.source data.task data.task.name"
+    ),
+    "data=task/copy to train on a task, probe=passkey to evaluate with a probe": (
+        "task tasks"
     ),
     "a list: posbench sweep seed=0,1,2,3,4": ("seeds n_seeds num_seeds"),
 }

@@ -270,7 +270,7 @@ class EvaluationConfig(Section, kw_only=True):
     sinks: Natural
     # evaluate with each of these, too: yarn, or with options yarn:factor=4
     extensions: tuple[str, ...]
-    tasks: tuple[str, ...]  # probes of the use of distant context
+    probes: tuple[str, ...]  # of the use of distant context
     split: Literal["validation", "test"]
     # whether a context may cross a document's end
     documents: Literal["auto", "doc", "concat"]
@@ -285,7 +285,7 @@ class EvaluationConfig(Section, kw_only=True):
         variants, and without probes.
         """
         return dataclasses.replace(
-            self, windowed=False, sinks=0, extensions=(), tasks=(), **changes
+            self, windowed=False, sinks=0, extensions=(), probes=(), **changes
         )
 
 
@@ -454,8 +454,8 @@ class Config(Section):
         if evaluation.protocols != ("problems",):
             expected = "problems (experiment=tasks)"
             raise refused("evaluation.protocols", evaluation.protocols, expected)
-        if evaluation.tasks:
-            raise refused("evaluation.tasks", evaluation.tasks, "[] for data=task")
+        if evaluation.probes:
+            raise refused("evaluation.probes", evaluation.probes, "[] for data=task")
         if evaluation.at_tokens:
             raise refused(
                 "evaluation.at_tokens", evaluation.at_tokens, "[] for data=task"
@@ -585,11 +585,22 @@ def validate(cls: type[_Section], plain: Mapping[str, Any]) -> _Section:
     raise refused(key, error["input"], expected)
 
 
+def load_plain(path: Path) -> dict[str, Any]:
+    """Return the `config.yaml` of a run as plain data, with the names that keys have
+    now. Raises UserError if it cannot be read.
+    """
+    container = shipped.load(path)
+    evaluation = container.get("evaluation")
+    if isinstance(evaluation, dict) and "tasks" in evaluation:
+        evaluation["probes"] = evaluation.pop("tasks")
+    return container
+
+
 def load_saved(path: Path) -> AnyConfig:
     """Read the `config.yaml` of a run, or of a model from elsewhere. Raises UserError
     if it is not one.
     """
-    container = shipped.load(path)
+    container = load_plain(path)
     cls: type[AnyConfig] = Config
     if "reading" in container:
         cls = TrainedElsewhere

@@ -101,7 +101,7 @@ def measurements(settings: EvaluationConfig, train_length: int) -> list[Measurem
         for variant, length in points:
             row = Measurement(protocol, length, settings.targets, variant=variant)
             rows.append(row)
-    for text in settings.tasks:  # that is, probes
+    for text in settings.probes:
         of_probe = lengths
         if text == "offset":  # its first row is the baseline
             of_probe = sorted({train_length, *lengths})
@@ -120,7 +120,7 @@ def measurements(settings: EvaluationConfig, train_length: int) -> list[Measurem
                     offset=probe.offset,
                     rewrite=probe.rewrite,
                     pose_from=probe.pose_from,
-                    task=f"{probe.task}{colon}{options}",
+                    task=f"{probe.name}{colon}{options}",
                 )
                 rows.append(row)
     return rows
@@ -135,13 +135,13 @@ def settings_for(
     # ends.
     ratios = {(row.length + (row.offset or 0)) / train_length for row in rows}
     # dictionaries keep the order of the rows
-    tasks: dict[str, None] = {}
+    asked_probes: dict[str, None] = {}
     extensions: dict[str, None] = {}
     sinks = 0
     for row in rows:
         # Other rows of a probe, such as `repeat_control`, come with its first one.
         if row.task and row.task.partition(":")[0] in probes.names():
-            tasks[row.task] = None
+            asked_probes[row.task] = None
         if row.extension == "sinks":
             sinks = (row.extension_options or {}).get("sinks", sinks)
         elif row.extension:
@@ -154,7 +154,7 @@ def settings_for(
         windowed=any(row.variant == WINDOWED for row in rows),
         sinks=sinks,
         extensions=tuple(extensions),
-        tasks=tuple(tasks),
+        probes=tuple(asked_probes),
     )
 
 
@@ -248,7 +248,7 @@ def check_settings(
             f"evaluation.blocks is {settings.blocks}: expected at least {MIN_BLOCKS},"
             " for an interval"
         )
-    for text in settings.tasks:
+    for text in settings.probes:
         probes.of(text, train_length, settings.targets, train_length)
     # at every length: the allowed options can depend on it
     for text in settings.extensions:

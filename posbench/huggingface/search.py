@@ -31,7 +31,7 @@ from posbench.terminal import console
 METHODS = ("yarn", "ntk_by_parts", "llama3", "ntk", "pi")
 MULTIPLES = (1, 2)  # factors, in multiples of N / training length
 PROBE = "passkey"
-_CHOSEN_HERE = ("evaluation.tasks", "evaluation.split", "evaluation.protocols")
+_CHOSEN_HERE = ("evaluation.probes", "evaluation.split", "evaluation.protocols")
 _LEAN = ("protocol=fixed_target", "evaluation.windowed=false", "evaluation.sinks=0")
 
 
@@ -95,7 +95,7 @@ def search(subject: str | Path, words: Sequence[str]) -> None:
     console.log_to_terminal()
     machine.keep_freed_memory()
     words, length, train_length = _asked(subject, words)
-    words += [f"length={train_length},{length}", f"task={PROBE}"]
+    words += [f"length={train_length},{length}", f"probe={PROBE}"]
 
     trials = f"extension={','.join(candidates(length / train_length))}"
     folder = _evaluate(subject, [*words, trials, "split=validation", *_LEAN])

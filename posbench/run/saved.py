@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from posbench import files
-from posbench.config import shipped
 from posbench.config.identity import run_id
-from posbench.config.schema import AnyConfig, load_saved
+from posbench.config.schema import AnyConfig, load_plain, load_saved
 from posbench.errors import UserError
 from posbench.run import CONFIG, RECORD
 
@@ -80,7 +79,7 @@ def load_settings(folder: Path) -> dict[str, Any]:
     path = folder / CONFIG
     record = load_record(folder)
     try:
-        settings = shipped.load(path)
+        settings = load_plain(path)
     except UserError as error:
         raise UserError(f"{error}; {cure(record)}") from None
     try:

@@ -55,9 +55,8 @@ Pose = Callable[[Ids, int], Choice]
 class Probe:
     """One row that a probe asks for."""
 
-    # the row's `task` without options: the probe's name, with a suffix if it has
-    # several rows per length
-    task: str
+    # the probe's name, with a suffix if it has several rows per length
+    name: str
     length: int  # tokens read
     targets: int  # how many of the window's last predictions are scored
     # changes a window's length + 1 tokens, but not the targets
@@ -68,7 +67,7 @@ class Probe:
     offset: int = 0  # the position of the first token read
 
 
-def balanced(task: str, number: int, answers: int) -> int:
+def balanced(name: str, number: int, answers: int) -> int:
     """Return which answer is right in the window of a number: each once in every
     `answers` windows, in shuffled order.
 
@@ -76,7 +75,7 @@ def balanced(task: str, number: int, answers: int) -> int:
     that always gives that answer.
     """
     turn, place = divmod(number, answers)
-    rng = np.random.default_rng(derive(0, task, "answers", turn))
+    rng = np.random.default_rng(derive(0, name, "answers", turn))
     return int(rng.permutation(answers)[place])
 
 
