@@ -387,15 +387,15 @@ def prepare(words: Words = None, config_dir: ConfigDir = None) -> None:
     with signals.signals_as_errors():
         prepared = prepare_all(configs)
     for tokens in prepared:
-        counts = tokens.record["tokens"].items()
+        counts = tokens.meta["tokens"].items()
         splits = ", ".join(f"{split} {count:,}" for split, count in counts)
-        print(f"{tokens.record['name']}: {splits} tokens in {tokens.folder}")
-        documents = tokens.record["documents"].items()
+        print(f"{tokens.meta['name']}: {splits} tokens in {tokens.folder}")
+        documents = tokens.meta["documents"].items()
         counts = ", ".join(f"{split} {count:,}" for split, count in documents)
         what = "documents"
-        if tokens.record["split"] == "stretches":
+        if tokens.meta["split"] == "stretches":
             what = "pieces of documents, which are too few to hold whole ones out"
-        n_dropped = tokens.record["copies"]["dropped_documents"]
+        n_dropped = tokens.meta["copies"]["dropped_documents"]
         print(
             f"  {what}: {counts}; left out of training, as they share passages with"
             f" held-out ones: {n_dropped:,}"

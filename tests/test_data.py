@@ -323,11 +323,11 @@ def test_a_data_set_of_the_hub_has_the_splits_that_it_has(
         write_rows(set_of_the_hub, split, 40)
     settings = config("hub", dataset="a/b", max_documents=most, test_pieces=None)
 
-    record = tokens.prepare(settings, tmp_path / "cache").record
+    meta = tokens.prepare(settings, tmp_path / "cache").meta
 
-    assert record["revision"] == "c0ffee"
-    assert record["split"] == kind
-    assert list(record["documents"].values()) == counts
+    assert meta["revision"] == "c0ffee"
+    assert meta["split"] == kind
+    assert list(meta["documents"].values()) == counts
 
 
 class Flaky:
@@ -557,7 +557,7 @@ def test_a_copy_with_other_line_ends_or_spaces_is_no_further_document(
 
     made = tokens.prepare(text_in(folder, tokenizer="bytes"), tmp_path)
 
-    assert made.record["documents"]["test"] == 16
+    assert made.meta["documents"]["test"] == 16
     assert made.test.firsts.tolist() == [*range(8), *range(8)]
     assert made.validation.firsts.tolist() == list(range(8))
 
@@ -587,7 +587,7 @@ def test_the_record_counts_the_tokens(tmp_path):
 
     made = tokens.prepare(settings, tmp_path)
 
-    counts = made.record["tokens"]
+    counts = made.meta["tokens"]
     assert counts["train"] == len(made.train.ids)
     assert counts["validation"] == len(made.validation.ids)
     assert counts["test"] == len(made.test.ids)
@@ -675,7 +675,7 @@ def test_what_is_in_the_cache_is_read_without_datasets(
     monkeypatch.setitem(sys.modules, "datasets", None)
     after = tokens.prepare(settings, tmp_path)
 
-    assert after.record == before.record
+    assert after.meta == before.meta
 
 
 def test_ids_beyond_16_bits_are_kept_whole(tmp_path):
@@ -762,7 +762,7 @@ def test_copies_within_training_are_said_and_counted(tmp_path, caplog):
 
     made = tokens.prepare(settings, tmp_path / "cache")
 
-    n_copies = made.record["copies"]["in_training"]
+    n_copies = made.meta["copies"]["in_training"]
     n_documents = len(made.train.starts) - 1
     assert n_copies > 0
     line = f"{n_copies} of {n_documents} training documents are copies"
@@ -809,7 +809,7 @@ def test_what_a_tokenizer_loses_of_a_text_is_said_and_recorded(tmp_path, caplog)
 
     made = tokens.prepare(settings, tmp_path / "cache")
 
-    assert 0 < made.record["lost_characters"] < 1e-3
+    assert 0 < made.meta["lost_characters"] < 1e-3
     assert "% of the characters do not come back, such as 'z'" in caplog.text
 
 

@@ -88,7 +88,7 @@ def test_configurations_name_the_runs_of_old(part, source):
 def test_the_built_in_text_gives_the_same_splits_and_tokens(tokenizer, name, tmp_path):
     config = single([f"data.tokenizer={tokenizer}", "tracking=none"])
     made = tokens.prepare(config.data, tmp_path)
-    frozen = FROZEN["tokens"].get(made.record["sha256"])
+    frozen = FROZEN["tokens"].get(made.meta["sha256"])
     if frozen is None:
         pytest.skip("this Python's library is another text than those that are frozen")
 

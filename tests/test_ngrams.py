@@ -344,7 +344,7 @@ def test_the_readers_are_as_good_as_an_independent_measurement(words, ngram, of_
     """
     config = compose.single(["experiment=reader", *words])
     data = data_of(config.data)
-    if data.record["sha256"] != BUILT_IN:
+    if data.meta["sha256"] != BUILT_IN:
         pytest.skip("another Python has another built-in text")
     batches = data.batches(config.training, config.seed)
     spans = batches.spans(config.training.steps)

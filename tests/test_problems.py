@@ -374,10 +374,10 @@ def test_the_fixed_problems_have_a_digest_that_options_change():
     smaller = {**config.task, "vocabulary": 31}
     other = dataclasses.replace(config, task=smaller)
 
-    record = data_of(config).record
-    other_record = data_of(other).record
+    meta = data_of(config).meta
+    other_meta = data_of(other).meta
 
-    assert record["name"] == "copy"
-    assert record["task"]["longest"] == 20
-    assert len(record["sha256"]) == 64
-    assert other_record["sha256"] != record["sha256"]
+    assert meta["name"] == "copy"
+    assert meta["task"]["longest"] == 20
+    assert len(meta["sha256"]) == 64
+    assert other_meta["sha256"] != meta["sha256"]

@@ -76,7 +76,7 @@ def load(
     config: DataConfig, source: Source, folder: Path
 ) -> tuple[dict[str, Texts], dict[str, Any]]:
     """Read the documents of a located source into files of a folder. Return them by
-    split, and their record.
+    split, and what `meta.json` says of them.
     """
     given = {}
     for split, documents in source.read().items():
@@ -107,7 +107,7 @@ def load(
             yield split.encode()
             yield from map(str.encode, splits[split])
 
-    record = {
+    meta = {
         "name": config.name,
         "revision": source.commit,
         "split": split_by,
@@ -123,8 +123,8 @@ def load(
     if split_by == "stretches":
         # how many are held out of each document, as many in validation as in test
         counts = np.bincount(splits["test"].parts[:, 0]).tolist()
-        record["stretches"] = dict.fromkeys(SPLITS[1:], counts)
-    return splits, record
+        meta["stretches"] = dict.fromkeys(SPLITS[1:], counts)
+    return splits, meta
 
 
 def _write(path: Path, texts: Iterable[str]) -> Texts:

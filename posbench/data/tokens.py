@@ -83,13 +83,15 @@ class TokenSplit:
 
 @dataclasses.dataclass(frozen=True)
 class Tokens:
-    """A tokenised corpus and what `run.json` records of it under `data`."""
+    """A tokenised corpus, and what `meta.json` says of it, which a run's record has as
+    `data`.
+    """
 
     train: TokenSplit
     validation: TokenSplit
     test: TokenSplit
     tokenizer: Tokenizer
-    record: dict[str, Any]
+    meta: dict[str, Any]
     folder: Path  # within the cache
     # begins each document, if documents must not read one another
     separator: int | None = None
@@ -117,14 +119,14 @@ class Tokens:
 
 @dataclasses.dataclass(frozen=True)
 class TaskData:
-    """A task as data to train on, and what `run.json` records of it. It has the methods
-    of `Tokens`.
+    """A task as data to train on, and what a run's record has of it as `data`. It has
+    the methods of `Tokens`.
     """
 
     task: Task
     offset: int  # a training problem's first token stands at a position from 0 to this
     tokenizer: Tokenizer
-    record: dict[str, Any]
+    meta: dict[str, Any]
 
     def batches(self, training: TrainingConfig, seed: int) -> ProblemBatches:
         rows = training.batch_size * training.accumulation
@@ -155,13 +157,13 @@ def data_of(
     for length in sorted({task.shortest, task.longest}):
         tested = batches.fixed_problems(task, "test", length, 64)
         facts.append(batches.problems_sha256(tested))
-    record = {
+    meta = {
         "name": config.name,
         "sha256": hashlib.sha256("\n".join(facts).encode()).hexdigest(),
         "task": config.task,
         "offset": config.offset,
     }
-    return TaskData(task, config.offset, tokenizer.of_symbols(task.symbols), record)
+    return TaskData(task, config.offset, tokenizer.of_symbols(task.symbols), meta)
 
 
 def prepare_all(configs: Iterable[Config]) -> list[Tokens]:
@@ -225,7 +227,7 @@ def prepare(
 
     tokens = _read(config, folder, separator)
     if revision is not None:
-        tokens.record["tokenizer_revision"] = revision
+        tokens.meta["tokenizer_revision"] = revision
     return tokens
 
 
@@ -294,11 +296,11 @@ def _digests(folder: Path, meta: dict[str, Any], key: str) -> dict[str, Any]:
 
 def _read(config: DataConfig, folder: Path, separator: int | None) -> Tokens:
     """Return the tokens of a folder of the cache, as a configuration names them."""
-    record = files.read_json(folder / META)
-    record.pop(DIGESTS, None)
-    record["name"] = config.name
+    meta = files.read_json(folder / META)
+    meta.pop(DIGESTS, None)
+    meta["name"] = config.name
     made = tokenizer.from_file(folder / "tokenizer.json", separator)
-    if not record["exact_pieces"]:
+    if not meta["exact_pieces"]:
         made.token_bytes = None
 
     splits = {}
@@ -308,7 +310,7 @@ def _read(config: DataConfig, folder: Path, separator: int | None) -> Tokens:
         same_text = None
         if split != "train":
             same_text = np.load(folder / f"{split}.same_text.npy")
-        stretches = record.get("stretches", {}).get(split)  # of each document
+        stretches = meta.get("stretches", {}).get(split)  # of each document
         document_of = None
         if stretches is not None:
             document_of = np.repeat(np.arange(len(stretches)), stretches)
@@ -317,7 +319,7 @@ def _read(config: DataConfig, folder: Path, separator: int | None) -> Tokens:
     return Tokens(
         **splits,
         tokenizer=made,
-        record=record,
+        meta=meta,
         folder=folder,
         separator=made.separator if config.document_mask else None,
     )
@@ -335,8 +337,8 @@ def _write(
     """
     logger.info("preparing the tokens of data '%s'", config.name)
     with files.atomic_folder(folder) as new:
-        splits, record = text.load(config, source, new)
-        n_copies = record["copies"]["in_training"]
+        splits, meta = text.load(config, source, new)
+        n_copies = meta["copies"]["in_training"]
         if n_copies:
             logger.warning(
                 "data '%s': %s of %s training documents are copies of others",
@@ -346,7 +348,7 @@ def _write(
             )
         if loaded is not None:
             made = loaded
-            record["lost_characters"] = _refuse_lossy(made, splits)
+            meta["lost_characters"] = _refuse_lossy(made, splits)
         elif config.tokenizer == "bpe":
             sample = splits["train"].sample(BPE_CHARACTERS)
             made = tokenizer.train_bpe(sample, config.vocab_size)
@@ -356,16 +358,16 @@ def _write(
 
         total = sum(int(texts.sizes.sum()) for texts in splits.values())
         progress = console.Work(total, "tokens of %s of %s characters, about %s left")
-        record["tokens"] = {}
+        meta["tokens"] = {}
         is_exact = True
         for split, texts in splits.items():
             size, split_is_exact = _encode(made, texts, new / split, progress)
-            record["tokens"][split] = size
+            meta["tokens"][split] = size
             is_exact = is_exact and split_is_exact
             if split != "train":  # intervals are over held-out text
                 same_text = text.first_of_equals(texts)
                 np.save(new / f"{split}.same_text.npy", same_text)
-        record["exact_pieces"] = is_exact
+        meta["exact_pieces"] = is_exact
         if not is_exact:
             logger.warning(
                 "data.tokenizer: its tokens are no exact pieces of this text, so that"
@@ -373,9 +375,9 @@ def _write(
             )
         for documents in new.glob("*.documents"):
             documents.unlink()
-        record = json.loads(json.dumps(record))
-        record[DIGESTS] = _digests(new, record, key)
-        (new / META).write_text(json.dumps(record, indent=1), "utf-8")
+        meta = json.loads(json.dumps(meta))
+        meta[DIGESTS] = _digests(new, meta, key)
+        (new / META).write_text(json.dumps(meta, indent=1), "utf-8")
         if folder.exists():
             # renamed first: a kill meanwhile leaves no half of it
             files.delete(folder.rename(files.temporary(folder)))

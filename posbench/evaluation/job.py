@@ -77,7 +77,7 @@ def evaluate_run(folder: Path, config: Config, world: World | None = None) -> No
             tracking.mirror(config, run)
         tokens = world.after_first(data)
         if run:
-            run.refuse_changes(tokens.record["sha256"], tokens.tokenizer.sha256)
+            run.refuse_changes(tokens.meta["sha256"], tokens.tokenizer.sha256)
             note_use(tokens, folder)
             if config.data != recorded:
                 run.write_config(dataclasses.replace(run.config, data=config.data))
@@ -115,7 +115,7 @@ def evaluate_into(
         "subject": subject,
         "settings": settings,
         "checkpoint_step": step,
-        "tokens": step * config.training.tokens_per_step,
+        "trained_tokens": step * config.training.tokens_per_step,
         "dtype": precision,
         "device": device,
         "world": world,

@@ -63,7 +63,7 @@ class Readers:
             spans.append(tokens.batches(config.training, config.seed).spans(step))
         start = config.start
         if start is not None:
-            if start.text_sha256 != tokens.record["sha256"]:
+            if start.text_sha256 != tokens.meta["sha256"]:
                 return None
             earlier = dataclasses.replace(
                 config.training,

@@ -33,7 +33,7 @@ class AnyEvaluation:
 
     settings: EvaluationConfig
     checkpoint_step: int
-    tokens: int | None = None  # tokens of training; None: unknown
+    trained_tokens: int | None = None  # None: unknown
     dtype: str  # the precision of the model, as rows name it: bf16, fp32
     device: torch.device  # the device whose memory is measured
     # the processes that share the forward passes
@@ -50,7 +50,7 @@ class AnyEvaluation:
         return EvaluationRow(
             split=self.settings.split,
             checkpoint_step=self.checkpoint_step,
-            tokens=self.tokens,
+            tokens=self.trained_tokens,
             status="ok",
             dtype=self.dtype,
             **columns,
@@ -59,8 +59,8 @@ class AnyEvaluation:
 
 @dataclasses.dataclass(frozen=True)
 class Measurement:
-    """One row of an evaluation on text. Two are equal if their forward passes are,
-    whatever the rows are called.
+    """What one row of an evaluation on text measures. Two are equal if their forward
+    passes are, whatever the rows are called.
     """
 
     protocol: str = dataclasses.field(compare=False)
@@ -82,25 +82,26 @@ def lengths_of(settings: EvaluationConfig, train_length: int) -> list[int]:
 
 
 def measurements(settings: EvaluationConfig, train_length: int) -> list[Measurement]:
-    """Return all rows that the settings ask for, without their windows: protocols, then
-    probes. The plain rows of each come first.
+    """Return all that the settings ask for, without windows: protocols, then probes.
+    The plain measurements of each come first.
 
-    Lengths below the training length have only `fixed_target` rows of the unchanged
-    model.
+    Lengths below the training length have only `fixed_target` of the unchanged model.
     """
     all_lengths = lengths_of(settings, train_length)
     shorter = [length for length in all_lengths if length < train_length]
     lengths = [length for length in all_lengths if length >= train_length]
 
-    rows = []
+    asked = []
     for protocol in settings.protocols:
         points = [(AS_TRAINED, length) for length in lengths]
         if protocol == "fixed_target":
             points = [(AS_TRAINED, length) for length in shorter]
             points += variants_at(settings, lengths, train_length)
         for variant, length in points:
-            row = Measurement(protocol, length, settings.targets, variant=variant)
-            rows.append(row)
+            measurement = Measurement(
+                protocol, length, settings.targets, variant=variant
+            )
+            asked.append(measurement)
     for text in settings.probes:
         of_probe = lengths
         if text == "offset":  # its first row is the baseline
@@ -108,11 +109,11 @@ def measurements(settings: EvaluationConfig, train_length: int) -> list[Measurem
         _, colon, options = text.partition(":")
         for variant, length in variants_at(settings, of_probe, train_length):
             for probe in probes.of(text, length, settings.targets, train_length):
-                # A window of the probe's length hides nothing, so that the row would be
-                # the plain one. `offset` reads the training length only.
+                # A window of the probe's length hides nothing, so that it would be the
+                # plain one. `offset` reads the training length only.
                 if variant.window is not None and probe.length <= variant.window:
                     continue
-                row = Measurement(
+                measurement = Measurement(
                     "task",
                     probe.length,
                     probe.targets,
@@ -122,8 +123,8 @@ def measurements(settings: EvaluationConfig, train_length: int) -> list[Measurem
                     pose_from=probe.pose_from,
                     task=f"{probe.name}{colon}{options}",
                 )
-                rows.append(row)
-    return rows
+                asked.append(measurement)
+    return asked
 
 
 def settings_for(
@@ -159,18 +160,18 @@ def settings_for(
 
 
 def with_windows(
-    rows: Sequence[Measurement],
+    asked: Sequence[Measurement],
     settings: EvaluationConfig,
     split: TokenSplit,
     train_length: int,
 ) -> list[Measurement]:
-    """Return the rows with their windows. Their targets allow the longest of all their
-    lengths for which the text suffices.
+    """Return the measurements with their windows. Their targets allow the longest of
+    all their lengths for which the text suffices.
     """
-    lengths = sorted({train_length, *(row.length for row in rows)})
-    longest = round((settings.longest or 1) * train_length)  # None: of the rows alone
+    lengths = sorted({train_length, *(each.length for each in asked)})
+    longest = round((settings.longest or 1) * train_length)  # None: of these alone
 
-    @functools.cache  # rows with equal windows share their forward passes
+    @functools.cache  # those with equal windows share their forward passes
     def windows_of(protocol: str, targets: int) -> dict[int, Windows]:
         return protocols.place_windows(
             protocol,
@@ -184,10 +185,12 @@ def with_windows(
         )
 
     placed = []
-    for row in rows:
-        protocol = "fixed_target" if row.protocol == "task" else row.protocol
-        windows = windows_of(protocol, row.targets)
-        placed.append(dataclasses.replace(row, windows=windows.get(row.length)))
+    for measurement in asked:
+        protocol = measurement.protocol
+        if protocol == "task":
+            protocol = "fixed_target"
+        windows = windows_of(protocol, measurement.targets).get(measurement.length)
+        placed.append(dataclasses.replace(measurement, windows=windows))
     return placed
 
 

@@ -242,13 +242,13 @@ def text_of(config: TrainedElsewhere, cache: str | None) -> Tokens:
     """
     with signals_as_errors():
         tokens = data.prepare(config.data, cache, config.reading.separator)
-    rows = config.data.vocab_size
+    table_rows = config.data.vocab_size
     for split in (tokens.train, tokens.validation, tokens.test):
         highest = int(split.ids.max(initial=0))
-        if highest >= rows:
+        if highest >= table_rows:
             raise UserError(
                 f"the tokenizer belongs to another model: it gives id {highest:,}, its"
-                f" table has {rows:,} rows"
+                f" table has {table_rows:,} rows"
             )
     return tokens
 
@@ -256,7 +256,7 @@ def text_of(config: TrainedElsewhere, cache: str | None) -> Tokens:
 def refuse_another_text(run: Run, tokens: Tokens) -> None:
     """Raise UserError if the folder has results on another text."""
     earlier = run.record["data"]
-    if earlier and earlier["sha256"] != tokens.record["sha256"]:
+    if earlier and earlier["sha256"] != tokens.meta["sha256"]:
         raise UserError(
             f"{run.folder} has results on another text: restore that, or name the new"
             " one: data.name=NAME"
@@ -279,7 +279,7 @@ def record(
     version = transformers().__version__
     total = subject.model.num_parameters()
     run.update(
-        data={**tokens.record, "separator": separator},
+        data={**tokens.meta, "separator": separator},
         tokenizer_sha256=tokens.tokenizer.sha256,
         parameters={**run.record["parameters"], "total": total},
         support={"level": level, "transformers": version},
@@ -302,7 +302,7 @@ def evaluate_into(
         split=getattr(tokens, settings.split),
         tokenizer=tokens.tokenizer,
         checkpoint_step=0,
-        tokens=None,  # of training: unknown
+        trained_tokens=None,  # unknown
         dtype=subject.precision,
         device=subject.model.device,
     )

@@ -20,7 +20,7 @@ def record_begin(
     """Begin an attempt of a run. Raises UserError if it may not be continued on this
     text or in this precision.
     """
-    run.refuse_changes(tokens.record["sha256"], tokens.tokenizer.sha256)
+    run.refuse_changes(tokens.meta["sha256"], tokens.tokenizer.sha256)
     newest = checkpoint.newest(run.folder, (checkpoint.STATE,))
     if newest and newest.step < config.training.steps:
         saved, dtype = newest.state()["dtype"], resources["dtype"]

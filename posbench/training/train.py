@@ -84,7 +84,7 @@ def train(
         with machine.out_of_memory_as_failure("a smaller model"):
             model = build(config, tokenizer.vocab_size, tokenizer.texts).to(device)
         if run:
-            run.update(data=tokens.record, parameters=parameter_counts(model))
+            run.update(data=tokens.meta, parameters=parameter_counts(model))
             note_use(tokens, folder)
 
         def evaluate(step: int, settings: EvaluationConfig) -> int:

@@ -107,7 +107,7 @@ def test_a_tokenizer_of_the_hub_is_data_and_its_revision_is_recorded(
     made = tokens.prepare(settings, tmp_path / "cache")
 
     assert download.call_args.kwargs["allow_patterns"] == ["tokenizer.json"]
-    assert made.record["tokenizer_revision"] == "c0ffee"
+    assert made.meta["tokenizer_revision"] == "c0ffee"
     assert made.tokenizer.vocab_size == 257
     assert not canary.exists()
 
@@ -116,7 +116,7 @@ def test_a_tokenizer_of_a_folder_is_data(tmp_path, canary, tokenizer_of_code, te
     settings = config(path=str(texts), tokenizer=str(tokenizer_of_code))
     made = tokens.prepare(settings, tmp_path / "cache")
 
-    assert "tokenizer_revision" not in made.record
+    assert "tokenizer_revision" not in made.meta
     assert made.tokenizer.vocab_size == 257
     assert not canary.exists()
 
