@@ -119,7 +119,7 @@ class LoadedRun:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.config: AnyConfig = load_any(folder)
-        self.record: dict[str, Any] = load_record(folder)
+        self.record = load_record(folder)
         self._rows = evaluation_rows(folder)
         self._frame = results.read([folder])
         if self.status == "unreadable":
@@ -130,7 +130,7 @@ class LoadedRun:
         """The run's name; its last eight digits are a digest of all that shapes its
         weights.
         """
-        return str(self.record["id"])
+        return self.record.id
 
     @property
     def status(self) -> str:

@@ -5,6 +5,7 @@ line, a folder's contents.
 import dataclasses
 import functools
 import importlib.util
+import json
 import os
 import random
 import sys
@@ -52,6 +53,13 @@ def changed(config: Config, **changes: Any) -> Config:
         if isinstance(value, dict):
             changes[name] = dataclasses.replace(getattr(config, name), **value)
     return dataclasses.replace(config, **changes)
+
+
+def change_record(folder: Path, **fields: Any) -> None:
+    """Change fields in the `run.json` of a run folder."""
+    path = folder / "run.json"
+    record = json.loads(path.read_text("utf-8")) | fields
+    path.write_text(json.dumps(record), "utf-8")
 
 
 def encoded(config: Config, name: str, **options: Any) -> Config:

@@ -448,7 +448,7 @@ def test_the_same_command_is_the_same_run_in_the_folder_of_its_configuration():
 
     folder = the_run()
     assert folder.name == load_saved(folder / "config.yaml").id
-    assert load_record(folder)["status"] == "done"
+    assert load_record(folder).status == "done"
 
 
 def test_a_run_that_diverges_is_exit_code_1_and_an_error_in_the_last_line(capsys):
@@ -467,7 +467,7 @@ def test_a_restarted_run_is_beside_the_old_one(capsys):
     assert train("--restart") == 0
 
     assert runs() == [folder.name, f"{folder.name}.old-1"]
-    assert "--restart" not in load_record(folder)["command"]
+    assert "--restart" not in load_record(folder).command
 
 
 def lengths_of(folder: Path) -> set[int]:
@@ -566,8 +566,7 @@ def test_runs_are_listed_with_what_differs_their_loss_and_their_size(capsys):
     assert train("seed=0") == 0
     assert train("seed=1", "training.tokens=256") == 0
     first, second = (Path("outputs/text") / name for name in runs())
-    record = load_record(first) | {"status": "stopped"}
-    (first / "run.json").write_text(json.dumps(record), encoding="utf-8")
+    support.change_record(first, status="stopped")
     capsys.readouterr()
 
     assert posbench("runs") == 0
@@ -725,7 +724,7 @@ def test_tokens_that_no_run_has_are_deleted(tmp_path, monkeypatch, capsys):
     line = capsys.readouterr().out
     assert re.fullmatch(r"Deleted 1 prepared text, [\d,]{5,} bytes\.\n", line)
     (kept,) = Path("posbench/tokens").glob("*/meta.json")
-    text_of_run = load_record(the_run())["data"]["sha256"]
+    text_of_run = load_record(the_run()).data["sha256"]
     assert json.loads(kept.read_text())["sha256"] == text_of_run
 
 

@@ -16,7 +16,7 @@ import pandas as pd
 import pytest
 import torch
 from fake_study import headline_of
-from support import changed, encoded, write_words
+from support import change_record, changed, encoded, write_words
 from torch import Tensor
 
 from posbench.config.overrides import apply
@@ -699,8 +699,7 @@ def test_a_run_that_is_not_done_does_not_hold_its_study_back(two):
     grown, other = two
     evaluate_runs([grown], ["ratio=8"], print)
     digests = digests_of(curve_of(grown), "fixed_target")
-    record = load_record(other) | {"status": "failed"}
-    (other / "run.json").write_text(json.dumps(record), encoding="utf-8")
+    change_record(other, status="failed")
 
     rows = main_rows_of(two)
     assert set(rows["run"]) == {"run"}
@@ -806,7 +805,7 @@ def test_an_evaluation_that_ends_early_keeps_its_rows(trained, monkeypatch):
     added = evaluation_rows(folder)[len(first) :]
     assert lengths_in(added) == [24, 40]
     # since that is what became of its training
-    assert load_record(folder)["status"] == "done"
+    assert load_record(folder).status == "done"
 
 
 def test_an_unfinished_run_is_to_be_continued_before_it_is_evaluated(trained):

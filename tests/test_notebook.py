@@ -167,10 +167,7 @@ def test_ids_are_those_of_a_document(trained):
 
 def test_the_tokenizer_of_another_run_is_refused(trained, tmp_path):
     folder = shutil.copytree(trained, tmp_path / "run")
-    path = folder / "run.json"
-    record = json.loads(path.read_text())
-    record["tokenizer_sha256"] = "0" * 64
-    path.write_text(json.dumps(record))
+    support.change_record(folder, tokenizer_sha256="0" * 64)
     run = posbench.load(folder)
     with pytest.raises(UserError, match="is not the tokenizer that the run was"):
         run.model()
@@ -208,7 +205,7 @@ def test_a_class_typed_into_a_notebook_trains_under_its_name(here):
     assert run.config.encoding.options == {"slope": 0.25}
     source = Path(__file__).read_bytes()
     digest = hashlib.sha256(source).hexdigest()
-    assert run.record["installed_encodings"] == {"slope": digest}
+    assert run.record.installed_encodings == {"slope": digest}
 
 
 def test_registering_a_class_may_be_a_decorator(here):

@@ -129,9 +129,9 @@ def test_two_processes_give_what_one_gives(config, tmp_path, optimizer):
 
     check_alike(one, two)
     record = load_record(two)
-    assert record["status"] == "done"
-    assert record["attempt"]["processes"] == 2
-    assert record["cpu_seconds"] > 0
+    assert record.status == "done"
+    assert record.attempt["processes"] == 2
+    assert record.cpu_seconds > 0
 
 
 @pytest.mark.slow
@@ -228,8 +228,8 @@ def test_a_signal_to_one_stops_all_after_the_same_update_and_the_run_goes_on_to_
     train_together(config, cut, size)
 
     assert stopped.value.exit_code == 143
-    assert record["status"] == "stopped"
-    assert record["reason"] == "signal"
+    assert record.status == "stopped"
+    assert record.reason == "signal"
     saved = checkpoint.trained(cut)
     expected = checkpoint.trained(whole)
     assert saved.step == STEPS
@@ -281,8 +281,8 @@ def test_a_rank_that_fails_ends_the_others_and_is_named_in_one_line_with_its_exi
     errors = re.findall(r"^error: .*", printed, flags=re.M)
     assert errors == [f"error: {text}"]
     record = load_record(tmp_path / "run")
-    assert record["status"] == "failed"
-    assert record["message"] == text
+    assert record.status == "failed"
+    assert record.message == text
 
 
 def test_a_process_that_nobody_placed_is_alone():

@@ -23,6 +23,7 @@ from fake_study import (
     write_run,
     write_study,
 )
+from support import change_record
 
 from posbench.config.identity import run_id
 from posbench.errors import UserError
@@ -35,7 +36,6 @@ from posbench.results.frame import read
 from posbench.results.headline import headline
 from posbench.results.words import NOT_RESOLVED
 from posbench.run.rows import read_rows
-from posbench.run.saved import load_record
 
 
 @pytest.fixture(scope="module")
@@ -100,11 +100,6 @@ def test_a_study_is_kept_in_one_file(tmp_path):
     demo.to_parquet(path)
     twice = read([path, path]).drop(columns="folder")
     pd.testing.assert_frame_equal(twice, demo)
-
-
-def change_record(folder: Path, **fields: Any) -> None:
-    record = load_record(folder) | fields
-    (folder / "run.json").write_text(json.dumps(record), encoding="utf-8")
 
 
 @pytest.fixture

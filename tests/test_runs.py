@@ -1,5 +1,6 @@
 """The run folder: one owner, whole records, nothing lost."""
 
+import dataclasses
 import os
 import signal
 from pathlib import Path
@@ -20,7 +21,7 @@ from posbench.run.rows import (
     read_rows,
 )
 from posbench.run.run import ADDING, Run, in_use, load_config, other_code
-from posbench.run.saved import load_record
+from posbench.run.saved import RunRecord, load_record
 
 COMMAND = ["posbench", "train"]
 
@@ -46,7 +47,7 @@ def folder(tmp_path):
 
 def stands(folder: Path) -> tuple[Any, ...]:
     record = load_record(folder)
-    return record["status"], record["reason"], record["message"]
+    return record.status, record.reason, record.message
 
 
 def has_weights(folder: Path, step: int) -> Path:
@@ -69,11 +70,11 @@ def test_run_json_says_what_a_run_is_and_who_makes_it(folder, tiny_config):
     with Run.open(folder, tiny_config, COMMAND) as run:
         run.begin_attempt(device="cpu")
     record = load_record(folder)
-    assert record["id"] == tiny_config.id
-    assert record["command"] == "posbench train"
-    assert "torch" in record["versions"]
-    assert record["attempt"]["device"] == "cpu"
-    assert record["attempt"]["pid"] == os.getpid()
+    assert record.id == tiny_config.id
+    assert record.command == "posbench train"
+    assert "torch" in record.versions
+    assert record.attempt["device"] == "cpu"
+    assert record.attempt["pid"] == os.getpid()
 
 
 def test_a_finished_run_without_weights_is_not_finished(folder, tiny_config):
@@ -206,7 +207,7 @@ def test_what_a_killed_process_leaves_is_taken_over_and_its_temporary_files_go(
     (folder / ".tmp-notes").touch()  # not ours
     with Run.open(folder, tiny_config, COMMAND) as run:
         assert run.rows == [{"step": 1}]
-        assert run.record["tokens"] == 1
+        assert run.record.tokens == 1
     left = list(folder.glob(".tmp-*"))
     assert left == [folder / ".tmp-notes"]
 
@@ -309,10 +310,12 @@ def test_a_curve_is_replaced_only_by_one_that_is_measured_as_far():
 def test_another_version_of_an_own_encodings_file_is_told(tiny_config, monkeypatch):
     current = {"own": "now", "other": "same"}
     monkeypatch.setattr(encodings, "installed_files", lambda *_: current)
-    record = {"installed_encodings": {"own": "before", "other": "same"}}
-    (line,) = other_code(tiny_config, record)
+    record = RunRecord(id=tiny_config.id, status="done")
+    digests = {"own": "before", "other": "same"}
+    before = dataclasses.replace(record, installed_encodings=digests)
+    (line,) = other_code(tiny_config, before)
     assert line.startswith("'own' was trained with another version of its file")
-    assert other_code(tiny_config, {}) == []
+    assert other_code(tiny_config, record) == []
 
 
 def test_adding_rows_makes_no_run(folder, tiny_config):

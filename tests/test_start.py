@@ -248,7 +248,7 @@ def test_typed_lengths_hold_and_else_those_of_that_run_are_among_them(here):
 
 def rename(folder: Path, new_id: str) -> None:
     """Make a run another one, in all files that have its id."""
-    old_id = load_record(folder)["id"]
+    old_id = load_record(folder).id
     for name in ("run.json", "rows.jsonl", "checkpoint/*/manifest.json"):
         for path in folder.glob(name):
             path.write_text(path.read_text().replace(old_id, new_id))

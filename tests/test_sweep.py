@@ -293,7 +293,7 @@ def test_a_sweep_equals_single_runs(overrides, tmp_path):
     todo = plans.resolve([arguments])
     assert_as_single_runs(todo, tmp_path / "single")
     record = pool.record(todo[0])
-    assert record["command"].startswith("posbench train encoding=rope ")
+    assert record.command.startswith("posbench train encoding=rope ")
     folders = [plan.folder for plan in todo]
     assert reports == [folders]
 
@@ -389,10 +389,10 @@ def test_failing_runs_are_recorded_with_their_reason_and_the_others_are_done(
     sets = plans.read_sets("faults", overrides, tmp_path)
     todo = [*plans.resolve(sets, tmp_path), *plans.resolve([crash])]
     records = [pool.record(plan) for plan in todo]
-    reasons = [record["reason"] for record in records]
+    reasons = [record.reason for record in records]
     assert reasons == [None, "diverged", "signal", "signal"]
     killed = "killed by SIGKILL, perhaps since memory ran out"
-    assert records[-1]["message"] == killed
+    assert records[-1].message == killed
     message = str(caught.value)
     for plan in todo[2:]:
         assert plan.id in message
@@ -464,7 +464,7 @@ def test_ctrl_c_lets_what_runs_save_itself(overrides, tmp_path):
     assert process.exitcode == 130
     assert not processes_of(tmp_path)
     first, second = plans.resolve([arguments])
-    assert pool.record(first)["status"] == "stopped"
+    assert pool.record(first).status == "stopped"
     checkpoints = first.folder / "checkpoint"
     saved = max(checkpoints.glob("step-*"))
     last_step = training_rows(first.folder)[-1]["step"]
@@ -493,24 +493,24 @@ def attempt(job: Plan, end: str | PosbenchError | None = None) -> None:
 
 def test_what_became_of_a_run_without_record_are_its_last_words(job):
     job.output.write_text("12:00:00 preparing\nerror: there is no text.txt\n\nmore\n")
-    outcome = pool.outcome(job, 2, {})
+    outcome = pool.outcome(job, 2, None)
     assert outcome == ("failed", "error", "there is no text.txt")
-    assert pool.record(job)["message"] == "there is no text.txt"
+    assert pool.record(job).message == "there is no text.txt"
 
 
 def test_a_run_without_last_words_has_an_exit_code(job):
-    outcome = pool.outcome(job, 2, {})
+    outcome = pool.outcome(job, 2, None)
     assert outcome.message == "ended with exit code 2"
 
 
 def test_a_run_that_another_process_has_is_in_use(job):
-    assert pool.outcome(job, 75, {}) == IN_USE
+    assert pool.outcome(job, 75, None) == IN_USE
 
 
 def test_a_run_that_the_sweep_stopped_is_stopped(job):
-    outcome = pool.outcome(job, -signal.SIGTERM, {}, [signal.SIGTERM])
+    outcome = pool.outcome(job, -signal.SIGTERM, None, [signal.SIGTERM])
     assert outcome.name == "stopped"
-    assert pool.record(job)["status"] == "stopped"
+    assert pool.record(job).status == "stopped"
 
 
 def test_what_became_of_a_run_is_what_its_record_says(job):
@@ -530,7 +530,7 @@ def test_a_run_that_was_killed_stays_done_in_its_record(job):
     attempt(job, "done")
     again = pool.outcome(job, 0, before)
     assert again == DONE
-    assert pool.record(job)["status"] == "done"
+    assert pool.record(job).status == "done"
 
 
 @pytest.fixture

@@ -298,7 +298,7 @@ def test_under_the_agent_of_a_sweep_the_run_is_the_agents(
     assert run.last("project") == "theirs"
     assert run.exit_code == 0
     assert run.summary["nll_1x"] == 1.0
-    assert load_record(folder)["wandb"]["id"] == "r1"
+    assert load_record(folder).wandb["id"] == "r1"
 
 
 def test_a_failing_wandb_costs_one_warning_and_no_row(

@@ -5,7 +5,6 @@ same numbers.
 import contextlib
 import dataclasses
 import errno
-import json
 import multiprocessing
 import os
 import pathlib
@@ -18,7 +17,7 @@ import pandas as pd
 import pytest
 import torch
 from fake_study import headline_of
-from support import changed, encoded, snapshot, until, write_words
+from support import change_record, changed, encoded, snapshot, until, write_words
 
 from posbench import machine
 from posbench.config.schema import Config
@@ -68,7 +67,7 @@ def losses(folder: pathlib.Path) -> list[float]:
 
 def status(folder: pathlib.Path) -> tuple[str, str | None]:
     record = load_record(folder)
-    return record["status"], record["reason"]
+    return record.status, record.reason
 
 
 def before_update(patch: pytest.MonkeyPatch, step: int, act: Callable[[], Any]) -> None:
@@ -100,13 +99,13 @@ def test_a_run_leaves_its_record(config, folder):
 
     record = load_record(folder)
     assert status(folder) == ("done", None)
-    assert record["tokens"] == config.training.tokens
-    assert record["parameters"]["encoding"] == 0
-    assert record["parameters"]["total"] > 0
-    assert record["data"]["tokens"]["train"] > 1000
-    assert record["evaluate_seconds"] > 0
-    assert record["train_seconds"] > 0
-    assert record["cpu_seconds"] > 0
+    assert record.tokens == config.training.tokens
+    assert record.parameters["encoding"] == 0
+    assert record.parameters["total"] > 0
+    assert record.data["tokens"]["train"] > 1000
+    assert record.evaluate_seconds > 0
+    assert record.train_seconds > 0
+    assert record.cpu_seconds > 0
 
 
 def test_a_finished_run_is_left_as_it_is(config, folder, caplog):
@@ -273,11 +272,6 @@ def test_a_run_whose_text_is_another_now_is_refused_and_left_as_it_is(config, fo
     assert snapshot(folder) == before
 
 
-def change_record(folder: pathlib.Path, **changes: Any) -> None:
-    record = load_record(folder) | changes
-    (folder / "run.json").write_text(json.dumps(record), encoding="utf-8")
-
-
 def test_a_run_whose_tokenizer_is_another_now_is_refused_and_left_as_it_is(
     config, folder
 ):
@@ -299,7 +293,7 @@ def test_a_finished_run_without_weights_is_kept_beside_the_new_one(config, folde
     train(config, folder, [])
 
     former = load_record(folder.with_name("run.old-1"))
-    assert former["message"] == "of the former run"
+    assert former.message == "of the former run"
     assert status(folder) == ("done", None)
 
 
@@ -417,7 +411,7 @@ def status_in_frame(folder: pathlib.Path) -> str:
 def test_a_killed_run_is_said_to_have_died_until_it_goes_on(config, folder):
     killed_after_some_rows(config, folder)
 
-    assert load_record(folder)["status"] == "running"
+    assert load_record(folder).status == "running"
     assert status_in_frame(folder) == "died"
     with Run.open(folder, config, None):
         assert status_in_frame(folder) == "running"

@@ -61,7 +61,7 @@ def evaluate_run(folder: Path, config: Config, world: World | None = None) -> No
         progress = f"{trained.step} of {config.training.steps} updates are made"
         raise UserError(
             f"{folder} is not finished, {progress}: go on with"
-            f" '{load_record(folder)['command']}' first"
+            f" '{load_record(folder).command}' first"
         )
     machine.set_threads(config.runtime.threads)
     machine.be_deterministic(device, config.runtime.deterministic)
@@ -106,8 +106,7 @@ def evaluate_into(
     precision = settings.precision
     if precision == "auto":  # that of the training, perhaps on another machine
         if run:
-            attempt = run.record["attempt"] or {}
-            precision = attempt.get("dtype", "no precision")
+            precision = run.record.attempt.get("dtype", "no precision")
         precision = world.from_first(precision)
     dtype = machine.resolve_precision(precision, device)
     subject = subject_of(model, config, device, dtype)
@@ -174,7 +173,7 @@ def rows_into(
             rows.append(row)
     finally:
         if run:
-            earlier = run.record["evaluate_seconds"] or 0.0
+            earlier = run.record.evaluate_seconds or 0.0
             seconds = earlier + time.monotonic() - started
             run.update(evaluate_seconds=round(seconds, 3))
     return len(rows)

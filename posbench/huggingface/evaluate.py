@@ -255,8 +255,7 @@ def text_of(config: TrainedElsewhere, cache: str | None) -> Tokens:
 
 def refuse_another_text(run: Run, tokens: Tokens) -> None:
     """Raise UserError if the folder has results on another text."""
-    earlier = run.record["data"]
-    if earlier and earlier["sha256"] != tokens.meta["sha256"]:
+    if run.record.text_sha256 not in (None, tokens.meta["sha256"]):
         raise UserError(
             f"{run.folder} has results on another text: restore that, or name the new"
             " one: data.name=NAME"
@@ -281,7 +280,7 @@ def record(
     run.update(
         data={**tokens.meta, "separator": separator},
         tokenizer_sha256=tokens.tokenizer.sha256,
-        parameters={**run.record["parameters"], "total": total},
+        parameters={**run.record.parameters, "total": total},
         support={"level": level, "transformers": version},
     )
     logger.info(

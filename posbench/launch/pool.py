@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from multiprocessing.context import BaseContext
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn
+from typing import NamedTuple, NoReturn
 
 from posbench import machine
 from posbench.config.schema import to_container
@@ -31,7 +31,7 @@ from posbench.launch.plans import Plan
 from posbench.run import RECORD
 from posbench.run.rows import PLAIN, evaluation_rows, every_row, training_rows
 from posbench.run.run import ADDING, Run, load_config
-from posbench.run.saved import load_record
+from posbench.run.saved import RunRecord, load_record
 from posbench.terminal import console, exits
 from posbench.terminal.signals import exit_when_parent_exits, stop_signals
 
@@ -66,15 +66,15 @@ class _Begun(NamedTuple):
     plan: Plan
     process: BaseProcess
     slot: dict[str, str]
-    old_record: dict[str, Any]  # `run.json` before the process started
+    old_record: RunRecord | None  # `run.json` before the process started
 
 
-def record(plan: Plan) -> dict[str, Any]:
-    """Return the run's `run.json`; empty if it is missing or cannot be read."""
+def record(plan: Plan) -> RunRecord | None:
+    """Return the run's `run.json`; None if it is missing or cannot be read."""
     try:
         return load_record(plan.folder)
     except UserError:
-        return {}
+        return None
 
 
 def begun(todo: list[Plan]) -> list[Path]:
@@ -86,8 +86,10 @@ def is_trained(plan: Plan) -> bool:
     """Return whether a run of these weights is done, perhaps with other evaluation
     settings.
     """
-    old_record = record(plan)
-    return (old_record.get("status"), old_record.get("id")) == ("done", plan.config.id)
+    recorded = record(plan)
+    if recorded is None:
+        return False
+    return (recorded.status, recorded.id) == ("done", plan.config.id)
 
 
 def is_finished(plan: Plan) -> bool:
@@ -99,11 +101,12 @@ def is_finished(plan: Plan) -> bool:
     wanted = to_container(plan.config)["evaluation"]
     try:
         trained_with = load_config(plan.folder)
+        evaluated = load_record(plan.folder).evaluated
         existing = {row.key for row in every_row(plan.folder)}
     except UserError:
         return False
     # A command that is repeated takes back nothing that another one has added since.
-    settings = (record(plan).get("evaluated"), to_container(trained_with)["evaluation"])
+    settings = (evaluated, to_container(trained_with)["evaluation"])
     return wanted in settings and keys_of(plan.config) <= existing
 
 
@@ -264,7 +267,7 @@ class _Pool:
 
 
 def outcome(
-    plan: Plan, code: int, old_record: dict[str, Any], received: Sequence[int] = ()
+    plan: Plan, code: int, old_record: RunRecord | None, received: Sequence[int] = ()
 ) -> Status:
     """Return the outcome of a run whose process ended with a code, and write it into
     `run.json` if the process did not.
@@ -278,14 +281,13 @@ def outcome(
         return IN_USE
 
     recorded = record(plan)
-    process_wrote_it = recorded != old_record
     # without an end the reason is that of a beginning: None, or ADDING in a run that is
     # done
-    has_end = recorded.get("reason") not in (None, ADDING)
-    if process_wrote_it and has_end:
+    has_end = recorded is not None and recorded.reason not in (None, ADDING)
+    if recorded and has_end and recorded != old_record:
         # a run that is done stays so in its record: only the reason tells
-        name = "stopped" if recorded["status"] == "stopped" else "failed"
-        return Status(name, recorded["reason"], recorded["message"])
+        name = "stopped" if recorded.status == "stopped" else "failed"
+        return Status(name, recorded.reason, recorded.message)
 
     if received:
         status = Status("stopped", "signal", "stopped before it could save")

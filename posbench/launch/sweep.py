@@ -65,7 +65,9 @@ def sweep(
     console.log_to_terminal()
     warnings = []
     for plan in todo:
-        warnings += other_code(plan.config, pool.record(plan))
+        recorded = pool.record(plan)
+        if recorded:
+            warnings += other_code(plan.config, recorded)
     for line in dict.fromkeys(warnings):
         logger.warning("%s", line)
     if dry_run:
@@ -134,9 +136,9 @@ def speeds_here(outputs: set[Path]) -> dict[Any, float]:
     for path in newest:
         with contextlib.suppress(UserError):  # a folder that cannot be read
             record = load_record(path.parent)
-            is_done = record["status"] == "done" and record["train_seconds"]
-            if is_done and record["attempt"]["host"] == socket.gethostname():
-                speed = record["tokens"] / record["train_seconds"]
+            is_here = record.attempt.get("host") == socket.gethostname()
+            if record.status == "done" and is_here and record.train_seconds:
+                speed = (record.tokens or 0) / record.train_seconds
                 size = size_of(load_config(path.parent))
                 speeds.setdefault(size, []).append(speed)
     return {size: statistics.median(each) for size, each in speeds.items()}

@@ -8,6 +8,7 @@ What is undefined has a `status` and no number. All that is printed or drawn is 
 from the frame.
 """
 
+import json
 import typing
 from collections.abc import Iterable
 from pathlib import Path
@@ -20,7 +21,7 @@ from posbench.errors import PosbenchError, UserError
 from posbench.results.settings import with_schemes
 from posbench.run import ROWS
 from posbench.run import rows as run_rows
-from posbench.run.facts import as_json, facts_of
+from posbench.run.facts import Facts, as_json, facts_of
 from posbench.run.find import run_folders
 from posbench.run.rows import EvaluationRow, number
 
@@ -39,41 +40,17 @@ _UNITS = {
 
 # The columns that are read, with their types. Whole numbers may be missing. A text or a
 # list that is missing is None.
-_TEXTS = (
-    "folder",
-    "run",
-    "study",
-    "encoding",
-    "run_status",
-    "run_reason",
-    "trained_task",
-    "text",
-    "text_sha256",
-    "text_split",
-    "tokenizer_sha256",
-    "installed_encodings",
-    "command",
-    "settings",
-)
-_WHOLE = (
-    "seed",
-    "train_length",
-    "trained_tokens",
-    "parameters",
-    "encoding_parameters",
-    "steps_to_gate",
-)
-_NUMBERS = ("learning_rate", "train_seconds", "cpu_seconds")
-_TYPES = dict.fromkeys(_TEXTS, "object")
-_TYPES |= dict.fromkeys(_WHOLE, "Int64")
-_TYPES |= dict.fromkeys(_NUMBERS, "float64")
-_HINTS = typing.get_type_hints(EvaluationRow)
-for _name in run_rows.COLUMNS:
+_OF_A_RUN = {"folder": str, "run": str, **typing.get_type_hints(Facts)}
+_OF_A_RUN["steps_to_gate"] = int | None
+_HINTS = _OF_A_RUN | typing.get_type_hints(EvaluationRow)
+_TYPES = {}
+for _name in (*_OF_A_RUN, *run_rows.COLUMNS):
     _TYPES[_name] = "object"
     if _HINTS[_name] in (int, int | None):
         _TYPES[_name] = "Int64"
     elif _HINTS[_name] in (float, float | None):
         _TYPES[_name] = "float64"
+_TEXTS = [name for name in _OF_A_RUN if _TYPES[name] == "object"]
 _TYPES |= {"variant": "object"}
 _TYPES |= dict.fromkeys(("main", "newest", "superseded"), "bool")
 _TYPES |= dict.fromkeys(_UNITS, "object")
@@ -185,20 +162,22 @@ def _rows(folder: Path, split: str | None) -> list[dict[str, Any]]:
     """
     facts: dict[str, Any] = {"folder": str(folder), "run": folder.name}
     try:
-        facts |= facts_of(folder)
-        if facts["trained_task"]:
+        of_run = facts_of(folder)
+        facts |= vars(of_run)
+        if of_run.trained_task:
             facts["steps_to_gate"] = None
             for row in run_rows.training_rows(folder):
                 if (number(row.get("val/accuracy")) or 0) >= GATE:
                     facts["steps_to_gate"] = int(row["step"])
                     break
-        rows = _measured_rows(folder, split or facts["asked_split"])
+        asked_split = json.loads(of_run.settings).get("evaluation.split", "")
+        rows = _measured_rows(folder, split or asked_split)
     except (PosbenchError, OSError) as error:  # its row says so, the others are read
         reason = str(error) or type(error).__name__
         return [facts | {"run_status": "unreadable", "run_reason": reason}]
     if not rows:
-        if facts["run_status"] == "done":
-            cure = f"'{facts['command']}' measures anew"
+        if of_run.run_status == "done":
+            cure = f"'{of_run.command}' measures anew"
             reason = f"{folder / ROWS} has no evaluation; {cure}"
             facts |= {"run_status": "unreadable", "run_reason": reason}
         return [facts]

@@ -93,7 +93,7 @@ def save(
     digests = {}
     for name, part in contents.items():
         digests[name] = {"sha256": hashlib.sha256(part).hexdigest()}
-    run = load_record(folder)["id"]
+    run = load_record(folder).id
     manifest = {"run": run, "step": step, "files": digests}
     contents[MANIFEST] = json.dumps(manifest).encode()
 

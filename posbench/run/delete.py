@@ -35,8 +35,7 @@ def unused_tokens(paths: Collection[Path]) -> list[Path]:
         folders = run_folders(paths)
     texts = set()
     for folder in folders:
-        data = load_record(folder)["data"] or {}
-        texts.add(data.get("sha256"))
+        texts.add(load_record(folder).text_sha256)
     cache = files.user_cache() / "tokens"
     files.remove_abandoned(cache)
     unused = []

@@ -1,5 +1,6 @@
 """What is known of a run from its folder: its settings, and how it ended."""
 
+import dataclasses
 import json
 import re
 from pathlib import Path
@@ -13,10 +14,37 @@ from posbench.run.saved import load_record, load_settings
 _RUN_NAME = re.compile(r"(.+)-s\d+-[0-9a-f]{8}")
 
 
-def facts_of(folder: Path) -> dict[str, Any]:
-    """Return the facts of a run by name, without importing its encoding.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Facts:
+    """The facts of a run, which each of its rows has as columns. What is not known is
+    None.
+    """
 
-    `settings` are JSON, by dotted key. Raises UserError if they cannot be read.
+    study: str | None
+    encoding: str  # of a model from elsewhere, the model's name
+    seed: int
+    run_status: str  # done, running, stopped, died, or why it failed
+    run_reason: str | None
+    train_length: int
+    learning_rate: float | None
+    trained_tokens: int | None
+    trained_task: str | None
+    parameters: int | None
+    encoding_parameters: int | None
+    train_seconds: float | None
+    cpu_seconds: float | None
+    text: str | None  # its name
+    text_sha256: str | None
+    text_split: str | None
+    tokenizer_sha256: str | None
+    installed_encodings: str  # JSON: digests of their files
+    command: str | None
+    settings: str  # JSON, by dotted key
+
+
+def facts_of(folder: Path) -> Facts:
+    """Return the facts of a run without importing its encoding. Raises UserError if
+    they cannot be read.
     """
     record = load_record(folder)
     container = load_settings(folder)
@@ -24,36 +52,33 @@ def facts_of(folder: Path) -> dict[str, Any]:
 
     # A model that was only evaluated here has a name in place of an encoding.
     name = "model.name" if "reading" in container else "encoding.name"
-    data = record.get("data") or {}
-    parameters = record.get("parameters") or {}
-    status = record["status"]
+    status = record.status
     if status == "failed":
-        status = record.get("reason") or status
+        status = record.reason or status
     elif status == "running" and not in_use(folder):
         status = "died"
-    return {
-        "asked_split": settings.get("evaluation.split", ""),
-        "study": settings.get("study"),
-        "encoding": settings[name],
-        "seed": settings.get("seed", 0),  # 0: unknown, it was trained elsewhere
-        "run_status": status,
-        "run_reason": record.get("message"),
-        "train_length": settings["training.train_length"],
-        "learning_rate": settings.get("training.learning_rate"),
-        "trained_tokens": record.get("tokens"),
-        "trained_task": settings.get("data.task.name"),
-        "parameters": parameters.get("total"),
-        "encoding_parameters": parameters.get("encoding"),
-        "train_seconds": record.get("train_seconds"),
-        "cpu_seconds": record.get("cpu_seconds"),
-        "text": data.get("name"),
-        "text_sha256": data.get("sha256"),
-        "text_split": data.get("split"),
-        "tokenizer_sha256": record.get("tokenizer_sha256"),
-        "installed_encodings": as_json(record.get("installed_encodings") or {}),
-        "command": record.get("command"),
-        "settings": as_json(settings),
-    }
+    return Facts(
+        study=settings.get("study"),
+        encoding=settings[name],
+        seed=settings.get("seed", 0),  # 0: unknown, it was trained elsewhere
+        run_status=status,
+        run_reason=record.message,
+        train_length=settings["training.train_length"],
+        learning_rate=settings.get("training.learning_rate"),
+        trained_tokens=record.tokens,
+        trained_task=settings.get("data.task.name"),
+        parameters=record.parameters.get("total"),
+        encoding_parameters=record.parameters.get("encoding"),
+        train_seconds=record.train_seconds,
+        cpu_seconds=record.cpu_seconds,
+        text=record.data.get("name"),
+        text_sha256=record.text_sha256,
+        text_split=record.data.get("split"),
+        tokenizer_sha256=record.tokenizer_sha256,
+        installed_encodings=as_json(record.installed_encodings),
+        command=record.command,
+        settings=as_json(settings),
+    )
 
 
 def flat_settings(container: dict[str, Any]) -> dict[str, Any]:

@@ -25,7 +25,7 @@ def tokenizer_of(folder: Path) -> Tokenizer:
     missing or not that of the record.
     """
     tokenizer = from_file(folder / TOKENIZER)
-    if load_record(folder).get("tokenizer_sha256") not in (None, tokenizer.sha256):
+    if load_record(folder).tokenizer_sha256 not in (None, tokenizer.sha256):
         raise UserError(
             f"{folder / TOKENIZER} is not the tokenizer that the run was trained with"
         )

@@ -129,8 +129,8 @@ def unpack(path: Path, outputs: Path) -> list[Path]:
 def _refuse_faults(run: Path) -> None:
     """Raise UserError if a part of a run folder is not that of its record."""
     load_any(run)
-    if load_record(run)["id"] != run.name:
-        raise UserError(f"{run} is another run: expected {load_record(run)['id']}")
+    if load_record(run).id != run.name:
+        raise UserError(f"{run} is another run: expected {load_record(run).id}")
     _, faults = rows_and_faults(run)
     for saved in checkpoint.every(run):
         fault = saved.fault((checkpoint.WEIGHTS, checkpoint.STATE))

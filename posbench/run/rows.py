@@ -5,7 +5,6 @@ name, which rows make a curve.
 import dataclasses
 import json
 import math
-import typing
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -13,7 +12,7 @@ from typing import Any, Literal
 from posbench import files
 from posbench.errors import UserError
 from posbench.run import ROWS
-from posbench.run.saved import cure, load_record, other_run
+from posbench.run.saved import cure, json_types, load_record, other_run
 
 PLAIN = "plain"
 WINDOWED = "windowed"
@@ -139,13 +138,7 @@ COLUMNS = tuple(
 ROW_STATUSES = ("ok", "undefined", "too_short", "failed")
 _LARGEST = 700  # nats per token that have a perplexity
 
-# The JSON types of each column. A whole number is a number, too.
-_KINDS: dict[str, set[type]] = {}
-for _name, _hint in typing.get_type_hints(EvaluationRow).items():
-    _KINDS[_name] = {typing.get_origin(kind) or kind for kind in typing.get_args(_hint)}
-    _KINDS[_name] = _KINDS[_name] or {_hint}
-    if float in _KINDS[_name]:
-        _KINDS[_name].add(int)
+_KINDS = json_types(EvaluationRow)
 _KINDS_OF_TRAINING: dict[str, set[type]] = {"step": {int}}
 
 

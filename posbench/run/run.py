@@ -35,7 +35,7 @@ from posbench.config.schema import (
 from posbench.errors import InUse, RunFailed, Stopped, UserError
 from posbench.run import CONFIG, RECORD, ROWS, checkpoint
 from posbench.run.rows import plain, rows_and_faults, step_of
-from posbench.run.saved import FIELDS, RESTART, SCHEMA, load_any, load_record
+from posbench.run.saved import RESTART, RunRecord, load_any, load_record
 
 logger = logging.getLogger(__name__)
 ADDING = "running"  # the reason in the record of a finished run while rows are added
@@ -59,17 +59,10 @@ class Run:
         self.tracker: Any = None  # a tracking.Tracker, which shows the rows elsewhere
         if not (folder / CONFIG).exists():
             self.write_config(config)
-        fields = {
-            "schema": SCHEMA,
-            "id": self.id,
-            "status": "running",
-            "command": command,
-            "parameters": {},
-        }
-        self.record: dict[str, Any] = dict.fromkeys(FIELDS) | fields
         if (folder / RECORD).exists():
-            self.record |= load_record(folder)
+            self.record = load_record(folder)
         else:
+            self.record = RunRecord(id=self.id, status="running", command=command)
             self.update()
         self._open_rows()
 
@@ -98,7 +91,7 @@ class Run:
                 is_run = config.is_trained_here and (folder / RECORD).exists()
                 if command is not None and is_run and not checkpoint.every(folder):
                     # a finished run that has lost all its weights is made anew
-                    restart = restart or load_record(folder)["status"] == "done"
+                    restart = restart or load_record(folder).status == "done"
                 if restart and folder.exists():
                     moved = _free_name(folder)
                     folder.rename(moved)
@@ -175,21 +168,23 @@ class Run:
 
     def update(self, **fields: Any) -> None:
         """Set fields of `run.json`."""
-        self.record |= plain(fields)
-        text = json.dumps(self.record, indent=2)
+        self.record = dataclasses.replace(self.record, **plain(fields))
+        text = json.dumps(vars(self.record), indent=2)
         files.write(self.folder / RECORD, text.encode() + b"\n")
 
     def begin_attempt(self, **resources: Any) -> None:
         """Record that this process starts, and its resources. A run that is done stays
         done while rows are added.
         """
+        status = self.record.status
+        installed = self.record.installed_encodings
         if self.config.is_trained_here:
             if checkpoint.at(self.folder, self.config.training.steps) is None:
-                self.record["status"] = "running"  # it trains, perhaps again
+                status = "running"  # it trains, perhaps again
             if not checkpoint.every(self.folder):
-                self.record["installed_encodings"] = _installed_files(self.config)
-        command = self._command or self.record["command"]
-        if self.record["status"] == "done":  # only rows are added
+                installed = _installed_files(self.config)
+        command = self._command or self.record.command
+        if status == "done":  # only rows are added
             self.update(reason=ADDING, message=None, command=command)
             return
         attempt = {
@@ -205,6 +200,7 @@ class Run:
             command=command,
             attempt=attempt,
             versions=versions(),
+            installed_encodings=installed,
         )
 
     def finish(
@@ -213,7 +209,7 @@ class Run:
         """Record how the attempt ended and why: `done`, `failed` or `stopped`. A run
         that is done stays done.
         """
-        if self.record["status"] == "done":
+        if self.record.status == "done":
             status = "done"
         self.update(status=status, reason=reason, message=message)
 
@@ -221,7 +217,7 @@ class Run:
         """Record the error that ended the attempt. A run that is done stays as it is if
         no attempt had begun.
         """
-        if self.record["status"] == "done" and self.record["reason"] != ADDING:
+        if self.record.status == "done" and self.record.reason != ADDING:
             return
         message = str(error) or type(error).__name__
         if isinstance(error, Stopped | KeyboardInterrupt):
@@ -260,10 +256,9 @@ class Run:
         """
         if not checkpoint.every(self.folder):
             return
-        data = self.record["data"] or {}
-        if data.get("sha256") != text_sha256:
+        if self.record.text_sha256 != text_sha256:
             raise self._trained_on_another("text")
-        if self.record["tokenizer_sha256"] != tokenizer_sha256:
+        if self.record.tokenizer_sha256 != tokenizer_sha256:
             raise self._trained_on_another("tokenizer")
         for warning in other_code(self.config, self.record):
             logger.warning("%s", warning)
@@ -291,7 +286,7 @@ def _existing(folder: Path, config: AnyConfig) -> AnyConfig:
     """
     existing = config
     if (folder / RECORD).exists():
-        found = load_record(folder)["id"]
+        found = load_record(folder).id
     elif checkpoint.every(folder):
         # they are of a text that nobody knows any more
         raise UserError(f"{folder} has checkpoints, but no {RECORD}; {RESTART}")
@@ -360,11 +355,11 @@ def versions() -> dict[str, str]:
     return by_name
 
 
-def other_code(config: AnyConfig, record: Mapping[str, Any]) -> list[str]:
+def other_code(config: AnyConfig, record: RunRecord) -> list[str]:
     """Return a line for each encoding from outside of posbench whose source file has
     changed since training began.
     """
-    recorded = record.get("installed_encodings")
+    recorded = record.installed_encodings
     if not recorded:
         return []
     lines = []

@@ -5,7 +5,9 @@ Whoever opens a folder compares these: a file that is another run's is refused.
 """
 
 import json
-from collections.abc import Mapping
+import types
+import typing
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -18,52 +20,86 @@ from posbench.run import CONFIG, RECORD
 SCHEMA = 3  # the version of a run folder
 STATUSES = ("running", "done", "failed", "stopped")
 RESTART = "'posbench train ... --restart' moves it aside and trains anew"
-
-# What `run.json` has, with types; all but the first three may be null.
-_NUMBER = (int, float)
-FIELDS: dict[str, type | tuple[type, ...]] = {
-    "schema": int,
-    "id": str,
-    "status": str,
-    "reason": str,
-    "message": str,
-    "command": str,
-    "attempt": dict,
-    "data": dict,
-    "tokenizer_sha256": str,
-    "parameters": dict,
-    "installed_encodings": dict,
-    "support": dict,
-    "wandb": dict,
-    "evaluated": dict,
-    "tokens": _NUMBER,
-    "train_seconds": _NUMBER,
-    "cpu_seconds": _NUMBER,
-    "evaluate_seconds": _NUMBER,
-    "peak_memory_bytes": _NUMBER,
-}
-_ALWAYS = ("schema", "id", "status")
+_ALWAYS = ("schema", "id", "status")  # the fields without which there is no record
 
 
-def load_record(folder: Path) -> dict[str, Any]:
+@dataclass(frozen=True, kw_only=True)
+class RunRecord:
+    """What `run.json` holds. What is not known is None, or empty."""
+
+    schema: int = SCHEMA
+    id: str
+    status: str  # one of `STATUSES`
+    reason: str | None = None  # of the status: signal, or as errors have it
+    message: str | None = None
+    command: str | None = None  # the newest that trains the run
+    # the newest: when and where, device, dtype
+    attempt: dict[str, Any] = field(default_factory=dict)
+    # of posbench and what it computes with
+    versions: dict[str, Any] = field(default_factory=dict)
+    # `meta` of the text, or of the task
+    data: dict[str, Any] = field(default_factory=dict)
+    tokenizer_sha256: str | None = None
+    # how many, by part of the model
+    parameters: dict[str, Any] = field(default_factory=dict)
+    # digests of the files of encodings that are not posbench's
+    installed_encodings: dict[str, Any] = field(default_factory=dict)
+    # of a HuggingFace model: whether it is tested
+    support: dict[str, Any] = field(default_factory=dict)
+    # id, project and entity there
+    wandb: dict[str, Any] = field(default_factory=dict)
+    # the settings of its newest evaluation
+    evaluated: dict[str, Any] = field(default_factory=dict)
+    tokens: int | None = None  # trained on
+    train_seconds: float | None = None
+    cpu_seconds: float | None = None
+    evaluate_seconds: float | None = None
+    peak_memory_bytes: int | None = None
+
+    @property
+    def text_sha256(self) -> str | None:
+        """The digest of the text, or of the task's problems."""
+        return self.data.get("sha256")
+
+
+def json_types(cls: type) -> dict[str, set[type]]:
+    """Return the JSON types of each field of a dataclass. A whole number is a number,
+    too.
+    """
+    by_name = {}
+    for name, hint in typing.get_type_hints(cls).items():
+        kinds = typing.get_args(hint) if type(hint) is types.UnionType else (hint,)
+        by_name[name] = {typing.get_origin(kind) or kind for kind in kinds}
+        if float in by_name[name]:
+            by_name[name].add(int)
+    return by_name
+
+
+_TYPES = json_types(RunRecord)
+
+
+def load_record(folder: Path) -> RunRecord:
     """Return the `run.json` of a run folder. Raises UserError if it cannot be read or
     is no record.
     """
     path = folder / RECORD
     try:
-        record = files.read_json(path)
+        found = files.read_json(path)
     except UserError as error:
         raise UserError(f"{error}; {RESTART}") from None
-    for key, kind in FIELDS.items():
-        value = record.get(key)
-        if value is None and key not in _ALWAYS:
+    values: dict[str, Any] = {}
+    for name, allowed in _TYPES.items():
+        value = found.get(name)
+        if value is None and name not in _ALWAYS:
             continue
-        if not isinstance(value, kind) or isinstance(value, bool):
-            raise _no_record(path, key, value, "another value")
-    if record["schema"] != SCHEMA:
-        raise _no_record(path, "schema", record["schema"], str(SCHEMA))
-    if record["status"] not in STATUSES:
-        raise _no_record(path, "status", record["status"], ", ".join(STATUSES))
+        if type(value) not in allowed:
+            raise _no_record(path, name, value, "another value")
+        values[name] = value
+    record = RunRecord(**values)
+    if record.schema != SCHEMA:
+        raise _no_record(path, "schema", record.schema, str(SCHEMA))
+    if record.status not in STATUSES:
+        raise _no_record(path, "status", record.status, ", ".join(STATUSES))
     return record
 
 
@@ -103,16 +139,16 @@ def load_any(folder: Path) -> AnyConfig:
         raise UserError(f"{error}; {cure(load_record(folder))}") from None
 
 
-def cure(record: Mapping[str, Any]) -> str:
+def cure(record: RunRecord) -> str:
     """Return how `config.yaml` and `rows.jsonl` are mended."""
-    command = record.get("command") or "the command that made this run"
+    command = record.command or "the command that made this run"
     return f"it is mended by: {command}"
 
 
-def other_run(found: Any, record: Mapping[str, Any]) -> str:
+def other_run(found: Any, record: RunRecord) -> str:
     """Return what is wrong if the id in a part of a run folder is not that of its
     record, else an empty text.
     """
-    if found == record["id"]:
+    if found == record.id:
         return ""
-    return f"is that of {found or 'no run'}: expected {record['id']}"
+    return f"is that of {found or 'no run'}: expected {record.id}"

@@ -242,7 +242,8 @@ def finished_run(run: str) -> tuple[Config, StartConfig]:
         wrong = other_run(newest.get("run"), record)
         if wrong:
             raise UserError(f"{manifests[-1].parent} {wrong}")
-    if newest["step"] < training.steps or record["status"] != "done":
+    is_done = record.status == "done" and newest["step"] >= training.steps
+    if not (is_done and record.tokenizer_sha256 and record.text_sha256):
         raise UserError(
             f"start={folder}: that run is not finished; 'posbench train' with its"
             " settings continues it"
@@ -257,8 +258,8 @@ def finished_run(run: str) -> tuple[Config, StartConfig]:
     return config, StartConfig(
         run=str(folder),
         weights_sha256=newest["files"]["model.safetensors"]["sha256"],
-        tokenizer_sha256=record["tokenizer_sha256"],
-        text_sha256=record["data"]["sha256"],
+        tokenizer_sha256=record.tokenizer_sha256,
+        text_sha256=record.text_sha256,
         seed=config.seed,
         train_length=training.train_length,
         batch_size=training.batch_size * training.accumulation,

@@ -411,7 +411,7 @@ def run_picture(folder: Path, text: str | None = None) -> Picture:
     else:
         cache = config.runtime.cache
         tokens: Any = data.data_of(config.data, cache, folder / TOKENIZER)
-        trained_on = (load_record(folder).get("data") or {}).get("sha256")
+        trained_on = load_record(folder).text_sha256
         if trained_on not in (None, tokens.meta["sha256"]):
             raise UserError(
                 f"the text of {folder} is no longer the one that it was trained on"

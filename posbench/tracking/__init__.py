@@ -64,19 +64,19 @@ class Tracker:
         with self._failure_as_warning():
             record = self._run.record
             facts = {
-                "status": record["status"],
-                "reason": record["reason"] or "",  # an earlier one would stay
+                "status": record.status,
+                "reason": record.reason or "",  # an earlier one would stay
                 "data/name": self._config.data.name,
-                "data/sha256": (record["data"] or {}).get("sha256"),
+                "data/sha256": record.text_sha256,
             }
-            for part, count in record["parameters"].items():
+            for part, count in record.parameters.items():
                 facts[f"parameters/{part}"] = count
 
             # An unfinished run has results, too.
             rows = read([self._run.folder]).assign(run_status="done", repeated=False)
             facts |= headline(rows)
             known = {name: fact for name, fact in facts.items() if fact is not None}
-            self.session.finish(record["status"], known)
+            self.session.finish(record.status, known)
 
     @contextlib.contextmanager
     def _failure_as_warning(self) -> Iterator[None]:

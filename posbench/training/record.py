@@ -39,9 +39,9 @@ def record_end(run: Run | None, config: Config) -> None:
     """Record that a run is done, in the process that has its folder."""
     if run is None:
         return
-    if run.record["status"] != "done":
+    if run.record.status != "done":
         run.write_config(dataclasses.replace(run.config, evaluation=config.evaluation))
-    run.record["evaluated"] = to_container(config)["evaluation"]
+    run.update(evaluated=to_container(config)["evaluation"])
     run.finish("done")
 
 

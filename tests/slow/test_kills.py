@@ -104,9 +104,9 @@ def outcome(folder: Path) -> dict[str, Any]:
         "weights": digest_of(last / "model.safetensors"),
         "optimizer": digest_of(last / "optimizer.pt"),
         "rows": rows,
-        "record": {name: record[name] for name in _OF_RECORD},
-        "train_is_timed": record["train_seconds"] > 0,
-        "cpu_is_timed": record["cpu_seconds"] > 0,
+        "record": {name: getattr(record, name) for name in _OF_RECORD},
+        "train_is_timed": record.train_seconds > 0,
+        "cpu_is_timed": record.cpu_seconds > 0,
     }
 
 

@@ -95,7 +95,7 @@ def test_two_processes_of_torchrun_give_what_one_gives():
     assert errors.count("Run folder") <= 1
     record = load_record(folder("two"))
     expected = losses("one")
-    assert record["attempt"]["processes"] == 2
+    assert record.attempt["processes"] == 2
     assert losses("two") == pytest.approx(expected, abs=1.5e-6)
     assert len(expected) == 16
 
@@ -112,7 +112,7 @@ def test_sigterm_to_one_process_saves_the_run_and_ends_all():
     assert not is_running(second)
     run = folder("two")
     record = load_record(run)
-    assert record["status"] == "stopped"
+    assert record.status == "stopped"
     (saved,) = (run / "checkpoint").iterdir()
     n_updates = len(losses("two"))
     assert saved.name == f"step-{n_updates:08d}"

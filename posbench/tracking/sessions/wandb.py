@@ -33,7 +33,7 @@ class Wandb:
             # Each offline session has the whole run: an older one would send it twice.
             for earlier in run.folder.glob("wandb/offline-run-*"):
                 shutil.rmtree(earlier)
-        recorded = run.record["wandb"] or {"id": f"{run.id}-{secrets.token_hex(4)}"}
+        recorded = run.record.wandb or {"id": f"{run.id}-{secrets.token_hex(4)}"}
         place: dict[str, Any] = {"id": recorded["id"]}
         if in_sweep():
             place["id"] = os.environ["WANDB_RUN_ID"]
