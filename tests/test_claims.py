@@ -353,6 +353,17 @@ def test_a_published_share_is_reproduced_by_its_interval_over_seeds(
     assert finding["ours"] == f"0.900 ({low:.3f} to {high:.3f}, 10 seeds)"
 
 
+def test_a_published_share_needs_as_many_seeds_as_it_asks_for(copying_run):
+    asked = entry("a/problems 2x = 0.75 ± 0.4")
+    of_ten = replace(asked, claim=replace(asked.claim, seeds=10))
+    rows = task_runs(copying_run, 9, 9, seeds=9)
+
+    finding = judge_one(of_ten, {"a": rows})
+
+    assert finding["outcome"] == "not run"
+    assert finding["ours"] == "9 of 10 seeds of a"
+
+
 @pytest.fixture(scope="module")
 def one_seed(copying_run):
     """Return a claim of one seed, and its run with 45 of 100 problems right."""
