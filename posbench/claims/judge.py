@@ -19,7 +19,7 @@ import pandas as pd
 from posbench.claims.claim import Entry, Inequality, MoreSeeds, Term
 from posbench.estimate import Estimate, estimate
 from posbench.results import compare, tasks
-from posbench.results.compare import ALPHA, ENOUGH_SEEDS, HALF, Losses
+from posbench.results.compare import ALPHA, ENOUGH_SEEDS, Losses
 from posbench.terminal.console import plural
 
 Runs = Mapping[str, pd.DataFrame]  # by name in the claim: rows of `results.frame.read`
@@ -265,7 +265,7 @@ def _task_finding(pair: MoreSeeds, runs: Runs, few: str) -> Finding:
     for name in (pair.of, pair.than):
         of_each_seed = tasks.task_rows(runs[name]).drop_duplicates("folder")
         learned = of_each_seed["seed_learned"]
-        if pair.at > 1 and learned.mean() < HALF:
+        if pair.at > 1 and learned.mean() < tasks.ENOUGH_LEARNED:
             reason = f"{int(learned.sum())} of {len(learned)} seeds of {name} learned"
             return {"outcome": "not learned", "ours": reason}
 

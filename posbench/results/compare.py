@@ -29,7 +29,8 @@ from posbench.run.rows import PLAIN, WINDOWED
 REFERENCE = "rope"
 ENDPOINT_RATIO = 4  # training lengths at which the rise is compared
 ENOUGH_SEEDS = 5  # for a word; with fewer, words about one scheme go by documents alone
-HALF = 1 / 2  # with so many of the tokens in one document nothing is said of other text
+# With such a share of the tokens in one document nothing is said of other text.
+LARGE_DOCUMENT = 1 / 2
 ALPHA = 0.05  # for tests that are not of a report on text
 NOT_BEATEN = ("no", NOT_RESOLVED)  # words that close a gate; not known (None) is open
 
@@ -96,7 +97,7 @@ class Losses:
         elif len(documents):
             by_document = pd.Series(self.tokens).groupby(documents.iloc[0]).sum()
             largest = by_document.max() / self.tokens.sum()
-            if largest >= HALF:
+            if largest >= LARGE_DOCUMENT:
                 self.silence = f"one document has {largest:.0%} of the targets"
 
     def lengths(self, label: str | None = None) -> list[int]:

@@ -15,7 +15,6 @@ import pandas as pd
 from posbench.results.compare import (
     ALPHA,
     ENOUGH_SEEDS,
-    HALF,
     reference_label,
 )
 from posbench.results.comparison import (
@@ -30,6 +29,8 @@ from posbench.run.rows import PLAIN
 
 RATIOS = (2.0, 4.0)  # times the longest trained problems, where accuracies are tested
 SEEDS_OF_TASK = 10  # that tell schemes apart on a task; words need `ENOUGH_SEEDS`
+# Accuracies are compared if such a share of the seeds has learned the task.
+ENOUGH_LEARNED = 1 / 2
 LEAST = 0.01  # a smaller difference of shares has no word
 MOST_ORDERS = 200_000  # orders of seeds to enumerate; ten against ten have 184,756
 Pair = tuple[pd.Series, pd.Series]  # shares by seed, of a scheme and of the reference
@@ -173,7 +174,7 @@ def _scheme(rows: pd.DataFrame, places: pd.DataFrame) -> TaskScheme:
     learned = int(runs["seed_learned"].sum())
     share = stats.binomtest(learned, len(runs)).proportion_ci(method="exact")
     steps = runs["steps_to_gate"].fillna(math.inf)
-    ranked = learned >= HALF * len(runs)
+    ranked = learned >= ENOUGH_LEARNED * len(runs)
 
     shares = {}
     for place in places.to_dict("records"):
@@ -216,7 +217,7 @@ def _pairs(
 
     of_learned = [(scheme_learned, base_learned)]
     by_ratio: dict[float, Pair] = {}
-    if min(scheme_learned.mean(), base_learned.mean()) < HALF:
+    if min(scheme_learned.mean(), base_learned.mean()) < ENOUGH_LEARNED:
         return of_learned, by_ratio
     n_runs = len(scheme_learned) + len(base_learned)
     for ratio in RATIOS:
