@@ -398,6 +398,17 @@ def test_a_scheme_that_has_not_learned_a_task_is_not_compared(of_copy):
     assert pd.isna(none["accuracy_2x_word"])
 
 
+def test_a_reference_without_tested_runs_is_replaced_and_that_is_said(copy):
+    altered = copy.copy()
+    altered.loc[copy["label"] == "alibi", "run_status"] = "stopped"
+
+    comparison = tasks.compare_tasks(altered, "alibi")
+
+    assert comparison.reference == "none"
+    _, sentence, *_ = answer.task_answer(altered, comparison).sentences
+    assert sentence == "alibi has no tested run: the others are compared with none."
+
+
 def test_equal_best_schemes_of_a_task_are_named_together(copy, of_copy):
     schemes = []
     for scheme in of_copy.schemes:

@@ -182,7 +182,7 @@ def task_answer(frame: pd.DataFrame, comparison: TaskComparison | None) -> Answe
             sentence += f" Best at {ratio}x the longest trained problem:"
             sentence += f" {list_names(best)}, {highest:.0%} right."
             break
-    sentences = [sentence]
+    sentences = [sentence, *comparison.remarks]
 
     for ratio in (2, 4):
         found: Found = {}

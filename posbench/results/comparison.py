@@ -286,6 +286,7 @@ class TaskComparison:
     """
 
     reference: str
+    remarks: list[str]  # on the reference, if it is not the one asked for
     n_tests: int
     schemes: list[TaskScheme]
 

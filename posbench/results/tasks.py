@@ -121,7 +121,8 @@ def compare_tasks(
     if rows.empty:
         return None
     labels = sorted(rows["label"].unique())
-    choices = (reference_label(frame, reference), "none", labels[0])
+    asked = reference_label(frame, reference)
+    choices = (asked, "none", labels[0])
     base = str(next(label for label in choices if label in labels))
     of_base = rows[rows["label"] == base]
 
@@ -163,7 +164,14 @@ def compare_tasks(
         )
 
     tested.sort(key=most_accurate_first)
-    return TaskComparison(reference=base, n_tests=n_tests, schemes=tested)
+    remarks = []
+    if reference and asked != base:
+        remarks.append(
+            f"{asked} has no tested run: the others are compared with {base}."
+        )
+    return TaskComparison(
+        reference=base, remarks=remarks, n_tests=n_tests, schemes=tested
+    )
 
 
 def _scheme(rows: pd.DataFrame, places: pd.DataFrame) -> TaskScheme:
