@@ -256,6 +256,10 @@ MISTAKES = [
         "train encoding=none extension=yarn",
         "'none' has no extension 'yarn': it supports none",
     ),
+    (
+        "train experiment=tasks data=task/addition encoding=coupling encoding.longer=0",
+        "longer is 0 for 'coupling': expected 1, since answer=reversed reads none",
+    ),
     ("train extension=yran", "unknown extension 'yran': did you mean 'yarn'"),
     ("train extension=yarn:bta=4", "'yarn' has no option 'bta': it accepts"),
     ("train extension=pi:factor=0.5", "factor is 0.5 for 'pi': "),

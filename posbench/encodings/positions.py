@@ -378,6 +378,10 @@ class PositionCoupling(Textual):
         begin = 2  # the position where a number begins
         if answer == "plain":
             begin = 2 + longer
+        else:
+            self.expect(
+                longer == 1, "longer", longer, "1, since answer=reversed reads none"
+            )
         last = max_position
         if last is None:
             last = 2 * shape.train_length
