@@ -18,7 +18,7 @@ from posbench.results.frame import read
 
 
 def text_figure(frame: pd.DataFrame, kind: charts.FigureKind = "panels") -> Figure:
-    panels = charts.text_panels(frame, compare(frame), kind)
+    panels = charts.text_panels(curves(frame), compare(frame), kind)
     return charts.panels_figure(panels, kind)
 
 
@@ -168,7 +168,7 @@ def test_names_at_the_ends_of_curves_do_not_collide():
 
 def test_the_panels_of_a_page_are_those_of_the_figure():
     frame = rows_of_study("six_reader")
-    panels = charts.text_panels(frame, compare(frame))
+    panels = charts.text_panels(curves(frame), compare(frame))
 
     figures = [charts.panels_figure([panel]) for panel in panels]
 

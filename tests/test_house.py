@@ -25,7 +25,7 @@ SATELLITES = ("reports", "huggingface", "rope", "show", "claims", "bench", "chec
 CEILINGS = {
     "core": 102_600,  # the aim: 84,000
     "satellites": 54_400,  # the aim: 45,000
-    "scripts": 9_820,
+    "scripts": 9_830,
     "tests": 155_860,
 }
 # The same for each scheme: an encoding that is added brings the room that it needs.

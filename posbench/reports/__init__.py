@@ -74,13 +74,14 @@ class Section:
         from posbench.reports import charts, explore
 
         comparison = compare.compare(group, reference, least)
+        curves = compare.curves(group)
         by_length = None
         if comparison.measured:
             by_length = tables.loss_table(group, comparison)
         more = [card.card_table(group, comparison), tables.facts_table(comparison)]
         more += tables.training_tables(group)
         more += tables.length_tables(group)
-        panels = charts.text_panels(group, comparison, figure)
+        panels = charts.text_panels(curves, comparison, figure)
         whole = None
         if panels:
             whole = charts.panels_figure(panels, figure)
@@ -95,7 +96,7 @@ class Section:
             by_length,
             more,
             tables.variant_table(group, comparison, variant),
-            explore.explore_html(heading or "Schemes", comparison, group),
+            explore.explore_html(heading or "Schemes", comparison, curves),
         )
 
     @classmethod

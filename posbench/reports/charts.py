@@ -138,7 +138,8 @@ def runs_figure(frame: pd.DataFrame, reference: str | None = None) -> Picture:
         figure = task_figure(frame)
         requirement = "tested on its problems"
     else:
-        panels = text_panels(frame, compare.compare(frame, reference))
+        points = compare.curves(frame)
+        panels = text_panels(points, compare.compare(frame, reference))
         if panels:
             figure = panels_figure(panels)
         requirement = "evaluated with fixed_target"
@@ -170,14 +171,14 @@ def panels_figure(panels: Sequence[Panel], kind: FigureKind = "panels") -> Pictu
 
 
 def text_panels(
-    frame: pd.DataFrame, comparison: Comparison, kind: FigureKind = "panels"
+    points: pd.DataFrame, comparison: Comparison, kind: FigureKind = "panels"
 ) -> list[Panel]:
     """Return the panels on the schemes of one setting: loss by context, what context
     adds, and differences from the reference; none without any loss.
 
     At most `MOST_NAMED` schemes have a name and a colour, the reference and those with
     the lowest loss; others are grey. `curve` is the first panel alone, as wide as a
-    column of a paper.
+    column of a paper. `points`: what `compare.curves` returns.
     """
     if not comparison.measured:
         return []
@@ -188,7 +189,6 @@ def text_panels(
     if base is not None:
         named = [base, *others[: MOST_NAMED - 1]]
 
-    points = compare.curves(frame)
     points = points[points["ratio"] >= 1 / ENDPOINT_RATIO]
     plain = points[points["variant"] == PLAIN]
     narrowed = points[(points["variant"] == WINDOWED) & (points["label"] == base)]

@@ -31,7 +31,6 @@ from bokeh.resources import Resources
 from posbench import encodings
 from posbench.reports.charts import scheme_colour
 from posbench.reports.render import page_html
-from posbench.results import compare
 from posbench.results.comparison import Comparison
 from posbench.run.rows import PLAIN
 
@@ -82,11 +81,11 @@ setTimeout(() => { source.selected.indices = chosen; }, 0);
 """
 
 
-def explore_html(title: str, comparison: Comparison, group: pd.DataFrame) -> str:
+def explore_html(title: str, comparison: Comparison, points: pd.DataFrame) -> str:
     """Return the page on the schemes of a comparison; an empty text for fewer than
     three.
 
-    `group`: the rows of its runs.
+    `points`: what `compare.curves` returns for its runs.
     """
     if len(comparison.measured) < FEWEST:
         return ""
@@ -101,7 +100,7 @@ def explore_html(title: str, comparison: Comparison, group: pd.DataFrame) -> str
     view = CDSView(filter=IndexFilter([*range(len(schemes))]))
 
     parts = _map(source, view) | _table(source, view)
-    parts["curves"] = _curves(source, schemes, group)
+    parts["curves"] = _curves(source, schemes, points)
     script, places = components(parts)
     # Bokeh numbers its models and names their places anew each time. Here they are
     # numbered from 0, so that equal runs give an equal page.
@@ -200,10 +199,9 @@ def _map(source: ColumnDataSource, view: CDSView) -> dict[str, Any]:
 
 
 def _curves(
-    source: ColumnDataSource, schemes: pd.DataFrame, group: pd.DataFrame
+    source: ColumnDataSource, schemes: pd.DataFrame, points: pd.DataFrame
 ) -> Any:
     """Return the losses by context of the chosen schemes, laid over each other."""
-    points = compare.curves(group)
     points = points[points["variant"] == PLAIN].sort_values("length")
     curves = schemes[["label", "colour"]].to_dict("list")
     for name, column in (("lengths", "length"), ("losses", "nll")):
