@@ -23,10 +23,10 @@ ROOT = Path(__file__).parents[1]
 # posbench. A ceiling rises only in a commit that says why.
 SATELLITES = ("reports", "huggingface", "rope", "show", "claims", "bench", "check")
 CEILINGS = {
-    "core": 102_600,  # the aim: 84,000
+    "core": 102_900,  # the aim: 84,000
     "satellites": 54_400,  # the aim: 45,000
     "scripts": 9_830,
-    "tests": 155_860,
+    "tests": 156_200,
 }
 # The same for each scheme: an encoding that is added brings the room that it needs.
 PER_SCHEME = {"encodings": 493, "oracles": 294}  # the aim for encodings: 480
