@@ -418,12 +418,9 @@ def sweep(
     tune_grid=[0.5,1,2] times its own. A failed run does not stop the others; repeat the
     command to do missing and failed runs.
     """
-    from posbench import reports
     from posbench.launch import sweep as comparison
 
-    comparison.sweep(
-        words or [], n_jobs, config_dir, dry_run, slurm, report=reports.main
-    )
+    comparison.sweep(words or [], n_jobs, config_dir, dry_run, slurm, report=report)
 
 
 @app.command(epilog="'posbench list claims' shows all.")

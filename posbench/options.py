@@ -1,6 +1,6 @@
 """Read options from outside, check them against what a function or class declares."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Annotated, Any
 
 from annotated_types import Ge, Gt, Le, Lt
@@ -35,14 +35,9 @@ def checked(
     """
     import pydantic
 
+    refuse_unknown(options, defaults, owner)
     values = {}
     for key, value in options.items():
-        if key not in defaults:
-            near = did_you_mean(key, defaults).replace(":", ";", 1)
-            accepted = ", ".join(defaults) or "none"
-            raise UserError(
-                f"'{owner}' has no option '{key}': it accepts {accepted}{near}"
-            )
         field = pydantic.TypeAdapter(hints[key], config={"allow_inf_nan": False})
         try:
             values[key] = field.validate_python(value)
@@ -54,6 +49,19 @@ def checked(
             )
             raise OptionError(f"{section}{key}", wrong) from None
     return values
+
+
+def refuse_unknown(
+    options: Iterable[str], accepted: Collection[str], owner: str
+) -> None:
+    """Raise UserError for an option that its owner does not accept."""
+    for key in options:
+        if key not in accepted:
+            near = did_you_mean(key, accepted).replace(":", ";", 1)
+            every = ", ".join(accepted) or "none"
+            raise UserError(
+                f"'{owner}' has no option '{key}': it accepts {every}{near}"
+            )
 
 
 def plain(value: object) -> str:

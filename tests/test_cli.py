@@ -20,7 +20,7 @@ from posbench.config.schema import load_saved
 from posbench.data import tokens
 from posbench.encodings.base import Shape
 from posbench.evaluation import probes
-from posbench.launch import compose
+from posbench.launch import compose, point
 from posbench.run import start
 from posbench.run.rows import evaluation_rows
 from posbench.run.run import Run, owned
@@ -432,14 +432,14 @@ def test_the_shape_that_list_describes_is_the_demos():
 
 def test_train_composes_once(monkeypatch):
     calls = []
-    composing = compose.compose
+    composing = point.compose
 
     def counted(*given, **named):
         calls.append(given)
         return composing(*given, **named)
 
-    compose._hydra_config.cache_clear()  # of what other tests have composed
-    monkeypatch.setattr(compose, "compose", counted)
+    point.hydra_config.cache_clear()  # of what other tests have composed
+    monkeypatch.setattr(point, "compose", counted)
 
     assert train() == 0
 

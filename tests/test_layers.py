@@ -112,7 +112,9 @@ def test_no_circle_within_a_room(uses):
     assert not left, f"these import each other in a circle: {left}"
 
 
-HELP = "import sys; sys.argv = ['', '--help']; import posbench.cli as c; c.main()"
+def typed(line: str) -> str:
+    """Return code that runs a command line."""
+    return f"import sys, posbench.cli as c; sys.argv = '_ {line}'.split(); c.main()"
 
 
 LIGHT = [
@@ -120,7 +122,13 @@ LIGHT = [
         "import posbench as p; p.encodings.names(); dir(p)",
         "torch hydra pydantic numpy pandas datasets wandb",
     ),
-    (HELP, "torch hydra omegaconf pydantic numpy datasets tokenizers wandb"),
+    (
+        typed("--help"),
+        "torch hydra omegaconf pydantic numpy datasets tokenizers wandb",
+    ),
+    (typed("train sed=1"), "torch hydra numpy pandas pyarrow"),
+    (typed("sweep encoding=rope,alibii"), "torch hydra numpy pandas pyarrow"),
+    (typed("sweep encoding=rope,alibi encoding.base=3"), "torch numpy pandas pyarrow"),
     ("import posbench.run", "torch hydra datasets wandb"),
     ("import posbench.training.train", "datasets wandb hydra matplotlib scipy"),
 ]

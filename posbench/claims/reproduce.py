@@ -18,7 +18,7 @@ from posbench.claims.claim import Entry
 from posbench.claims.judge import judge
 from posbench.config.overrides import split
 from posbench.errors import UserError
-from posbench.launch import compose, plans, pool, slots, sweep
+from posbench.launch import compose, cost, plans, pool, slots
 from posbench.launch.plans import Plan
 from posbench.reports.render import Column, Table
 from posbench.results import frame as frames
@@ -87,7 +87,7 @@ def reproduce(
     todo = [plan for plan in every_plan if plan.id not in kept_ids]
     console.log_to_terminal()
     if dry_run:
-        print(sweep.cost(todo))
+        print(cost.cost(todo))
         return
 
     status = slots.execute(todo, n_jobs) if todo else {}

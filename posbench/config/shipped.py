@@ -3,11 +3,14 @@ plain data.
 """
 
 import functools
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from posbench import encodings
 from posbench.errors import UserError, nearest
+from posbench.typed import PLACE
 
 # in a configuration
 GROUPS = (
@@ -22,6 +25,8 @@ GROUPS = (
 # Globs for a group's own files, for those in folders within it (typed as task/copy),
 # and for both.
 PLAIN, NESTED, EVERY = "[!_]*.yaml", "*/[!_]*.yaml", "**/[!_]*.yaml"
+# numbers with eight or sixty as their base
+_GUESSED = re.compile(r"[-+]?(0[0-9_]+|\d+(:[0-5]?\d)+)")
 _SYNONYMS = {
     ("encoding", "rotary"): "rope",
     ("encoding", "nope"): "none",
@@ -88,6 +93,37 @@ def choice_file(
             f" data.dataset=OWNER/NAME; {hint}"
         )
     raise UserError(f"{message} ({hint})")
+
+
+def chosen_files(
+    groups: Mapping[str, str], folders: Sequence[Path] = ()
+) -> dict[str, str]:
+    """Return the choices, by group, that have a file: all but a class of an encoding
+    without one. Raises UserError for a choice that does not exist, and for numbers in a
+    user's file that YAML reads as others: 010 as 8, 12:30 as 750.
+    """
+    files = dict(groups)
+    name = groups.get("encoding", "")
+    is_class = PLACE.fullmatch(name) or name in encodings.names()
+    if is_class and name not in choices("encoding", folders, EVERY):
+        del files["encoding"]
+    for group, choice in files.items():
+        classes = encodings.names() if group == "encoding" else ()
+        path = choice_file(group, choice, folders, classes)
+        if path.is_relative_to(configs_dir()):
+            continue
+        import yaml
+
+        for token in yaml.scan(path.read_bytes()):
+            if not isinstance(token, yaml.ScalarToken) or not token.plain:
+                continue
+            if _GUESSED.fullmatch(token.value):
+                line = token.start_mark.line + 1
+                raise UserError(
+                    f"{path}, line {line}: YAML reads {token.value} as another number:"
+                    " write that, or put it into quotation marks"
+                )
+    return files
 
 
 @functools.cache

@@ -11,7 +11,6 @@ from typing import Any
 from posbench.config.overrides import read
 from posbench.config.schema import Config
 from posbench.errors import UserError
-from posbench.launch import pool, slots
 from posbench.launch.plans import Plan
 
 logger = logging.getLogger(__name__)
@@ -81,6 +80,8 @@ def at_best_rates(
     """Return the runs of a sweep at their best learning rates, after running the trials
     that the choice needs. An encoding whose trials have all failed keeps its own rate.
     """
+    from posbench.launch import pool, slots  # they import torch
+
     slots.execute(trials(todo, grid), n_jobs)
     tuned: dict[str, Plan] = {}  # by id: rates that were typed become one
     best_rates: dict[str, float] = {}  # by the id of an encoding's first trial

@@ -10,8 +10,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from omegaconf import DictConfig
-
 from posbench import encodings, files
 from posbench.config.overrides import parse_choice, value
 from posbench.config.schema import (
@@ -25,6 +23,8 @@ from posbench.run.saved import load_any, load_record, other_run
 from posbench.typed import PLACE
 
 if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
     from posbench.encodings.base import Encoding
 
 STUDY = "extend"  # the study of runs that begin from another run
@@ -80,7 +80,7 @@ def run_folders(pattern: str) -> list[str]:
     return folders or [pattern]
 
 
-def inherit(cfg: DictConfig, run: str, point: Mapping[str, str]) -> None:
+def inherit(cfg: "DictConfig", run: str, point: Mapping[str, str]) -> None:
     """Copy into a configuration the settings of the run that it starts from
     (docs/longer.md); typed ones come later.
     """
@@ -142,7 +142,7 @@ def _typed_counts(point: Mapping[str, str]) -> dict[str, int]:
 
 
 def _stretch(
-    cfg: DictConfig, source: Config, changed: dict[str, Any], factor: float
+    cfg: "DictConfig", source: Config, changed: dict[str, Any], factor: float
 ) -> None:
     """Give a typed encoding the base and layout of the one that it stretches, and the
     factor. If it goes around that one, it gets the options that are not the defaults.
