@@ -2,25 +2,26 @@
 comments of the YAML files.
 """
 
-import importlib
 import inspect
 import json
 import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from posbench import encodings
+from posbench import encodings, registry
 from posbench.config.schema import Config, to_container
 from posbench.config.shipped import EVERY, NESTED, choices, configs_dir
-from posbench.encodings.base import Encoding, Shape
 from posbench.errors import unknown
 from posbench.options import plain
 from posbench.typed import PLACE, Typed
 
-_COLUMNS = ("name", "acts", "paper", "title")  # what is printed; JSON has all
+if TYPE_CHECKING:
+    from posbench.encodings.base import Encoding
+
+_COLUMNS = ("name", "paper", "title")  # what is printed; JSON has all
 # The labels of paragraphs at the end of a docstring.
 _LABELS = {
     "beyond": "Beyond training length",
@@ -44,7 +45,7 @@ _FILES = {
 
 
 # the shape of experiment=demo
-DEMO = Shape(d_model=128, n_heads=4, n_layers=4, train_length=64)
+DEMO = {"d_model": 128, "n_heads": 4, "n_layers": 4, "train_length": 64}
 # By encoding, the model types of transformers that have it. Any rotary model has RoPE's
 # scalings, by its `rope_type`.
 MODELS = {
@@ -130,7 +131,7 @@ def print_rows(sections: list[str], as_json: bool) -> None:
     """Print the rows of sections such as `encodings` or `tasks`, or of all: JSON, or
     aligned lines of some columns.
     """
-    rows = listing_rows(sections)
+    rows = listing_rows(sections, is_brief=not as_json)
     if as_json:
         print(json.dumps(rows, indent=2, ensure_ascii=False))
         return
@@ -146,30 +147,25 @@ def print_rows(sections: list[str], as_json: bool) -> None:
             print("  " + "  ".join(padded).rstrip())
 
 
-def listing_rows(sections: list[str]) -> dict[str, list[dict[str, Any]]]:
-    """Return the rows of each section; of all if none is named. Raises UserError if
-    there is no such section.
+def listing_rows(
+    sections: list[str], is_brief: bool = False
+) -> dict[str, list[dict[str, Any]]]:
+    """Return the rows of each section; of all if none is named. Brief rows are read
+    from files alone, so that torch is not imported. Raises UserError if there is no
+    such section.
     """
-    from posbench import tasks
-    from posbench.encodings.extend import methods
-    from posbench.evaluation import probes
-
-    extensions = []
-    facts = ("name", "title", "source", "options")
-    for method in methods().values():
-        extensions.append({fact: getattr(method, fact) for fact in facts})
-
     claims = []
     for path in choices("claim").values():
         titles = _CLAIM.findall(path.read_text(encoding="utf-8"))
         claims += [{"name": name, "title": title} for title, name in titles]
 
+    tasks = [Path(name).name for name in choices("data", (), NESTED)]
     kinds: dict[str, tuple[Callable[..., dict[str, Any]], Iterable[Any]]] = {
-        "encodings": (encoding_row, encodings.names()),
+        "encodings": (encoding_row, sorted(encodings.MODULE_OF)),
         "patterns": (_choice_row, choices("encoding", (), NESTED).items()),
-        "extensions": (dict, extensions),
-        "probes": (probe_row, probes.names()),
-        "tasks": (task_row, tasks.names()),
+        "extensions": (extension_row, encodings.EXTENSIONS),
+        "probes": (probe_row, registry.names(registry.PROBES)),
+        "tasks": (task_row, tasks),
         "experiments": (_choice_row, choices("experiment", (), EVERY).items()),
         "models": (_choice_row, choices("model", (), EVERY).items()),
         "sweeps": (_choice_row, choices("sweep", (), EVERY).items()),
@@ -180,10 +176,15 @@ def listing_rows(sections: list[str]) -> dict[str, list[dict[str, Any]]]:
     for name in sections:
         if name not in kinds:
             raise unknown("section", name, kinds)
-    rows = {}
+    rows: dict[str, list[dict[str, Any]]] = {}
     for name in sections or kinds:
         row_of, choices_of_kind = kinds[name]
-        rows[name] = [row_of(choice) for choice in choices_of_kind]
+        rows[name] = []
+        for choice in choices_of_kind:
+            row = row_of(choice)
+            if not is_brief and name in _FACTS:
+                row |= _FACTS[name](choice)
+            rows[name].append(row)
     return rows
 
 
@@ -216,14 +217,19 @@ def page_text(name: str) -> str:
 
 
 def encoding_row(name: str) -> dict[str, Any]:
+    """Return what the docstring of an encoding says."""
+    path = registry.folder("encodings") / f"{encodings.MODULE_OF[name]}.py"
+    row = _docstring_row(name, registry.documentation(name, [path]))
+    paper = _ARXIV.search(row["source"] or "")
+    return row | {"paper": paper and paper[0]}
+
+
+def encoding_facts(name: str) -> dict[str, Any]:
     """Return the facts on one encoding, at the demo's size."""
     from posbench.encodings.extend import methods_of
 
-    encoding = encodings.build(name, DEMO)
-    row = _docstring_row(name, encodings.documentation(type(encoding)))
-    paper = _ARXIV.search(row["source"] or "")
-    return row | {
-        "paper": paper and paper[0],
+    encoding = at_demo_size(name)
+    return {
         "options": encodings.options_of(name),
         "acts": encodings.acts(encoding.hooks),
         "parameters": sum(parameter.numel() for parameter in encoding.parameters()),
@@ -234,7 +240,14 @@ def encoding_row(name: str) -> dict[str, Any]:
     }
 
 
-def decision_card(encoding: Encoding) -> dict[str, str]:
+def at_demo_size(name: str) -> "Encoding":
+    """Build an encoding for the model of experiment=demo."""
+    from posbench.encodings.base import Shape
+
+    return encodings.build(name, Shape(**DEMO))
+
+
+def decision_card(encoding: "Encoding") -> dict[str, str]:
     """Return what is known of an encoding before any run."""
     architectures = encodings.architectures(encoding)
     return {
@@ -245,21 +258,55 @@ def decision_card(encoding: Encoding) -> dict[str, str]:
     }
 
 
+def extension_row(name: str) -> dict[str, Any]:
+    """Return the name and the title of a method of extension."""
+    folder = registry.folder("encodings")
+    text = registry.documentation(name, [folder / "rope.py", folder / "extend.py"])
+    title = _docstring_row(name, text)["title"]
+    return {"name": name, "title": title}
+
+
+def extension_facts(name: str) -> dict[str, Any]:
+    """Return the source and the options of a method of extension."""
+    from posbench.encodings.extend import methods
+
+    method = methods()[name]
+    return {"source": method.source, "options": method.options}
+
+
 def probe_row(name: str) -> dict[str, Any]:
-    """Return the facts on one probe of the use of context."""
+    """Return what the docstring of a probe of the use of context says."""
+    path = registry.folder(registry.PROBES) / f"{name}.py"
+    return _docstring_row(name, registry.documentation("", [path]))
+
+
+def probe_facts(name: str) -> dict[str, Any]:
+    """Return the options of a probe."""
     from posbench.evaluation import probes
 
-    module = importlib.import_module(f"posbench.evaluation.probes.{name}")
-    row = _docstring_row(name, module.__doc__ or "")
-    return row | {"options": probes.options_of(name)}
+    return {"options": probes.options_of(name)}
 
 
 def task_row(name: str) -> dict[str, Any]:
-    """Return the facts on a synthetic task, which is chosen as data."""
+    """Return what the docstring of a synthetic task says, which is chosen as data."""
+    paths = registry.folder("tasks").glob("*.py")
+    return _docstring_row(f"task/{name}", registry.documentation(name, paths))
+
+
+def task_facts(name: str) -> dict[str, Any]:
+    """Return the options of a synthetic task."""
     from posbench import tasks
 
-    row = _docstring_row(f"task/{name}", tasks.load(name).__doc__ or "")
-    return row | {"options": tasks.options_of(name)}
+    return {"options": tasks.options_of(name)}
+
+
+# what takes the classes themselves, by section
+_FACTS: dict[str, Callable[[str], dict[str, Any]]] = {
+    "encodings": encoding_facts,
+    "extensions": extension_facts,
+    "probes": probe_facts,
+    "tasks": task_facts,
+}
 
 
 def _docstring_row(name: str, text: str) -> dict[str, Any]:

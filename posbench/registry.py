@@ -2,18 +2,26 @@
 found by the file's name.
 """
 
+import ast
+import functools
 import importlib
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 OPTIMIZERS = "training.optimizers"
 TRACKERS = "tracking.sessions"
+PROBES = "evaluation.probes"
+
+
+def folder(package: str) -> Path:
+    """Return the folder of a package of posbench."""
+    return Path(__file__).parent.joinpath(*package.split("."))
 
 
 def names(package: str) -> list[str]:
     """Return the names of a package's modules, sorted. Imports none of them."""
-    folder = Path(__file__).parent.joinpath(*package.split("."))
-    return sorted(path.stem for path in folder.glob("[!_]*.py"))
+    return sorted(path.stem for path in folder(package).glob("[!_]*.py"))
 
 
 def load(package: str, name: str) -> Any:
@@ -26,3 +34,37 @@ def load(package: str, name: str) -> Any:
         if isinstance(cls, type) and attribute.lower() == spelling:
             return cls
     raise ImportError(f"{module.__file__} has no class {spelling}")
+
+
+def documentation(name: str, paths: Iterable[Path]) -> str:
+    """Return the docstring of a class or function of these files, spelt as in `load`,
+    or else of the last file's module. Imports none of them.
+    """
+    of_file: dict[str, str] = {}
+    for path in paths:
+        of_file = _docstrings(path)
+        if name.replace("_", "") in of_file:
+            return of_file[name.replace("_", "")]
+    return of_file[""]
+
+
+@functools.cache
+def _docstrings(path: Path) -> dict[str, str]:
+    """Return a file's docstrings: of classes, which may say their `name`, else of
+    functions by their spelling, and of the module as "".
+    """
+    module = ast.parse(path.read_bytes())
+    texts = {"": ast.get_docstring(module) or ""}
+    for node in module.body:
+        if isinstance(node, ast.FunctionDef):
+            texts[node.name.replace("_", "")] = ast.get_docstring(node) or ""
+    for node in module.body:
+        text = isinstance(node, ast.ClassDef) and ast.get_docstring(node)
+        if not text:
+            continue
+        texts[node.name.lower()] = text
+        for line in node.body:
+            if isinstance(line, ast.Assign) and ast.unparse(line.targets[0]) == "name":
+                name = ast.literal_eval(line.value)
+                texts[name.replace("_", "")] = text
+    return texts

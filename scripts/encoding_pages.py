@@ -57,7 +57,7 @@ def by_place() -> list[dict[str, list[dict[str, str]]]]:
 
 
 def _page(name: str, pictured: bool) -> str:
-    facts = listing.encoding_row(name)
+    facts = listing.encoding_row(name) | listing.encoding_facts(name)
     parts = [
         f"# {name}\n",
         f"{configuration_pages.head(choices('encoding')[name])}\n",
@@ -109,7 +109,7 @@ def _options(name: str) -> str:
 
 
 def _facts(name: str, facts: dict[str, Any]) -> str:
-    built = encodings.build(name, listing.DEMO)
+    built = listing.at_demo_size(name)
     acts = facts["acts"]
     if issubclass(encodings.load(name), Wrapper):
         acts = "where the inner encodings act"
@@ -125,7 +125,7 @@ def _facts(name: str, facts: dict[str, Any]) -> str:
         f"- Acts on: {acts}",
         f"- Learned parameters in the demo's model: {facts['parameters']:,}",
         f"- Beyond the training length: {facts['beyond']}",
-        f"- Defined up to: {end}, when trained at {listing.DEMO.train_length}",
+        f"- Defined up to: {end}, when trained at {listing.DEMO['train_length']}",
         f"- A longer input changes its beginning: {changes}",
         f"- Extended without training by: {able}",
         f"- Checked against: {facts['checked_against']}",
@@ -174,7 +174,7 @@ def _by_acts(names: list[str]) -> str:
         if issubclass(encodings.load(name), Wrapper):
             acts = encodings.OTHERS
         else:
-            acts = listing.encoding_row(name)["acts"]
+            acts = listing.encoding_facts(name)["acts"]
         groups.setdefault(acts, []).append(f"`{name}`")
 
     def place(group: str) -> list[int]:

@@ -18,7 +18,6 @@ from support import posbench
 from posbench import encodings, listing, tasks
 from posbench.config.schema import load_saved
 from posbench.data import tokens
-from posbench.encodings.base import Shape
 from posbench.evaluation import probes
 from posbench.launch import compose, point
 from posbench.run import start
@@ -426,8 +425,12 @@ def test_list_says_what_works_with_a_scheme(name, fact, expected):
 def test_the_shape_that_list_describes_is_the_demos():
     demo = compose.single([])
     model = demo.model
-    sizes = (model.d_model, model.n_heads, model.n_layers)
-    assert Shape(*sizes, demo.training.train_length) == listing.DEMO
+    assert {
+        "d_model": model.d_model,
+        "n_heads": model.n_heads,
+        "n_layers": model.n_layers,
+        "train_length": demo.training.train_length,
+    } == listing.DEMO
 
 
 def test_train_composes_once(monkeypatch):

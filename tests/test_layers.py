@@ -126,6 +126,7 @@ LIGHT = [
         typed("--help"),
         "torch hydra omegaconf pydantic numpy datasets tokenizers wandb",
     ),
+    (typed("list"), "torch hydra numpy pandas pyarrow"),
     (typed("train sed=1"), "torch hydra numpy pandas pyarrow"),
     (typed("sweep encoding=rope,alibii"), "torch hydra numpy pandas pyarrow"),
     (typed("sweep encoding=rope,alibi encoding.base=3"), "torch numpy pandas pyarrow"),

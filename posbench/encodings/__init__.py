@@ -70,9 +70,10 @@ _modules = [
     for module in pkgutil.iter_modules(__path__)
     if not module.name.startswith("_")
 ]
-_MODULE_OF: dict[str, str] = {}
+# the module of each of posbench's own encodings, by name
+MODULE_OF: dict[str, str] = {}
 for _module in _modules:
-    _MODULE_OF |= dict.fromkeys(_FAMILIES.get(_module, _module).split(), _module)
+    MODULE_OF |= dict.fromkeys(_FAMILIES.get(_module, _module).split(), _module)
 _STOCK = (
     "none rope partial_rope p_rope pi ntk ntk_by_parts yarn llama3 longrope dynamic_ntk"
     " lerope"
@@ -96,7 +97,7 @@ FAMILIES = ("nowhere", *_ACTS, OTHERS)
 
 def names() -> list[str]:
     """List the names of all encodings, sorted. Imports none of them."""
-    return sorted([*_MODULE_OF, *_registered])
+    return sorted([*MODULE_OF, *_registered])
 
 
 def register(cls: "type[Encoding]", name: str | None = None) -> "type[Encoding]":
@@ -107,7 +108,7 @@ def register(cls: "type[Encoding]", name: str | None = None) -> "type[Encoding]"
     the same name replaces it.
     """
     name = name or cls.__name__.lower()
-    if name in _MODULE_OF:
+    if name in MODULE_OF:
         raise UserError(
             f"cannot register {cls.__name__} as '{name}': another encoding has that"
             " name"
@@ -147,7 +148,7 @@ def load(name: str) -> "type[Encoding]":
     """Return the class of an encoding; UserError if no encoding has that name."""
     if name in _registered:
         return _registered[name][0]
-    if name not in _MODULE_OF:
+    if name not in MODULE_OF:
         raise unknown(
             "encoding",
             name,
@@ -163,7 +164,7 @@ def _class_of(name: str) -> "type[Encoding]":
     """
     from posbench.encodings.base import Encoding
 
-    module = importlib.import_module(f"{__name__}.{_MODULE_OF[name]}")
+    module = importlib.import_module(f"{__name__}.{MODULE_OF[name]}")
     spelling = name.replace("_", "")
     for cls in vars(module).values():
         if not (isinstance(cls, type) and issubclass(cls, Encoding)):
@@ -204,7 +205,7 @@ def build(
         for p in _parameters(cls)
     }
     values = checked(options or {}, hints, options_of(name), name, "encoding.")
-    if name in _MODULE_OF:
+    if name in MODULE_OF:
         return cls(shape, **values)
     from posbench.encodings.own import construct
 

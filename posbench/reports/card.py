@@ -4,9 +4,8 @@ run.
 
 import pandas as pd
 
-from posbench import encodings
 from posbench.errors import UserError
-from posbench.listing import DEMO, decision_card
+from posbench.listing import at_demo_size, decision_card
 from posbench.reports.render import Column, Row, Table
 from posbench.reports.tables import main_table, range_text
 from posbench.results.comparison import Comparison, Interval
@@ -42,7 +41,7 @@ def card_table(frame: pd.DataFrame, comparison: Comparison) -> Table:
     known = []
     for name in schemes["encoding"]:
         try:
-            known.append(decision_card(encodings.build(name, DEMO)))
+            known.append(decision_card(at_demo_size(name)))
         except UserError:  # it needs an option or is not known here
             known.append({})
     facts = pd.DataFrame(known, schemes["label"])

@@ -81,7 +81,7 @@ def balanced(name: str, number: int, answers: int) -> int:
 
 def names() -> list[str]:
     """Return the names of all probes, sorted, without importing them."""
-    return registry.names("evaluation.probes")
+    return registry.names(registry.PROBES)
 
 
 def options_of(name: str) -> dict[str, Any]:
