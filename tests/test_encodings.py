@@ -468,6 +468,6 @@ def test_an_encoding_without_a_hook_is_refused(monkeypatch):
 
 
 def test_a_scheme_whose_file_has_no_class_of_its_name_is_refused(monkeypatch):
-    monkeypatch.setitem(encodings._MODULE_OF, "other", "base")
+    monkeypatch.setitem(encodings.MODULE_OF, "other", "base")
     with pytest.raises(UserError, match=r"base\.py: expected a class other"):
         encodings.load("other")
