@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 WIDTH = 100  # characters in files and pipes
 EXPLORED = "explore.html"  # beside the page
+FEWEST = 3  # schemes, below which a map of them says nothing
 MOST_ROWS = 8  # in the terminal; the page and the CSV file have all
 
 
@@ -71,7 +72,7 @@ class Section:
         """Compare runs on a text; `least`: the smallest difference that gets a word;
         `variant`: what extensions are compared with.
         """
-        from posbench.reports import charts, explore
+        from posbench.reports import charts
 
         comparison = compare.compare(group, reference, least)
         curves = compare.curves(group)
@@ -85,6 +86,11 @@ class Section:
         whole = None
         if panels:
             whole = charts.panels_figure(panels, figure)
+        explored = ""
+        if len(comparison.measured) >= FEWEST:
+            from posbench.reports import explore  # it imports Bokeh
+
+            explored = explore.explore_html(heading or "Schemes", comparison, curves)
         return cls(
             heading,
             answer.facts_line(group),
@@ -96,7 +102,7 @@ class Section:
             by_length,
             more,
             tables.variant_table(group, comparison, variant),
-            explore.explore_html(heading or "Schemes", comparison, curves),
+            explored,
         )
 
     @classmethod

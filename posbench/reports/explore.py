@@ -34,7 +34,6 @@ from posbench.reports.render import page_html
 from posbench.results.comparison import Comparison
 from posbench.run.rows import PLAIN
 
-FEWEST = 3  # schemes, below which a map says nothing
 N_CHOSEN = 4  # schemes with the lowest loss, which are chosen at first
 HEIGHT = 420  # pixels
 # What can be shown: the columns of a comparison, their short and their long titles, and
@@ -82,13 +81,9 @@ setTimeout(() => { source.selected.indices = chosen; }, 0);
 
 
 def explore_html(title: str, comparison: Comparison, points: pd.DataFrame) -> str:
-    """Return the page on the schemes of a comparison; an empty text for fewer than
-    three.
-
-    `points`: what `compare.curves` returns for its runs.
+    """Return the page on the schemes of a comparison; `points`: what `compare.curves`
+    returns for its runs.
     """
-    if len(comparison.measured) < FEWEST:
-        return ""
     schemes = _schemes(comparison)
     names = ["label", "family", "title", "colour", "words"]
     for measure in MEASURES:
