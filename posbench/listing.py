@@ -45,7 +45,7 @@ _FILES = {
 
 
 # the shape of experiment=demo
-DEMO = {"d_model": 128, "n_heads": 4, "n_layers": 4, "train_length": 64}
+DEMO: dict[str, Any] = {"d_model": 128, "n_heads": 4, "n_layers": 4, "train_length": 64}
 # By encoding, the model types of transformers that have it. Any rotary model has RoPE's
 # scalings, by its `rope_type`.
 MODELS = {

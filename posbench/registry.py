@@ -59,8 +59,10 @@ def _docstrings(path: Path) -> dict[str, str]:
         if isinstance(node, ast.FunctionDef):
             texts[node.name.replace("_", "")] = ast.get_docstring(node) or ""
     for node in module.body:
-        text = isinstance(node, ast.ClassDef) and ast.get_docstring(node)
-        if not text:
+        if not isinstance(node, ast.ClassDef):
+            continue
+        text = ast.get_docstring(node)
+        if not text:  # that of the module counts
             continue
         texts[node.name.lower()] = text
         for line in node.body:
