@@ -23,7 +23,7 @@ ROOT = Path(__file__).parents[1]
 # posbench. A ceiling rises only in a commit that says why.
 SATELLITES = ("reports", "huggingface", "rope", "show", "claims", "bench", "check")
 CEILINGS = {
-    "core": 103_000,  # the aim: 84,000
+    "core": 103_800,  # the aim: 84,000
     "satellites": 54_400,  # the aim: 45,000
     "scripts": 9_830,
     "tests": 156_200,
