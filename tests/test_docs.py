@@ -249,6 +249,37 @@ CUT_TO = [
 ]
 
 
+def test_the_six_with_muon_are_those_of_their_rows():
+    _, _, section = text_of("docs/results.md").partition("## The six with Muon")
+    _head, _rule, *lines = rows_of(section[section.index("| scheme") :])[:8]
+
+    def of(study):
+        rows = main_rows(read([ROOT / "docs" / "rows" / f"{study}.parquet"]))
+        rows = rows[rows["window"].isna()]
+        nll = rows.pivot_table(index="encoding", columns="length", values="nll")
+        return nll, nll.sub(nll[128], axis=0)  # losses, and above those at 1x
+
+    nll, above = of("six_muon")
+    former_nll, former_above = of("six_reader")
+
+    expected = []
+    for name in nll[128].sort_values().index:
+        cells = [f"{nll.loc[name, 128]:.3f}"]
+        cells += [f"{above.loc[name, length]:+.3f}" for length in (64, 256, 512, 1024)]
+        cells.append(f"{former_nll.loc[name, 128]:.3f}")
+        cells += [f"{former_above.loc[name, length]:+.3f}" for length in (64, 512)]
+        expected.append([name, *cells])
+    assert lines == expected
+
+    lower = (former_nll - nll)[128]
+    first, *_, third = sorted(nll[128])[:3]
+    words = words_of_results()
+    assert f"{lower.min():.2f} to {lower.max():.2f} nats lower" in words
+    assert f"The lowest three lie within {third - first:.3f} nats" in words
+    assert all(above.loc[["fox", "t5", "alibi"], 256:].max() < 0)
+    assert all(above.loc[["rope", "sinusoidal", "none"], 256:].min() > 0.2)
+
+
 def test_what_less_context_costs_is_that_of_the_rows():
     losses = losses_of("six_reader")
     for label, length, name in CUT_TO:
