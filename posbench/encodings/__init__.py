@@ -44,6 +44,8 @@ _FAMILIES = dict.fromkeys(("base", "extend", "own", "wrapper"), "") | {
     "skew": "liere comrope algebraic spe",
     "temperature": "temperature entmax scale_invariant",
 }
+# the base that the extension `abf` gives to RoPE (Xiong et al. 2023, arXiv:2309.16039)
+ABF_BASE = 500_000
 EXTENSIONS = (  # methods of `extend`
     "pi",
     "ntk",

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from posbench.encodings import EXTENSIONS
+from posbench.encodings import ABF_BASE, EXTENSIONS
 from posbench.encodings.absolute import Learned, Sinusoidal
 from posbench.encodings.base import Encoding, Extended, Layer, Stretch, expect, part_of
 from posbench.encodings.distance import FIRE, ALiBi, T5Bias
@@ -210,7 +210,7 @@ def _rounded(values: Tensor) -> list[float]:
     return [float(f"{number:.6g}") for number in values.tolist()]
 
 
-def abf(rope: Spectrum, base: Above1 = 500_000.0) -> Scaling:
+def abf(rope: Spectrum, base: Above1 = float(ABF_BASE)) -> Scaling:
     """Adjusted base frequency: a larger base at every length; meant for further
     training, here used without it.
 

@@ -31,8 +31,6 @@ STUDY = "extend"  # the study of runs that begin from another run
 # times that run's peak rate: the best of 1, 1/2, 1/6 and 1/20 for a tenth of the tokens
 # (docs/longer.md)
 RATE = 1 / 6
-# the base of `extension=abf`, as in `encodings.extend`
-ABF_BASE = 500_000
 
 
 class Change(NamedTuple):
@@ -59,7 +57,7 @@ def spelt_out(point: dict[str, str]) -> tuple[dict[str, str], Change | None]:
     change = Change(name, layers)
     if name == "abf":
         name = "rope"
-        options = {"base": ABF_BASE} | options
+        options = {"base": encodings.ABF_BASE} | options
     spelt = {f"encoding.{key}": json.dumps(option) for key, option in options.items()}
     return {**spelt, **point, "encoding": name}, change
 
