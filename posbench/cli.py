@@ -2,6 +2,7 @@
 and completion are fast.
 """
 
+import functools
 import os
 import sys
 from pathlib import Path
@@ -349,6 +350,7 @@ def train(
     config_dir: ConfigDir = None,
     restart: Restart = False,
     quiet: Quiet = False,
+    as_json: AsJson = False,
 ) -> None:
     """Train a model and evaluate how far it holds. Repeat the command to continue or
     complete the run.
@@ -357,6 +359,8 @@ def train(
     """
     from posbench.launch import plans
 
+    if cfg and as_json:
+        raise UserError("--cfg prints YAML: leave out --json")
     plan = plans.resolve_one(words or [], config_dir)
     if cfg:
         from posbench import listing
@@ -366,7 +370,11 @@ def train(
     from posbench.launch import run
     from posbench.reports import one_run
 
-    if run.run(plan, restart):
+    if not run.run(plan, restart):
+        return
+    if as_json:
+        one_run.print_json([plan.folder])
+    else:
         one_run.print_results(plan.folder, plan.config.evaluation.split)
 
 
@@ -410,6 +418,7 @@ def sweep(
     dry_run: DryRun = False,
     slurm: Slurm = None,
     quiet: Quiet = False,
+    as_json: AsJson = False,
 ) -> None:
     """Compare: run every combination of values, then report.
 
@@ -420,7 +429,10 @@ def sweep(
     """
     from posbench.launch import sweep as comparison
 
-    comparison.sweep(words or [], n_jobs, config_dir, dry_run, slurm, report=report)
+    if as_json and (dry_run or slurm is not None):
+        raise UserError("--json prints the report: leave out --dry-run and --slurm")
+    then = functools.partial(report, as_json=as_json)
+    comparison.sweep(words or [], n_jobs, config_dir, dry_run, slurm, report=then)
 
 
 @app.command(epilog="'posbench list claims' shows all.")
@@ -447,7 +459,7 @@ def reproduce(
         f" {', '.join(EXTENSIONS)}."
     )
 )
-def evaluate(words: Evaluated, quiet: Quiet = False) -> None:
+def evaluate(words: Evaluated, quiet: Quiet = False, as_json: AsJson = False) -> None:
     """Evaluate runs or HuggingFace models beyond training length.
 
     Existing rows are not computed again. A model also takes data=NAME data.path=...
@@ -475,17 +487,22 @@ def evaluate(words: Evaluated, quiet: Quiet = False) -> None:
     if by_key(settings).get(WORDS["extension"]) == "search":
         from posbench.huggingface import search
 
+        if as_json:
+            raise UserError("extension=search prints a table: leave out --json")
         for subject in models or folders:
             search.search(subject, settings)
     elif models:
         from posbench.huggingface import evaluate as huggingface
 
-        huggingface.evaluate_models(models, settings)
+        huggingface.evaluate_models(models, settings, as_json)
     else:
         from posbench.launch import run
         from posbench.reports import one_run
 
-        run.evaluate_runs(folders, settings, one_run.print_results)
+        show = None if as_json else one_run.print_results
+        is_to_show = run.evaluate_runs(folders, settings, show)
+        if as_json and is_to_show:
+            one_run.print_json(folders)
 
 
 @app.command()
@@ -521,6 +538,7 @@ def report(
     reference: Reference = None,
     figure: Figure = "panels",
     quiet: Quiet = False,
+    as_json: AsJson = False,
 ) -> None:
     """Compare finished runs in words, tables, figures and a page.
 
@@ -529,7 +547,7 @@ def report(
     """
     from posbench import reports
 
-    reports.main(paths, out, least, reference, figure)
+    reports.main(paths, out, least, reference, figure, as_json)
 
 
 @app.command()

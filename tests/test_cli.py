@@ -7,9 +7,13 @@ import json
 import os
 import re
 import shutil
+import subprocess
+import sys
 from pathlib import Path
+from typing import Any
 
 import fake_study
+import pandas as pd
 import pytest
 import support
 import yaml
@@ -502,6 +506,65 @@ def test_quiet_commands_say_where_the_results_are_and_nothing_else(capsys):
     assert "outputs/text/report/index.html" in reported.out.splitlines()[0]
     assert "rope" not in reported.out
     assert trained.err == evaluated.err == reported.err == ""
+
+
+def json_of(command: str, *words: str) -> Any:
+    """Return the JSON that a command prints to stdout, in a process of its own."""
+    python = [sys.executable, "-m", "posbench", command, "--json", *words]
+    done = subprocess.run(python, capture_output=True, text=True, check=True)
+    return json.loads(done.stdout)
+
+
+def test_results_are_one_json_document():
+    words = support.each_once([*TINY, "data.path=text.txt"])
+    trained = json_of("train", *words)
+    folder = the_run()
+    evaluated = json_of("evaluate", str(folder), "ratio=4")
+
+    rows = evaluation_rows(folder)
+    assert trained["run"] == str(folder)
+    assert trained["id"] == folder.name
+    assert trained["status"] == "done"
+    assert {row["length_ratio"] for row in trained["rows"]} == {1, 2}
+    assert [row["nll"] for row in evaluated["rows"]] == [row.nll for row in rows]
+    assert max(row["length"] for row in evaluated["rows"]) == 64
+
+
+def test_evaluated_runs_are_a_list_in_json(two_runs, capsys):
+    capsys.readouterr()
+    assert posbench("evaluate", "outputs/text", "ratio=1,2", "--json") == 0
+
+    runs = json.loads(capsys.readouterr().out)
+    assert [run["run"] for run in runs] == [str(folder) for folder in two_runs]
+
+
+def test_a_report_in_json_has_the_answer_and_the_table():
+    frame = fake_study.rows_of_study("six_demo")
+    frame[frame["encoding"].isin(["alibi", "rope"])].to_parquet("two.parquet")
+
+    report = json_of("report", "two.parquet", "--out=report")
+
+    table = pd.read_csv("report/table.csv")
+    schemes = pd.DataFrame(report["schemes"])
+    assert report["report"] == "report"
+    assert report["answer"][1].startswith("At 64 tokens")
+    assert list(schemes) == ["set", *table]
+    assert list(schemes["label"]) == list(table["label"])
+    assert list(schemes["nll"]) == pytest.approx(table["nll"], rel=1e-5)
+    assert report["schemes"][0]["mixture"] is None  # not a number in the rows
+
+
+JSON_REFUSED = [
+    "train --cfg",
+    "sweep seed=0,1 --dry-run",
+    "evaluate openai-community/gpt2 extension=search",
+]
+
+
+@pytest.mark.parametrize("line", JSON_REFUSED)
+def test_what_is_no_json_is_refused_beside_it(line, capsys):
+    assert posbench(*line.split(), "--json") == 2
+    assert "leave out --" in error_line(capsys)
 
 
 def test_prepare_says_which_files_are_read_and_left_out(capsys):

@@ -23,10 +23,10 @@ ROOT = Path(__file__).parents[1]
 # posbench. A ceiling rises only in a commit that says why.
 SATELLITES = ("reports", "huggingface", "rope", "show", "claims", "bench", "check")
 CEILINGS = {
-    "core": 103_800,  # the aim: 84,000
-    "satellites": 54_400,  # the aim: 45,000
+    "core": 103_850,  # the aim: 84,000
+    "satellites": 54_710,  # the aim: 45,000
     "scripts": 9_830,
-    "tests": 156_700,
+    "tests": 157_140,
 }
 # The same for each scheme: an encoding that is added brings the room that it needs.
 PER_SCHEME = {"encodings": 493, "oracles": 294}  # the aim for encodings: 480
@@ -36,7 +36,7 @@ DENSER = {"cli": 11.9, "encodings": 13.0, "model": 12.0, "show": 12.0, "tasks": 
 # Private functions that one place calls: a reader jumps for each, so each must be an
 # idea of its own.
 USED_ONCE = 132
-WORDS = {"docs": 25_660, "README": 1_000}
+WORDS = {"docs": 25_680, "README": 1_000}
 COMMANDS = """bench check evaluate export list prepare properties report reproduce rope runs
     sample show sweep sync train"""
 PUBLIC = """Encoding LoadedRun attention attention_logits attention_output

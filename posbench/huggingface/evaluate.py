@@ -60,14 +60,20 @@ _USED |= {*OF_A_FINISHED_RUN.values()}
 _USED -= {"runtime.processes"}
 
 
-def evaluate_models(words: list[str], overrides: list[str]) -> None:
+def evaluate_models(words: list[str], overrides: list[str], as_json: bool) -> None:
     """Evaluate models, folders or names on the hub, one after the other, and print
-    their curves.
+    their curves, or in the end their rows as JSON.
     """
     console.log_to_terminal()
     machine.keep_freed_memory()
+    folders = []
     for word in words:
-        one_run.print_results(*evaluate_model(word, overrides))
+        folder, split = evaluate_model(word, overrides)
+        folders.append(folder)
+        if not as_json:
+            one_run.print_results(folder, split)
+    if as_json:
+        one_run.print_json(folders)
 
 
 def evaluate_model(word: str, overrides: list[str]) -> tuple[Path, str]:

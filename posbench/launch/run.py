@@ -91,10 +91,13 @@ def in_processes(config: Config, work: Callable[[World], object]) -> bool:
 
 
 def evaluate_runs(
-    folders: list[Path], overrides: list[str], show: Callable[[Path, str], object]
-) -> None:
+    folders: list[Path],
+    overrides: list[str],
+    show: Callable[[Path, str], object] | None,
+) -> bool:
     """Evaluate finished runs one after the other and show their curves, as
-    `in_processes` does work. `show` gets a run's folder and the split of its text.
+    `in_processes` does work and returns. `show` gets a run's folder and the split of
+    its text.
     """
     configs = {}  # all are read before the first is evaluated
     for folder in folders:
@@ -102,11 +105,13 @@ def evaluate_runs(
     _set_up_process()
     config = configs[folders[0]]  # all have the same number of processes
     work = functools.partial(_evaluate_all, configs, show)
-    in_processes(config, work)
+    return in_processes(config, work)
 
 
 def _evaluate_all(
-    configs: dict[Path, Config], show: Callable[[Path, str], object], world: World
+    configs: dict[Path, Config],
+    show: Callable[[Path, str], object] | None,
+    world: World,
 ) -> None:
     """Evaluate runs and show their curves, in the first process. A run that fails does
     not stop the others, unless other processes wait for it.
@@ -115,7 +120,7 @@ def _evaluate_all(
     for folder, config in configs.items():
         try:
             evaluate_run(folder, config, world)
-            if world.rank == 0:
+            if show and world.rank == 0:
                 show(folder, config.evaluation.split)
         except PosbenchError as error:
             is_alone = len(configs) == 1 or world.size > 1

@@ -174,6 +174,7 @@ def main(
     least: float | None = None,
     reference: str | None = None,
     figure: "FigureKind" = "panels",
+    as_json: bool = False,
 ) -> None:
     """Report on runs: a short answer and a table in the terminal, and files in a
     folder.
@@ -185,6 +186,7 @@ def main(
             `words.LEAST`.
         reference: label or encoding that others are compared with, or an extension
             that the others are. None: `rope`, or `none` on tasks without it.
+        as_json: print the answer and the schemes as JSON; warnings go to stderr.
     """
     from posbench.reports import charts
 
@@ -226,16 +228,42 @@ def main(
     )
     files.write(folder / "index.html", page.encode())
 
-    console = terminal.stdout()
-    if not console.is_terminal:
-        console.width = max(console.width, WIDTH)
     label = "Page"
     if sections[0].figure:
         label = f"Figure: {folder / 'curves.png'}; page"
-    for line in (f"{label}: {folder / 'index.html'}", *warnings):
+    lines = [f"{label}: {folder / 'index.html'}", *warnings]
+    if as_json:
+        for line in lines:  # stdout is for the JSON alone
+            terminal.stderr.print(line, soft_wrap=True)
+        print_json(folder, title, sections)
+    else:
+        print_words(lines, title, sections)
+
+
+def print_words(lines: Sequence[str], title: str, sections: Sequence[Section]) -> None:
+    """Print these lines, then sections as words and tables."""
+    console = terminal.stdout()
+    if not console.is_terminal:
+        console.width = max(console.width, WIDTH)
+    for line in lines:
         console.print(line, soft_wrap=True)
     for section in sections:
         section.print(console, title)
+
+
+def print_json(folder: Path, title: str, sections: Sequence[Section]) -> None:
+    """Print a report as JSON: its folder, the lines of its answer, and a record per
+    scheme with the columns of its set's table.csv.
+    """
+    lines = list[str]()
+    schemes = []
+    for number, section in enumerate(sections, start=1):
+        lines += [f"{section.heading or title}: {section.facts}", *section.answer.lines]
+        text = section.columns.to_json(orient="records", double_precision=15)
+        for record in json.loads(text):  # there NaN is null
+            schemes.append({"set": number, **record})
+    document = {"report": str(folder), "answer": lines, "schemes": schemes}
+    print(json.dumps(document, indent=2, ensure_ascii=False))
 
 
 def _warning_lines(frame: pd.DataFrame, runs: pd.DataFrame) -> list[str]:

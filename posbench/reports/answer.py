@@ -37,6 +37,11 @@ class Answer:
     sentences: Sequence[str]
     command: str
 
+    @property
+    def lines(self) -> list[str]:
+        """All of it, in the order in which it is read."""
+        return [*self.sentences, *filter(None, [self.command])]
+
 
 def facts_line(frame: pd.DataFrame) -> str:
     """Return what was run: `6 encodings, 5 seeds, 1.05M parameters, 4M tokens of

@@ -2,6 +2,7 @@
 length of the problems.
 """
 
+import dataclasses
 import json
 import math
 from collections.abc import Iterator, Sequence
@@ -19,7 +20,8 @@ from posbench.results.frame import GATE, read
 from posbench.results.headline import Headline, headline
 from posbench.results.tasks import as_trained
 from posbench.results.words import NOT_RESOLVED, USES_LIMIT
-from posbench.run.rows import PLAIN, multiple
+from posbench.run.rows import PLAIN, evaluation_rows, multiple, plain
+from posbench.run.saved import load_record
 from posbench.terminal import console
 from posbench.terminal.console import plural
 from posbench.terminal.exits import is_quiet
@@ -98,6 +100,23 @@ def print_results(folder: Path, split: str | None = None) -> None:
     for remark in _offset_remarks(rows[rows["task"] == MOVED]):
         out.print(remark, soft_wrap=True)
     out.print(f"Run folder: {folder}", soft_wrap=True)
+
+
+def print_json(folders: Sequence[Path]) -> None:
+    """Print the status and evaluation rows of a run as JSON; of several runs a list.
+
+    The rows are without their sums by unit of text.
+    """
+    runs = []
+    for folder in folders:
+        record = load_record(folder)
+        rows = []
+        for row in evaluation_rows(folder):
+            rows.append(dataclasses.replace(row, units=None).to_json())
+        run = {"run": str(folder), "id": record.id, "status": record.status}
+        runs.append({**run, "rows": rows})
+    document = runs if len(runs) > 1 else runs[0]
+    print(json.dumps(plain(document), indent=2, ensure_ascii=False))
 
 
 def _title(run: pd.Series, trained: str) -> str:
