@@ -1,10 +1,12 @@
 """What a report lacks for verdicts, and the command that supplies it."""
 
 import shlex
+import socket
 from pathlib import Path
 
 import pandas as pd
 import pytest
+import support
 from fake_study import (
     Truth,
     configured,
@@ -14,7 +16,12 @@ from fake_study import (
     write_study,
 )
 
-from posbench.reports.missing import Missing, command_line, missing_on_text
+from posbench.reports.missing import (
+    Missing,
+    command_line,
+    missing_on_text,
+    time_needed,
+)
 from posbench.results.compare import compare
 from posbench.results.frame import read
 from posbench.run import sweeps
@@ -157,6 +164,28 @@ def test_seeds_and_tokens_are_one_command(tmp_path):
     words = f"encoding=none,rope seed=0,1,2,3,4 training.tokens={tokens}"
     assert missing.parts == ["seeds (2 of 5)", "tokens (4 times as many)"]
     assert command_line(frame, missing) == f"posbench sweep {words}"
+
+
+def test_the_time_of_what_is_missing_is_that_of_runs_made_here(tmp_path):
+    study = write_study(tmp_path / "fake", UNLEARNED, seeds=2)
+    frame = read([study])
+    kept = frame.assign(folder="kept/" + frame["run"])
+    tokens = str(4 * demo_config().training.tokens)
+    longer = Missing(["tokens"], {"seed": "0,1,2", "training.tokens": tokens})
+    elsewhere = time_needed(frame, SEEDS)
+    for run in study.glob("*-s*"):  # half are of none: 40 s, the others 44 s
+        support.change_record(run, attempt={"host": socket.gethostname()})
+
+    assert "How long is not known" in elsewhere
+    assert time_needed(kept, SEEDS) == ""
+    assert time_needed(frame, LENGTHS) == ""
+    assert time_needed(frame, SEEDS).startswith(
+        "2 runs to do for this table. About 0.0"
+    )
+    # 1,006 s
+    assert time_needed(frame, longer).startswith(
+        "6 runs to do for this table. About 0.3"
+    )
 
 
 def test_a_seed_that_failed_is_replaced_by_a_further_one(tmp_path):

@@ -1,23 +1,13 @@
 """What the runs of a sweep cost: runs, tokens, and hours on this machine."""
 
-import contextlib
 import math
 import shlex
-import socket
-import statistics
-from pathlib import Path
-from typing import Any
 
-from posbench.config.schema import Config
-from posbench.errors import UserError
 from posbench.launch import pool
 from posbench.launch.plans import Plan
-from posbench.run import RECORD, checkpoint
-from posbench.run.run import load_config
-from posbench.run.saved import load_record
+from posbench.run import checkpoint
+from posbench.run.speed import size_of, speeds_here, time_text
 from posbench.terminal import console
-
-RECENT = 50  # runs, by whose speed hours are told
 
 
 def cost(todo: list[Plan]) -> str:
@@ -45,37 +35,7 @@ def cost(todo: list[Plan]) -> str:
     runs = console.plural(len(todo), "run")
     counts = f"{n_finished} finished, {len(todo) - n_finished} to do"
     lines.append(f"{runs}: {counts}, {tokens:,} tokens to train on.")
-    if math.isnan(seconds):
-        lines.append("How long is not known: no run of such a size was made here.")
-    elif seconds:
-        hours = f"{seconds / 3600:.1f} hours"
-        lines.append(
-            f"About {hours} of training, one run at a time, as runs here took."
-        )
+    if seconds:
+        lines.append(time_text(seconds))
     lines.append("Nothing was run or written.")
     return "\n".join(lines)
-
-
-def speeds_here(outputs: set[Path]) -> dict[Any, float]:
-    """Return the median tokens per second of runs that this machine has trained, of
-    each size, by the newest `RECENT` runs in these folders.
-    """
-    records = set[Path]()
-    for folder in outputs:
-        records.update(folder.glob(f"*/*/{RECORD}"))
-    newest = sorted(records, key=lambda path: path.stat().st_mtime)[-RECENT:]
-    speeds: dict[Any, list[float]] = {}
-    for path in newest:
-        with contextlib.suppress(UserError):  # a folder that cannot be read
-            record = load_record(path.parent)
-            is_here = record.attempt.get("host") == socket.gethostname()
-            if record.status == "done" and is_here and record.train_seconds:
-                speed = (record.tokens or 0) / record.train_seconds
-                size = size_of(load_config(path.parent))
-                speeds.setdefault(size, []).append(speed)
-    return {size: statistics.median(each) for size, each in speeds.items()}
-
-
-def size_of(config: Config) -> Any:
-    """Return what the speed of a run depends on most, whatever its encoding."""
-    return config.model, config.training.train_length, config.training.optimizer

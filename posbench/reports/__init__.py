@@ -162,6 +162,8 @@ class Section:
             console.print(sentence)
         if self.answer.command:  # on one line, so that it can be copied
             console.print(f"  {self.answer.command}", soft_wrap=True)
+        if self.answer.time:
+            console.print(self.answer.time)
         if self.main:
             self.main.print(console, MOST_ROWS)
         if self.variants:

@@ -13,6 +13,7 @@ from posbench.reports.missing import (
     command_line,
     missing_on_task,
     missing_on_text,
+    time_needed,
 )
 from posbench.reports.tables import LONGEST_LABEL, compact_text, short_label
 from posbench.results.compare import ENDPOINT_RATIO, NOT_BEATEN
@@ -32,15 +33,18 @@ MOST_NAMED = 5
 
 @dataclasses.dataclass(frozen=True)
 class Answer:
-    """Sentences, and what to type next; empty: nothing, or nothing that is known."""
+    """Sentences, what to type next, and how long that takes; empty: nothing, or nothing
+    that is known.
+    """
 
     sentences: Sequence[str]
     command: str
+    time: str = ""
 
     @property
     def lines(self) -> list[str]:
         """All of it, in the order in which it is read."""
-        return [*self.sentences, *filter(None, [self.command])]
+        return [*self.sentences, *filter(None, [self.command, self.time])]
 
 
 def facts_line(frame: pd.DataFrame) -> str:
@@ -129,9 +133,10 @@ def _answer_with_missing(
         return Answer(sentences, "")
     sentence = f"Missing for verdicts: {', '.join(missing.parts)}."
     command = command_line(frame, missing)
-    if command:
-        sentence += " Type:"
-    return Answer([*sentences, sentence], command)
+    if not command:
+        return Answer([*sentences, sentence], "")
+    time = time_needed(frame, missing)
+    return Answer([*sentences, f"{sentence} Type:"], command, time)
 
 
 def _reach_sentences(

@@ -4,13 +4,16 @@ The command has the words of the sweep that made the runs, with other values of 
 missing.
 """
 
+import contextlib
 import dataclasses
+import math
 import shlex
 from pathlib import Path
 
 import pandas as pd
 
 from posbench.config.overrides import LENGTH, RATIOS, split
+from posbench.errors import UserError
 from posbench.results.compare import (
     ENDPOINT_RATIO,
     ENOUGH_SEEDS,
@@ -20,8 +23,12 @@ from posbench.results.compare import (
 )
 from posbench.results.comparison import Comparison, TaskComparison
 from posbench.results.tasks import SEEDS_OF_TASK
+from posbench.run.run import load_config
+from posbench.run.speed import size_of, speeds_here, time_text
 from posbench.run.sweeps import words_by_run
+from posbench.terminal.console import plural
 
+TOKENS = "training.tokens"
 LONGER = 4  # factor on the training tokens, as a suggestion
 _NOT_FAILED = ("done", "running", "stopped", "died")
 
@@ -82,7 +89,7 @@ def _add_tokens(missing: Missing, frame: pd.DataFrame) -> None:
     missing.parts.append(f"tokens ({LONGER} times as many)")
     tokens = frame["trained_tokens"].max()
     if not pd.isna(tokens):
-        missing.changes["training.tokens"] = str(int(tokens) * LONGER)
+        missing.changes[TOKENS] = str(int(tokens) * LONGER)
 
 
 def _seed_list(frame: pd.DataFrame, needed: int) -> str:
@@ -122,6 +129,42 @@ def command_line(frame: pd.DataFrame, missing: Missing) -> str:
             return ""
         words["encoding"] += f",{missing.reference}"
     return f"posbench sweep {shlex.join(words.values())}"
+
+
+def time_needed(frame: pd.DataFrame, missing: Missing) -> str:
+    """Return how many runs are missing and how long they train on this machine; empty
+    if none is missing, or the frame is of a file and has no run folders.
+    """
+    runs = frame.drop_duplicates("folder")
+    folders = [Path(folder).absolute() for folder in runs["folder"]]
+    folders = [folder for folder in folders if folder.is_dir()]
+    if not folders:
+        return ""
+
+    n_schemes = runs["label"].nunique()
+    if missing.reference:
+        n_schemes += 1
+    n_seeds = runs["seed"].nunique()
+    if "seed" in missing.changes:
+        n_seeds = len(missing.changes["seed"].split(","))
+    n_runs = n_schemes * n_seeds
+    tokens = runs["trained_tokens"].astype(float).max()
+    if TOKENS in missing.changes:
+        tokens = float(missing.changes[TOKENS])
+    else:
+        is_done = (runs["run_status"] == "done") & ~runs["repeated"]
+        n_runs -= is_done.sum()
+    if n_runs <= 0:
+        return ""
+
+    # all of them have one size
+    speed = math.nan
+    with contextlib.suppress(UserError):  # its encoding's file is not here
+        size = size_of(load_config(folders[0]))
+        outputs = {folder.parent.parent for folder in folders}
+        speed = speeds_here(outputs).get(size, math.nan)
+    sentence = time_text(n_runs * tokens / speed)
+    return f"{plural(n_runs, 'run')} to do for this table. {sentence}"
 
 
 def _words_of_sweep(frame: pd.DataFrame) -> Words:
