@@ -180,11 +180,11 @@ def test_the_time_of_what_is_missing_is_that_of_runs_made_here(tmp_path):
     assert time_needed(kept, SEEDS) == ""
     assert time_needed(frame, LENGTHS) == ""
     assert time_needed(frame, SEEDS).startswith(
-        "2 runs to do for this table. About 0.0"
+        "2 runs to do for this table. About 2 min"
     )
     # 1,006 s
     assert time_needed(frame, longer).startswith(
-        "6 runs to do for this table. About 0.3"
+        "6 runs to do for this table. About 17 min"
     )
 
 

@@ -262,7 +262,7 @@ def test_a_dry_run_lists_the_commands_that_are_missing(overrides, dry_run):
     assert "encoding=alibi" in commands[-1]
     assert "seed=2" in commands[-1]
     assert counts == "6 runs: 1 finished, 5 to do, 2,560 tokens to train on."
-    assert dry_run.hours.startswith("About 0.0 hours of training")
+    assert dry_run.hours.startswith("About 1 min of training")
 
 
 @pytest.mark.slow

@@ -46,5 +46,7 @@ def time_text(seconds: float) -> str:
     """Return a sentence on how long training takes; NaN: that is not known."""
     if math.isnan(seconds):
         return "How long is not known: no run of such a size was made here."
-    hours = f"{seconds / 3600:.1f} hours"
-    return f"About {hours} of training, one run at a time, as runs here took."
+    time = f"{seconds / 3600:.1f} hours"
+    if seconds < 3600:
+        time = f"{math.ceil(seconds / 60)} min"
+    return f"About {time} of training, one run at a time, as runs here took."
