@@ -108,7 +108,10 @@ def refuse_values(settings: Settings) -> None:
             expected = _expected(path[-1], each)
             if expected:
                 key = ".".join(path)
-                raise UserError(f"{key} is {_short(value)}: expected {expected}")
+                shown = json.dumps(value)[:60]
+                if isinstance(value, str):
+                    shown = f"'{value}'"
+                raise UserError(f"{key} is {shown}: expected {expected}")
     types = _answers(text, ("rope_type", "type"))
     bases = _answers(text, ("rope_theta",))
     if bases and _is_number(text.get("rope_theta")):
@@ -157,10 +160,6 @@ def _answers(text: Settings, names: Sequence[str]) -> dict[str, Any]:
 def _is_number(value: Any) -> bool:
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     return is_number and 0 <= value < math.inf
-
-
-def _short(value: Any) -> str:
-    return f"'{value}'" if isinstance(value, str) else json.dumps(value)[:60]
 
 
 def misspelt(settings: Settings) -> list[str]:
