@@ -153,6 +153,7 @@ def test_an_experiment_sets_values_beside_a_choice_in_its_own_name_only(
         ([], 0.01),
         (["encoding=none"], 0.01),
         (["training.optimizer=adamw"], 0.02),
+        (["training.optimizer=null"], 0.02),
         (["training.optimizer=adamw", "encoding=none"], 0.03),
         (["training.optimizer=adamw", "training.learning_rate=0.04"], 0.04),
     ],

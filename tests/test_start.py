@@ -196,6 +196,10 @@ IN_LAYERS = [
         [LOGN | {"inner_options": {}, "window": 8}, GLOBAL, WITHOUT],
     ),
     (
+        "extension=temperature:rule=logn:layers=local encoding.inner_options.base=700",
+        [LOGN | {"inner_options": {"base": 700}, "window": 8}, GLOBAL, WITHOUT],
+    ),
+    (
         "extension=temperature:rule=logn:layers=global",
         [
             LOCAL,
@@ -332,11 +336,13 @@ REFUSED = [
     ),
     ("start={rope}0", "did you mean 'rope-s"),
     ("start={rope} model.n_layers=2", "model.n_layers cannot be set beside start"),
+    ("start={rope} training=lm", "training cannot be set beside start"),
     ("start={rope} encoding=fox", "'fox' cannot begin from"),
     ("start={learned} extension=yarn", "yarn extends plain rope"),
     ("start={learned} extension=abf", "abf extends plain rope"),
     ("start={rope} extension=yarn:layers=global", "this run has 'rope' in all"),
     ("start={layered} extension=yarn:layers=globl", "did you mean 'global'?"),
+    ("start={layered} extension=yarn:layers=0", "unknown layers '0'"),
     ("start={layered} extension=yarn:faktor=4", "did you mean 'factor'?"),
     ("start={layered} extension=temperature:layers=global", "has other parameters"),
     ("start={learned}", "training.train_length is 64"),

@@ -43,10 +43,10 @@ def entry_with(entry: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[st
     changed = {"name": settings["name"]}
     changed |= {key: entry[key] for key in [*kept, *LIMITS] if key in entry}
     changed |= settings
-    if "inner" in accepted:
+    if "inner" in accepted and "inner" not in settings:
         changed["inner"] = entry["name"]
         options = {key: entry[key] for key in entry if key not in ("name", *LIMITS)}
-        changed["inner_options"] = options
+        changed["inner_options"] = {**options, **settings.get("inner_options", {})}
     return changed
 
 

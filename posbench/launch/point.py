@@ -183,6 +183,8 @@ def _chosen(
     """
     groups = {key: text for key, text in point.items() if key in GROUPS}
     optimizer = point.get("training.optimizer")
+    if optimizer == "null":
+        optimizer = "adamw"  # what null stands for
     cfg = _base_config(groups, optimizer, folders)
     if "data" in point:
         return cfg, point

@@ -51,9 +51,11 @@ def spelt_out(point: dict[str, str]) -> tuple[dict[str, str], Change | None]:
     if PLACE.fullmatch(text):
         return point, Change(text, None)
     name, options = parse_choice(text)
-    layers = options.pop("layers", None)
-    if layers is None and name in encodings.EXTENSIONS:
+    layers = None
+    if name in encodings.EXTENSIONS:
         layers = "all"
+    if "layers" in options:
+        layers = str(options.pop("layers"))
     change = Change(name, layers)
     if name == "abf":
         name = "rope"
@@ -84,6 +86,7 @@ def inherit(cfg: "DictConfig", run: str, point: Mapping[str, str]) -> None:
     """
     for key in point:
         is_of_source = key.startswith(("model", "experiment", "start."))
+        is_of_source |= key == "training"  # a file of all of its settings
         if is_of_source and not key.startswith("model.attention."):
             raise UserError(
                 f"{key} cannot be set beside start, which takes it from that run"
@@ -170,7 +173,7 @@ def placed(
     source = finished_run(run)[0].encoding
     method, layers = change
     extends = method in encodings.EXTENSIONS
-    is_among({}, str(layers or "all"))  # refuses other names
+    is_among({}, layers or "all")  # refuses other names
     if source.name != "layered" and layers not in (None, "all"):
         raise UserError(
             f"start={run}: layers={layers} is for patterns of layers, this run has"
