@@ -92,19 +92,19 @@ def _config(point: dict[str, str], folders: tuple[Path, ...]) -> Config:
     # in this order: files, then the settings of the run that it starts from, then what
     # is typed
     run = point.get("start", "null")
-    change = None
+    source = change = None
     if run != "null":
         point, change = start.spelt_out(point)
     cfg, point = _chosen(point, folders)
     if run != "null":
-        start.inherit(cfg, run, point)
+        source = start.inherit(cfg, run, point)
     dataset_of_file = cfg.data.get("dataset")
     for key, text in point.items():
         if key in (*GROUPS, LENGTH, "start"):
             continue
         OmegaConf.update(cfg, key, value(key, text), merge=True)
-    if change:
-        cfg.encoding = start.placed(cfg.encoding, run, change, point)
+    if source and change:
+        cfg.encoding = start.placed(cfg.encoding, source.encoding, change, point)
     cfg.encoding = _with_class_inside(cfg.encoding, point)
 
     plain = _plain(cfg, point, dataset_of_file)

@@ -13,7 +13,7 @@ from posbench.run import RECORD
 from posbench.run.run import load_config
 from posbench.run.saved import load_record
 
-RECENT = 50  # runs, by whose speed hours are told
+RECENT = 50  # so many of the newest runs tell how fast this machine is
 
 
 def speeds_here(outputs: set[Path]) -> dict[Any, float]:

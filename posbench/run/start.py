@@ -14,6 +14,7 @@ from posbench import encodings, files
 from posbench.config.overrides import parse_choice, value
 from posbench.config.schema import (
     Config,
+    EncodingConfig,
     StartConfig,
     to_container,
 )
@@ -80,9 +81,9 @@ def run_folders(pattern: str) -> list[str]:
     return folders or [pattern]
 
 
-def inherit(cfg: "DictConfig", run: str, point: Mapping[str, str]) -> None:
+def inherit(cfg: "DictConfig", run: str, point: Mapping[str, str]) -> Config:
     """Copy into a configuration the settings of the run that it starts from
-    (docs/longer.md); typed ones come later.
+    (docs/longer.md), and return those of that run; typed ones come later.
     """
     for key in point:
         is_of_source = key.startswith(("model", "experiment", "start."))
@@ -127,6 +128,7 @@ def inherit(cfg: "DictConfig", run: str, point: Mapping[str, str]) -> None:
         cfg.evaluation.blocks = source.evaluation.blocks
         cfg.evaluation.ratios = [context / length for context in sorted(lengths)]
         cfg.evaluation.at_tokens = [0]
+    return source
 
 
 def _typed_counts(point: Mapping[str, str]) -> dict[str, int]:
@@ -161,16 +163,20 @@ def _stretch(
 
 
 def placed(
-    encoding: Mapping[str, Any], run: str, change: Change, point: Mapping[str, str]
+    encoding: Mapping[str, Any],
+    source: EncodingConfig,
+    change: Change,
+    point: Mapping[str, str],
 ) -> Mapping[str, Any]:
-    """Return the settings of a typed encoding or, if the run that it begins from has a
-    pattern of layers, those of the pattern with this encoding in the named layers.
+    """Return the settings of a typed encoding or, if `source`, the encoding of the run
+    that it begins from, is a pattern of layers, those of the pattern with this encoding
+    in the named layers.
 
     Raises UserError where an extension would replace another encoding than plain RoPE.
     """
     from posbench.encodings.layered import entry_with, is_among  # it imports torch
 
-    source = finished_run(run)[0].encoding
+    run = point["start"]
     method, layers = change
     extends = method in encodings.EXTENSIONS
     is_among({}, layers or "all")  # refuses other names
