@@ -21,13 +21,14 @@ from posbench.config.schema import AnyConfig, value_type
 from posbench.data.tokenizer import Tokenizer
 from posbench.errors import RunFailed, UserError
 from posbench.evaluation.job import evaluate_run
+from posbench.launch import execute as launch
 from posbench.launch import plans
-from posbench.launch import run as launch
 from posbench.launch import sweep as many
 from posbench.model.gpt import GPT
 from posbench.results import frame as results
 from posbench.results.headline import TEXTS, Headline, Measure, headline, measures
 from posbench.run import find
+from posbench.run.folder import load_config
 from posbench.run.model import model_of, tokenizer_of
 from posbench.run.rows import (
     COLUMNS,
@@ -38,7 +39,6 @@ from posbench.run.rows import (
     number,
     training_rows,
 )
-from posbench.run.run import load_config
 from posbench.run.saved import load_any, load_record
 from posbench.terminal import console
 from posbench.typed import Typed

@@ -1,7 +1,7 @@
 """`posbench check`: whether an encoding keeps its contract, tried on a small model
 without data, in seconds.
 
-Its rules are those of training (`evaluation/trial.py`), and further ones that would
+Its rules are those of training (`evaluation/contract.py`), and further ones that would
 cost a run too much. All that they find is printed, a line each.
 """
 
@@ -28,10 +28,10 @@ from posbench.encodings import own
 from posbench.encodings.base import Encoding
 from posbench.encodings.own import HookError
 from posbench.errors import PosbenchError, UserError
-from posbench.evaluation import models, trial
-from posbench.evaluation.models import TrainedGPT
+from posbench.evaluation import contract, subjects
+from posbench.evaluation.contract import Findings, Trial, at_fault, hidden, without
 from posbench.evaluation.requests import lengths_of
-from posbench.evaluation.trial import Findings, Trial, at_fault, hidden, without
+from posbench.evaluation.subjects import TrainedGPT
 from posbench.launch import compose
 from posbench.model.definition import by_definition
 from posbench.model.gpt import GPT, build
@@ -126,7 +126,7 @@ def trial_of(config: Config) -> Trial:
     model = build(config, tokenizer.vocab_size, tokenizer.texts).to(device)
     parts = [part for part in model.encoding.modules() if isinstance(part, Encoding)]
     for part in parts:
-        if not trial.is_own(part):  # users' classes have guarded hooks already
+        if not contract.is_own(part):  # users' classes have guarded hooks already
             part.__class__ = own.guarded(type(part))  # type: ignore[arg-type]
     # zeros would hide faults
     with torch.no_grad():
@@ -139,7 +139,7 @@ def trial_of(config: Config) -> Trial:
     train_length = config.training.train_length
     subject = TrainedGPT(model, train_length, device, torch.float32, config.seed)
     asked = lengths_of(config.evaluation, train_length)
-    return Trial(subject, parts, trial.in_order(asked, train_length))
+    return Trial(subject, parts, contract.in_order(asked, train_length))
 
 
 def findings(tried: Trial) -> list[UserError]:
@@ -154,7 +154,7 @@ def findings(tried: Trial) -> list[UserError]:
     unequal = set[str]()
     with own.collected() as survived:
         for rule in RULES:
-            if failing and rule is trial.used:
+            if failing and rule is contract.used:
                 continue  # a hook that is left out reads no parameter
             left_out = failing | unequal if rule in COMPARISONS else set(failing)
             hooks: set[str] | None = None
@@ -169,7 +169,7 @@ def findings(tried: Trial) -> list[UserError]:
                     except UserError as error:
                         raised.append(error)
                     overridden = [part.overridden for part in tried.parts]
-                separate = frozenset().union(*overridden) & {*trial.SEPARATE}
+                separate = frozenset().union(*overridden) & {*contract.SEPARATE}
                 for finding in [*survived, *errors, *raised]:
                     text = str(finding)
                     # A failure at one length is met at others, and torch refuses the
@@ -228,7 +228,7 @@ def alone(tried: Trial) -> Findings:
     def fails() -> bool:
         together = torch.cat([*subject.logits(ids, scored, 0)])
         by_itself = torch.cat([*subject.logits(ids[:1], scored[:1], 0)])
-        return models.differ(by_itself, together[: len(by_itself)], "fp32")
+        return subjects.differ(by_itself, together[: len(by_itself)], "fp32")
 
     if fails():
         yield at_fault(
@@ -258,7 +258,7 @@ def of_any_length(tried: Trial) -> Findings:
             beginning = positions[:, :n_short]
         whole = model.hidden(ids, positions)[:, :n_short]
         short = model.hidden(ids[:, :n_short], beginning)
-        return models.differ(short, whole, "fp32")
+        return subjects.differ(short, whole, "fp32")
 
     if fails():
         yield at_fault(
@@ -283,7 +283,7 @@ def in_blocks(tried: Trial) -> Findings:
             defined, _ = by_definition(model, ids, positions)
             last = model.hidden(ids, positions, last=LAST)
         in_training = model.hidden(ids, positions)
-        return models.differ(in_training, defined, "fp32") or models.differ(
+        return subjects.differ(in_training, defined, "fp32") or subjects.differ(
             last, defined[:, -LAST:], "fp32"
         )
 
@@ -308,7 +308,7 @@ def unchanged(tried: Trial) -> Findings:
             before = hidden(model, ids[:, : SHORT + 1])
             hidden(model, ids)
             after = hidden(model, ids[:, : SHORT + 1])
-        changed = trial.differ(before, after)
+        changed = contract.differ(before, after)
         for name, tensor in model.encoding.state_dict().items():
             if not torch.equal(tensor, state[name]):
                 changed = True
@@ -360,7 +360,7 @@ def on_the_models_device(tried: Trial) -> Findings:
     parts = [part for part in meta.encoding.modules() if isinstance(part, Encoding)]
     reason: Exception | None = None
     mode = _OneDevice()  # type: ignore[no-untyped-call]
-    with trial.traced(parts) as results, torch.no_grad(), mode:
+    with contract.traced(parts) as results, torch.no_grad(), mode:
         try:
             by_definition(meta, ids.to("meta"), positions.to("meta"))
         except Exception as error:
@@ -418,19 +418,19 @@ def _positions(model: GPT, ids: Tensor) -> Tensor | None:
 
 # Rules that compare outputs. They come first: an encoding may remember what it reads.
 _EARLY: tuple[Rule, ...] = (
-    trial.repeated,
+    contract.repeated,
     unchanged,
-    trial.causal,
-    trial.beside_others,
+    contract.causal,
+    contract.beside_others,
     alone,
     of_any_length,
 )
-AT_ONCE = (trial.with_gradients, trial.used)  # they report all in one pass
+AT_ONCE = (contract.with_gradients, contract.used)  # they report all in one pass
 RULES: tuple[Rule, ...] = (
     runs,
     *_EARLY,
     *AT_ONCE,
-    trial.at_lengths,
+    contract.at_lengths,
     in_16_bits,
     on_the_models_device,
     in_blocks,  # longer than the training length

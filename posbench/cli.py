@@ -367,10 +367,10 @@ def train(
 
         print(listing.explained_yaml(plan.config), end="")
         return
-    from posbench.launch import run
+    from posbench.launch import execute
     from posbench.reports import one_run
 
-    if not run.run(plan, restart):
+    if not execute.run(plan, restart):
         return
     if as_json:
         one_run.print_json([plan.folder])
@@ -496,11 +496,11 @@ def evaluate(words: Evaluated, quiet: Quiet = False, as_json: AsJson = False) ->
 
         huggingface.evaluate_models(models, settings, as_json)
     else:
-        from posbench.launch import run
+        from posbench.launch import execute
         from posbench.reports import one_run
 
         show = None if as_json else one_run.print_results
-        is_to_show = run.evaluate_runs(folders, settings, show)
+        is_to_show = execute.evaluate_runs(folders, settings, show)
         if as_json and is_to_show:
             one_run.print_json(folders)
 

@@ -22,7 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from posbench.cli import main
 from posbench.config.overrides import LENGTH, RATIOS, WORDS
 from posbench.config.schema import Config, EncodingConfig
-from posbench.evaluation.models import Subject, numbers_of, on_host
+from posbench.evaluation.subjects import Subject, numbers_of, on_host
 
 # test each kill and each compiled scheme; otherwise `slow` tests some of them
 EVERY = "POSBENCH_EVERY" in os.environ

@@ -19,8 +19,8 @@ from posbench.data.tokens import TokenSplit
 from posbench.errors import Undefined
 from posbench.evaluation import probes, problems
 from posbench.evaluation.evaluate import Evaluation, evaluate
-from posbench.evaluation.models import TrainedGPT, predicted
 from posbench.evaluation.probes import Choice, Encode, Material
+from posbench.evaluation.subjects import TrainedGPT, predicted
 from posbench.model.gpt import build
 from posbench.run.rows import EvaluationRow
 

@@ -25,8 +25,8 @@ from posbench.data import tokens
 from posbench.evaluation import probes
 from posbench.launch import compose, point
 from posbench.run import start
+from posbench.run.folder import Run, owned
 from posbench.run.rows import evaluation_rows
-from posbench.run.run import Run, owned
 from posbench.run.saved import load_record
 from posbench.terminal import exits
 

@@ -26,20 +26,20 @@ from posbench.errors import RowsFailed, Stopped, Undefined, UserError
 from posbench.evaluation import probes, protocols
 from posbench.evaluation.evaluate import Evaluation, evaluate
 from posbench.evaluation.job import evaluate_run
-from posbench.evaluation.models import Facts, Subject, TrainedGPT, Variant
 from posbench.evaluation.protocols import Windows
-from posbench.launch.run import config_with_measured_lengths, evaluate_runs
+from posbench.evaluation.subjects import Facts, Subject, TrainedGPT, Variant
+from posbench.launch.execute import config_with_measured_lengths, evaluate_runs
 from posbench.model.gpt import build
 from posbench.reports.one_run import print_results
 from posbench.results import compare
 from posbench.results.frame import read
+from posbench.run.folder import Run
 from posbench.run.rows import (
     PLAIN,
     EvaluationRow,
     evaluation_rows,
     every_row,
 )
-from posbench.run.run import Run
 from posbench.run.saved import load_record
 from posbench.training.train import train
 

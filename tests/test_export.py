@@ -20,9 +20,9 @@ from posbench.errors import UserError
 from posbench.huggingface import export
 from posbench.model.gpt import GPT, build
 from posbench.run import TOKENIZER, checkpoint
+from posbench.run.folder import load_config
 from posbench.run.model import model_of
 from posbench.run.rows import evaluation_rows
-from posbench.run.run import load_config
 
 transformers = pytest.importorskip("transformers")
 BYTES = raw_bytes()

@@ -30,7 +30,7 @@ from support import nll_of, posbench
 
 from posbench import machine
 from posbench.errors import Undefined, UserError
-from posbench.evaluation.models import Variant
+from posbench.evaluation.subjects import Variant
 from posbench.huggingface import evaluate, load
 from posbench.huggingface.subject import HuggingFaceModel
 from posbench.rope.extension import extension, turns_as

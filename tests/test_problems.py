@@ -24,8 +24,8 @@ from posbench.config.shipped import configs_dir
 from posbench.data.batches import fixed_problems
 from posbench.data.tokens import data_of
 from posbench.evaluation.evaluate import evaluate
-from posbench.evaluation.models import Variant
 from posbench.evaluation.problems import TaskEvaluation
+from posbench.evaluation.subjects import Variant
 from posbench.launch import compose
 from posbench.model import IGNORED
 from posbench.results.frame import GATE

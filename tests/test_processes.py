@@ -26,7 +26,7 @@ from posbench.config.schema import Config
 from posbench.errors import RunFailed, Stopped, UserError
 from posbench.evaluation.job import evaluate_run
 from posbench.huggingface import search
-from posbench.launch import run as launch
+from posbench.launch import execute as launch
 from posbench.launch.plans import Plan
 from posbench.processes import Place, World, joined, place, refuse_several
 from posbench.reports.one_run import print_results

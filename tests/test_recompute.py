@@ -10,7 +10,7 @@ from support import TINY, posbench, write_text
 from posbench.data import tokens
 from posbench.data.tokens import TokenSplit
 from posbench.evaluation import protocols
-from posbench.run.run import load_config
+from posbench.run.folder import load_config
 
 TRAINED = 24
 LENGTHS = [3, 16, 24, 40, 100]

@@ -24,7 +24,7 @@ from rich.console import Console
 from support import posbench
 
 from posbench import api, encodings, listing, reports
-from posbench.reports import card, charts, one_run, tables
+from posbench.reports import charts, decision, one_run, tables
 from posbench.reports.render import Column, Table
 from posbench.results.compare import compare
 from posbench.results.frame import read
@@ -527,7 +527,7 @@ def test_what_was_measured_on_the_way_is_a_table(tmp_path):
 
 def card_cells(frame: pd.DataFrame) -> dict[str, dict[str, str]]:
     """Return the cells of the card by scheme and column."""
-    table = card.card_table(frame, compare(frame))
+    table = decision.card_table(frame, compare(frame))
     names = [column.name for column in table.columns]
     return {row[0]: dict(zip(names, row, strict=True)) for row in table.cells}
 

@@ -25,7 +25,7 @@ from fake_study import (
 )
 from support import change_record
 
-from posbench.config.identity import run_id
+from posbench.config.digest import run_id
 from posbench.errors import UserError
 from posbench.estimate import in_two_groups
 from posbench.reports import answer

@@ -40,7 +40,7 @@ from posbench.rope.reading import (
     reading,
     ropes,
 )
-from posbench.rope.trial import model_class
+from posbench.rope.traced import model_class
 from posbench.show import rope_picture
 
 transformers = pytest.importorskip("transformers")

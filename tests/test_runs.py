@@ -14,13 +14,13 @@ from posbench import encodings
 from posbench.config.schema import Config
 from posbench.errors import InUse, RunFailed, UserError
 from posbench.run import checkpoint
+from posbench.run.folder import ADDING, Run, in_use, load_config, other_code
 from posbench.run.rows import (
     EvaluationRow,
     counting_rows,
     evaluation_rows,
     read_rows,
 )
-from posbench.run.run import ADDING, Run, in_use, load_config, other_code
 from posbench.run.saved import RunRecord, load_record
 
 COMMAND = ["posbench", "train"]

@@ -15,8 +15,8 @@ from posbench import machine
 from posbench.config.schema import Config
 from posbench.data.tokens import TokenSplit
 from posbench.evaluation import protocols
-from posbench.evaluation.models import TrainedGPT, score
 from posbench.evaluation.protocols import targets_of
+from posbench.evaluation.subjects import TrainedGPT, score
 from posbench.model.gpt import GPT, build
 
 V = 50

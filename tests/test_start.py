@@ -18,8 +18,8 @@ from posbench.launch import plans
 from posbench.launch.plans import resolve_one
 from posbench.model.gpt import build
 from posbench.results.frame import read
+from posbench.run.folder import load_config
 from posbench.run.rows import evaluation_rows
-from posbench.run.run import load_config
 from posbench.run.saved import load_record
 from posbench.training.train import train
 

@@ -25,8 +25,8 @@ from posbench.errors import PosbenchError, RunFailed, UserError
 from posbench.launch import plans, pool, slots, sweep, tuning
 from posbench.launch.plans import Plan
 from posbench.launch.pool import DONE, IN_USE
+from posbench.run.folder import Run
 from posbench.run.rows import evaluation_rows, training_rows
-from posbench.run.run import Run
 from posbench.terminal import exits
 from posbench.training.train import train
 from posbench.typed import Typed

@@ -22,8 +22,8 @@ from wandb.cli import cli as wandb_cli
 from wandb_server import ServedRun, Server
 
 from posbench.config.schema import Config
+from posbench.run.folder import Run
 from posbench.run.rows import EvaluationRow, read_rows
-from posbench.run.run import Run
 from posbench.run.saved import load_record
 from posbench.tracking import mirror, row_values
 from posbench.tracking.sessions.wandb import SHOWN, is_online

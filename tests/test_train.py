@@ -29,9 +29,9 @@ from posbench.model.gpt import GPT, build
 from posbench.processes import World
 from posbench.results.frame import read
 from posbench.run import checkpoint
+from posbench.run.folder import Run, load_config
 from posbench.run.model import sample
 from posbench.run.rows import EvaluationRow, evaluation_rows, read_rows, training_rows
-from posbench.run.run import Run, load_config
 from posbench.run.saved import load_record
 from posbench.terminal.signals import signals_as_errors, stop_signals
 from posbench.training.schedule import Schedule, schedule_of

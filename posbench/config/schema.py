@@ -17,7 +17,7 @@ from annotated_types import Ge, Len, Lt, Predicate
 
 from posbench import encodings, registry
 from posbench.config import shipped
-from posbench.config.identity import run_id
+from posbench.config.digest import run_id
 from posbench.errors import UserError, unknown
 from posbench.options import (
     AtLeast1,

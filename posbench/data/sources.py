@@ -26,7 +26,7 @@ import pyarrow
 from pyarrow import parquet
 
 from posbench import files
-from posbench.config.identity import relative_path
+from posbench.config.digest import relative_path
 from posbench.config.schema import DataConfig
 from posbench.data import hub
 from posbench.errors import UserError, did_you_mean, nearest

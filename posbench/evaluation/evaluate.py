@@ -23,7 +23,10 @@ from posbench.errors import RowsFailed, RunFailed, Undefined, UserError
 from posbench.estimate import FEW_DOCUMENTS, estimate, units_of_text
 from posbench.evaluation import problems, protocols, requests
 from posbench.evaluation.mixture import window_nats
-from posbench.evaluation.models import (
+from posbench.evaluation.ngrams import Readers
+from posbench.evaluation.protocols import Integers, Targets
+from posbench.evaluation.requests import AnyEvaluation, Measurement, Requested
+from posbench.evaluation.subjects import (
     METRICS,
     Facts,
     Floats,
@@ -32,9 +35,6 @@ from posbench.evaluation.models import (
     check_finite,
     score,
 )
-from posbench.evaluation.ngrams import Readers
-from posbench.evaluation.protocols import Integers, Targets
-from posbench.evaluation.requests import AnyEvaluation, Measurement, Requested
 from posbench.run.rows import (
     EVALUATION_KEY,
     PLAIN,

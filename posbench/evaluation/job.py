@@ -15,18 +15,18 @@ from posbench.config.schema import Config, EvaluationConfig
 from posbench.data.sources import moved
 from posbench.data.tokens import TaskData, Tokens, data_of, note_use
 from posbench.errors import UserError
+from posbench.evaluation.contract import is_own, refuse_later_tokens
 from posbench.evaluation.evaluate import Evaluation, describe, evaluate
-from posbench.evaluation.models import TrainedGPT
 from posbench.evaluation.ngrams import Readers
 from posbench.evaluation.problems import TaskEvaluation
 from posbench.evaluation.requests import AnyEvaluation, check
-from posbench.evaluation.trial import is_own, refuse_later_tokens
+from posbench.evaluation.subjects import TrainedGPT
 from posbench.model.gpt import GPT
 from posbench.processes import World
 from posbench.run import TOKENIZER, checkpoint
+from posbench.run.folder import Run, load_config
 from posbench.run.model import model_of
 from posbench.run.rows import EvaluationRow, every_row, whole_curves
-from posbench.run.run import Run, load_config
 from posbench.run.saved import load_record
 from posbench.terminal.signals import signals_as_errors
 

@@ -28,8 +28,8 @@ from numpy.typing import NDArray
 from posbench.config.schema import Config
 from posbench.data.batches import merge_spans
 from posbench.data.tokens import Tokens
-from posbench.evaluation.models import Floats
 from posbench.evaluation.protocols import Integers
+from posbench.evaluation.subjects import Floats
 
 Ids = NDArray[np.integer]  # tokens
 

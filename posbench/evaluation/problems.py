@@ -30,16 +30,16 @@ from posbench.data import batches as data
 from posbench.data.tokens import TokenSplit
 from posbench.errors import Undefined
 from posbench.estimate import estimate
-from posbench.evaluation import models, requests
-from posbench.evaluation.models import (
+from posbench.evaluation import requests, subjects
+from posbench.evaluation.probes import Choice, Encode, Ids, Material
+from posbench.evaluation.requests import AnyEvaluation, Requested
+from posbench.evaluation.subjects import (
     AS_TRAINED,
     Bools,
     Floats,
     Subject,
     Variant,
 )
-from posbench.evaluation.probes import Choice, Encode, Ids, Material
-from posbench.evaluation.requests import AnyEvaluation, Requested
 from posbench.run.rows import EvaluationRow, plain
 from posbench.tasks.base import Problems, Task
 
@@ -255,7 +255,7 @@ def _predicted(
 ) -> tuple[Floats, Ids]:
     """Return the nats (n, K) of each candidate and the likeliest token (n,) at each
     scored place of problems (B, C + 1), made in batches. Other arguments are as in
-    `models.predicted`.
+    `subjects.predicted`.
     """
     n_scored = np.concatenate([[0], scored.sum(axis=1).cumsum()])
 
@@ -265,15 +265,15 @@ def _predicted(
         for batch in batches:
             start, end, _ = batch.indices(len(ids))
             of_batch = candidates[n_scored[start] : n_scored[end]]
-            nats, tokens = models.predicted(
+            nats, tokens = subjects.predicted(
                 subject, ids[batch], scored[batch], start, of_batch
             )
             nll.append(nats)
             likeliest.append(tokens)
         on_host = [tokens.numpy() for tokens in machine.to_host(likeliest)]
-        return list(zip(models.on_host(nll), on_host, strict=True))
+        return list(zip(subjects.on_host(nll), on_host, strict=True))
 
-    parts = models.in_batches(
+    parts = subjects.in_batches(
         evaluation.world,
         len(ids),
         ids.shape[1] - 1,
@@ -281,7 +281,7 @@ def _predicted(
         predict,
     )
     nll, likeliest = (np.concatenate(column) for column in zip(*parts, strict=True))
-    models.check_finite(nll)
+    subjects.check_finite(nll)
     return nll, likeliest
 
 

@@ -16,8 +16,8 @@ from posbench.data.tokens import TokenSplit
 from posbench.encodings import extend
 from posbench.errors import Undefined, UserError
 from posbench.evaluation import probes, protocols
-from posbench.evaluation.models import AS_TRAINED, Variant
 from posbench.evaluation.protocols import MIN_BLOCKS, Integers, Windows
+from posbench.evaluation.subjects import AS_TRAINED, Variant
 from posbench.processes import World
 from posbench.run.rows import PAIRED, WINDOWED, EvaluationRow
 

@@ -34,8 +34,8 @@ from posbench.data.tokens import Tokens, note_use
 from posbench.errors import UserError, did_you_mean
 from posbench.evaluation.evaluate import Evaluation
 from posbench.evaluation.job import rows_into
-from posbench.evaluation.models import Variant
 from posbench.evaluation.requests import check_settings
+from posbench.evaluation.subjects import Variant
 from posbench.huggingface.load import TESTED, Source, find, load, position_of
 from posbench.huggingface.subject import HuggingFaceModel
 from posbench.launch import compose
@@ -43,8 +43,8 @@ from posbench.processes import refuse_several
 from posbench.reports import one_run
 from posbench.rope.imports import library_errors, transformers
 from posbench.run import TOKENIZER
+from posbench.run.folder import Run
 from posbench.run.rows import every_row
-from posbench.run.run import Run
 from posbench.terminal import console
 from posbench.terminal.signals import signals_as_errors
 

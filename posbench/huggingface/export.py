@@ -23,14 +23,14 @@ from posbench.config.schema import Config
 from posbench.data.tokenizer import Tokenizer
 from posbench.encodings.rope import Rotary
 from posbench.errors import UserError
-from posbench.huggingface.card import Exported, write_card
 from posbench.huggingface.load import load
+from posbench.huggingface.model_card import Exported, write_card
 from posbench.model.gpt import GPT, RMS_EPS
 from posbench.randomness import generator
 from posbench.rope.imports import transformers
 from posbench.rope.parameters import parameters_of
+from posbench.run.folder import load_config
 from posbench.run.model import model_of, tokenizer_of
-from posbench.run.run import load_config
 from posbench.tasks.base import SEPARATOR
 
 # the largest accepted difference of logits, as a share of the largest logit

@@ -25,7 +25,7 @@ from posbench.reports import one_run
 from posbench.reports.render import Column, Table
 from posbench.results.compare import ALPHA
 from posbench.results.frame import read
-from posbench.run.run import load_config
+from posbench.run.folder import load_config
 from posbench.terminal import console
 
 METHODS = ("yarn", "ntk_by_parts", "llama3", "ntk", "pi")

@@ -16,7 +16,8 @@ from torch import Tensor
 from posbench import machine
 from posbench.config.overrides import parse_choice
 from posbench.errors import Undefined
-from posbench.evaluation.models import (
+from posbench.evaluation.protocols import Integers
+from posbench.evaluation.subjects import (
     Bools,
     Facts,
     Variant,
@@ -24,7 +25,6 @@ from posbench.evaluation.models import (
     refuse_not_causal,
     tail_length,
 )
-from posbench.evaluation.protocols import Integers
 from posbench.huggingface.load import position_of
 from posbench.randomness import generator
 from posbench.rope.extension import extend_model, extension

@@ -24,7 +24,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from posbench import encodings
-from posbench.config.identity import relative_path
+from posbench.config.digest import relative_path
 from posbench.config.overrides import KEYS, LENGTH, ratios, value
 from posbench.config.schema import NAME_BYTES, Config, in_names, validate
 from posbench.config.shipped import (

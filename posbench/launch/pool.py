@@ -29,8 +29,8 @@ from posbench.errors import InUse, PosbenchError, Stopped, UserError
 from posbench.evaluation.evaluate import keys_of
 from posbench.launch.plans import Plan
 from posbench.run import RECORD
+from posbench.run.folder import ADDING, Run, load_config
 from posbench.run.rows import PLAIN, evaluation_rows, every_row, training_rows
-from posbench.run.run import ADDING, Run, load_config
 from posbench.run.saved import RunRecord, load_record
 from posbench.terminal import console, exits
 from posbench.terminal.signals import exit_when_parent_exits, stop_signals

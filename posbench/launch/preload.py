@@ -7,6 +7,6 @@ import os
 import scipy.special  # noqa: F401
 import torch._dynamo  # noqa: F401  # some encodings compute with shapes, which imports it
 
-import posbench.launch.run  # noqa: F401
+import posbench.launch.execute  # noqa: F401
 
 os.setsid()  # a signal to the sweep's terminal or group reaches runs through the sweep

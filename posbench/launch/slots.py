@@ -7,9 +7,9 @@ import torch
 from posbench import machine
 from posbench.config.schema import Config
 from posbench.launch import pool
+from posbench.launch.execute import run
 from posbench.launch.plans import Plan
 from posbench.launch.pool import Status
-from posbench.launch.run import run
 
 # a model with at most so many parameters leaves a large GPU idle most of the time
 _SMALL = 30_000_000

@@ -53,7 +53,7 @@ def sweep(
     # they import torch, which a mistake in typing need not wait for
     from posbench.data.tokens import prepare_all
     from posbench.launch import cost, pool, slots, slurm
-    from posbench.run.run import other_code
+    from posbench.run.folder import other_code
 
     missing = pool.unfinished(todo)
     console.log_to_terminal()

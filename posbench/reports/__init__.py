@@ -15,7 +15,7 @@ import pandas as pd
 import posbench
 from posbench import files
 from posbench.errors import UserError
-from posbench.reports import answer, card, tables
+from posbench.reports import answer, decision, tables
 from posbench.reports.render import Table, csv_text, page_html
 from posbench.results import compare, tasks, words
 from posbench.results.frame import read
@@ -79,7 +79,7 @@ class Section:
         by_length = None
         if comparison.measured:
             by_length = tables.loss_table(group, comparison)
-        more = [card.card_table(group, comparison), tables.facts_table(comparison)]
+        more = [decision.card_table(group, comparison), tables.facts_table(comparison)]
         more += tables.training_tables(group)
         more += tables.length_tables(group)
         panels = charts.text_panels(curves, comparison, figure)

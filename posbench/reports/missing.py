@@ -23,7 +23,7 @@ from posbench.results.compare import (
 )
 from posbench.results.comparison import Comparison, TaskComparison
 from posbench.results.tasks import SEEDS_OF_TASK
-from posbench.run.run import load_config
+from posbench.run.folder import load_config
 from posbench.run.speed import size_of, speeds_here, time_text
 from posbench.run.sweeps import words_by_run
 from posbench.terminal.console import plural

@@ -16,7 +16,7 @@ from typing import Any
 import pandas as pd
 
 from posbench.config import shipped
-from posbench.config.identity import NOT_IDENTITY
+from posbench.config.digest import NOT_IDENTITY
 from posbench.run.facts import as_json, flat_settings
 
 _RATE = "training.learning_rate"

@@ -36,10 +36,10 @@ from posbench.rope.reading import (
     reading,
     titled,
 )
-from posbench.rope.trial import FAR
+from posbench.rope.traced import FAR
 from posbench.run import RECORD, find
+from posbench.run.folder import load_config
 from posbench.run.model import model_of, tokenizer_of
-from posbench.run.run import load_config
 
 # of an encoding that is described by its name: a head's channels, and tokens
 _SIZE = {"head_dim": "128", "train_length": "4096"}

@@ -17,7 +17,7 @@ from posbench.encodings.rope import Rotary
 from posbench.errors import Undefined
 from posbench.rope.parameters import rope_parameters
 from posbench.rope.reading import ropes
-from posbench.rope.trial import factors, is_rotary
+from posbench.rope.traced import factors, is_rotary
 
 # largest error of cosines and sines: the library's frequencies are fp32
 _TOLERANCE = 1e-5

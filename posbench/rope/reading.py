@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from posbench.encodings.rope import Rotary
 from posbench.errors import PosbenchError, Undefined, UserError, did_you_mean, unknown
-from posbench.rope import trial
+from posbench.rope import traced
 from posbench.rope.formulas import by_its_paper
 from posbench.rope.imports import library_errors, transformers
 from posbench.rope.keys import (
@@ -36,7 +36,7 @@ from posbench.rope.keys import (
     rope_sections,
     with_value,
 )
-from posbench.rope.trial import Trial, Window, is_rotary
+from posbench.rope.traced import TracedModel, Window, is_rotary
 
 # types with a factor by which the longest input exceeds the trained length
 STRETCHED = ("yarn", "longrope", "llama3", "dynamic")
@@ -77,8 +77,8 @@ class Rope:
 class Reading:
     """What is read of a configuration of the library."""
 
-    base: Trial
-    kinds: Mapping[trial.Layers, list[int]]
+    base: TracedModel
+    kinds: Mapping[traced.Layers, list[int]]
     ropes: list[Rope]
     others: list[str]  # a line for each kind of layer without RoPE
 
@@ -132,8 +132,8 @@ def reading(config: Any) -> Reading:
             raise unknown("rope_type", part["rope_type"], types)
 
     with library_errors(f"transformers cannot try a '{config.model_type}'", Undefined):
-        base = Trial(config).read()
-        kinds = trial.kinds_of(config, base)
+        base = TracedModel(config).read()
+        kinds = traced.kinds_of(config, base)
     names = getattr(config, "layer_types", None) or []
     every_rope = []
     others = []
@@ -156,7 +156,7 @@ def reading(config: Any) -> Reading:
                 text = f"no RoPE{described(kind.window, kind.scale)}"
             others.append(f"{titled(layers, share)}: {text}")
     if not every_rope:
-        raise trial.no_rope(config)
+        raise traced.no_rope(config)
     every_rope.sort(key=lambda rope: rope.layers or "")
     return Reading(base, kinds, every_rope, others)
 
@@ -189,7 +189,7 @@ def described(window: Window, scale: float) -> str:
     if scale != 1:
         text += (
             ", queries scaled by their position, too (times"
-            f" {scale:.4g} at {trial.FAR:,})"
+            f" {scale:.4g} at {traced.FAR:,})"
         )
     return text
 
@@ -199,12 +199,12 @@ def _rope(
     part: Mapping[str, Any],
     layers: str | None,
     share: str,
-    kind: trial.Layers,
-    key: trial.Kind,
+    kind: traced.Layers,
+    key: traced.Kind,
     turned_until: Callable[[int], Any],
 ) -> Rope:
     def at(length: int) -> tuple[Tensor, float]:
-        factors = trial.factors(turned_until(length - 1))
+        factors = traced.factors(turned_until(length - 1))
         return factors.angle(), float(factors[0].abs())
 
     longest = getattr(config, "max_position_embeddings", None)
@@ -326,7 +326,7 @@ class _Moves:
         if is_shared:
             found = base.turned(base.asked, self.lengths, config)
         else:
-            found = Trial(config).turned(base.asked, self.lengths)
+            found = TracedModel(config).turned(base.asked, self.lengths)
         pairs = zip(self.turned, found, strict=True)
         return not all(torch.equal(*pair) for pair in pairs)
 
@@ -335,7 +335,7 @@ class _Moves:
         other masks.
         """
         base = self.base
-        if trial.scale_by_count(config) != trial.scale_by_count(base.config):
+        if traced.scale_by_count(config) != traced.scale_by_count(base.config):
             return True
         outputs = {key: base.outputs[key] for key in base.outputs if key not in tried}
         hidden: list[list[Window]] = [[]]
@@ -345,7 +345,7 @@ class _Moves:
             hidden.append([window])
             former.append(digests)
         for windows, digests in zip(hidden, former, strict=True):
-            changed = Trial(config, hidden=windows, outputs=outputs).read()
+            changed = TracedModel(config, hidden=windows, outputs=outputs).read()
             if [*changed.windows] != [*base.windows]:
                 return True
             if any(changed.given[number] != digests[number] for number in tried):

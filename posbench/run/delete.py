@@ -12,7 +12,7 @@ from posbench.data import tokens
 from posbench.errors import InUse
 from posbench.run import RECORD
 from posbench.run.find import run_folders
-from posbench.run.run import in_use, owned
+from posbench.run.folder import in_use, owned
 from posbench.run.saved import load_record
 
 

@@ -6,9 +6,9 @@ import re
 from pathlib import Path
 from typing import Any
 
-from posbench.config.identity import one_number
+from posbench.config.digest import one_number
 from posbench.config.schema import flat
-from posbench.run.run import in_use
+from posbench.run.folder import in_use
 from posbench.run.saved import load_record, load_settings
 
 _RUN_NAME = re.compile(r"(.+)-s\d+-[0-9a-f]{8}")

@@ -14,7 +14,7 @@ from posbench.files import sha256
 from posbench.model.gpt import GPT, build
 from posbench.randomness import generator
 from posbench.run import TOKENIZER, checkpoint
-from posbench.run.run import load_config
+from posbench.run.folder import load_config
 from posbench.run.saved import load_record
 
 TEMPERATURE = 0.8  # of sampling

@@ -20,8 +20,8 @@ from posbench import files
 from posbench.data import sources
 from posbench.errors import InUse, UserError
 from posbench.run import CONFIG, RECORD, ROWS, TOKENIZER, checkpoint
+from posbench.run.folder import in_use
 from posbench.run.rows import rows_and_faults
-from posbench.run.run import in_use
 from posbench.run.saved import load_any, load_record, load_settings
 
 logger = logging.getLogger(__name__)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from posbench import files
-from posbench.config.identity import run_id
+from posbench.config.digest import run_id
 from posbench.config.schema import AnyConfig, load_plain, load_saved
 from posbench.errors import UserError
 from posbench.run import CONFIG, RECORD

@@ -10,7 +10,7 @@ from typing import Any
 from posbench.config.schema import Config
 from posbench.errors import UserError
 from posbench.run import RECORD
-from posbench.run.run import load_config
+from posbench.run.folder import load_config
 from posbench.run.saved import load_record
 
 RECENT = 50  # so many of the newest runs tell how fast this machine is

@@ -28,8 +28,8 @@ from posbench.model.definition import weights_of
 from posbench.model.gpt import GPT
 from posbench.model.standalone import prepared_block
 from posbench.run import TOKENIZER
+from posbench.run.folder import load_config
 from posbench.run.model import model_of, tokenizer_of
-from posbench.run.run import load_config
 from posbench.run.saved import load_record
 
 Numbers = NDArray[np.float64]

@@ -16,8 +16,8 @@ from posbench.config.schema import Config
 from posbench.errors import is_own_mistake
 from posbench.results.frame import read
 from posbench.results.headline import headline
+from posbench.run.folder import Run
 from posbench.run.rows import EvaluationRow, number
-from posbench.run.run import Run
 from posbench.tracking.session import CONTEXT, Session, in_sweep
 
 __all__ = ["Tracker", "in_sweep", "mirror", "row_values"]

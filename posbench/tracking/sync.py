@@ -5,7 +5,7 @@ import os
 from pathlib import Path
 
 from posbench.errors import PosbenchError, UserError
-from posbench.run.run import Run
+from posbench.run.folder import Run
 from posbench.run.saved import load_any
 from posbench.tracking import Tracker
 from posbench.tracking.sessions.wandb import is_online

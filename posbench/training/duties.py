@@ -10,7 +10,7 @@ from posbench.config.schema import Config, EvaluationConfig
 from posbench.data.batches import Batch
 from posbench.data.tokens import TaskData, Tokens
 from posbench.errors import RowsFailed
-from posbench.run.run import Run
+from posbench.run.folder import Run
 from posbench.training.resume import save
 from posbench.training.schedule import Schedule, schedule_of
 from posbench.training.step import Clock, Trainer

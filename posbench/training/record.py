@@ -9,7 +9,7 @@ from posbench.config.schema import Config, to_container
 from posbench.data.tokens import TaskData, Tokens
 from posbench.errors import UserError
 from posbench.run import TOKENIZER, checkpoint
-from posbench.run.run import Run
+from posbench.run.folder import Run
 
 logger = logging.getLogger(__name__)
 

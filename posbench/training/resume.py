@@ -8,8 +8,8 @@ from typing import Any
 from posbench import machine
 from posbench.config.schema import Config
 from posbench.run import checkpoint
+from posbench.run.folder import Run
 from posbench.run.model import weights_of
-from posbench.run.run import Run
 from posbench.training.step import Clock, Trainer
 
 logger = logging.getLogger(__name__)

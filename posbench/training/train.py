@@ -21,12 +21,12 @@ from posbench.config.schema import Config, EvaluationConfig
 from posbench.data.batches import ProblemBatches, TrainingBatches
 from posbench.data.tokens import TaskData, Tokens, data_of, note_use
 from posbench.errors import RowsFailed, Stopped, UserError
+from posbench.evaluation.contract import refuse_broken
 from posbench.evaluation.job import evaluate_into
-from posbench.evaluation.trial import refuse_broken
 from posbench.model.gpt import build, parameter_counts
 from posbench.processes import World
 from posbench.run import TOKENIZER, checkpoint
-from posbench.run.run import Run
+from posbench.run.folder import Run
 from posbench.terminal import console
 from posbench.terminal.signals import signals_as_errors, stop_signals
 from posbench.training.duties import Duties

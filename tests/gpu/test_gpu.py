@@ -16,8 +16,8 @@ from posbench.config.schema import AttentionConfig, Config
 from posbench.data.batches import Batch
 from posbench.data.tokens import TokenSplit
 from posbench.errors import Stopped, UserError
-from posbench.evaluation.models import TrainedGPT, score
 from posbench.evaluation.protocols import Windows
+from posbench.evaluation.subjects import TrainedGPT, score
 from posbench.model import attention
 from posbench.model.gpt import GPT, build
 from posbench.model.loss import linear_cross_entropy

@@ -22,11 +22,11 @@ import pytest
 from support import EVERY, changed, start_child, write_words
 
 from posbench.config.schema import Config
-from posbench.launch import run as launch
+from posbench.launch import execute as launch
 from posbench.launch.plans import Plan
 from posbench.run import checkpoint
+from posbench.run.folder import load_config
 from posbench.run.rows import evaluation_rows, read_rows, training_rows
-from posbench.run.run import load_config
 from posbench.run.saved import load_record
 from posbench.terminal import exits
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from posbench.config.schema import Config
-from posbench.run.run import Run
+from posbench.run.folder import Run
 from posbench.tracking.session import CONTEXT
 
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from posbench.config.schema import Config, to_container
-from posbench.run.run import Run
+from posbench.run.folder import Run
 from posbench.tracking.session import CONTEXT, in_sweep
 
 logger = logging.getLogger(__name__)

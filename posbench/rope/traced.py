@@ -38,7 +38,7 @@ Rotation = tuple[Kind, tuple[complex, ...]]
 Window = tuple[int, bool] | None  # its tokens, and whether it is a chunk
 
 
-class Trial(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class TracedModel(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """A new model, which `read` lets read two tokens.
 
     Args:
@@ -121,8 +121,8 @@ class Trial(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """The logit of the second query for the first key, summed, of each layer."""
         return [self._logits.get(number, 0.0) for number in self.numbers]
 
-    def reached(self, other: "Trial") -> set[int]:
-        """Return the layers that differ from another trial's."""
+    def reached(self, other: "TracedModel") -> set[int]:
+        """Return the layers that differ from another model's."""
         pairs = enumerate(zip(self.layers, other.layers, strict=True))
         return {number for number, (mine, theirs) in pairs if mine != theirs}
 
@@ -130,7 +130,7 @@ class Trial(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self, asked: Mapping[Any, Any], lengths: Sequence[int], config: Any = None
     ) -> list[Tensor]:
         """Return what the rotary modules return for inputs of some lengths, asked as
-        another trial's were, of their own configurations or of a given one.
+        another model's were, of their own configurations or of a given one.
         """
         found: list[Tensor] = []
         for (number, kind), (x, positions) in asked.items():
@@ -266,23 +266,25 @@ class Layers:
     scale: float  # on queries at position FAR, by their position; 1 without
 
 
-def kinds_of(config: Any, base: Trial) -> dict[Layers, list[int]]:
+def kinds_of(config: Any, base: TracedModel) -> dict[Layers, list[int]]:
     """Return the kinds of layers of a model, each with its layers, by further trials
     that leave out a rotation or a mask.
     """
     turned = {}
     for rotation in base.rotations:
-        still = Trial(config, turns=functools.partial(operator.ne, rotation)).read()
+        still = TracedModel(
+            config, turns=functools.partial(operator.ne, rotation)
+        ).read()
         turned[rotation] = base.reached(still)
     shown = {}
     for window in base.windows:
-        alone = Trial(config, hidden=[window]).read()
+        alone = TracedModel(config, hidden=[window]).read()
         shown[window] = base.reached(alone)
         base.alone[window] = alone.given
     # where nothing turns, a position still scales
-    near = Trial(config, turns=_never).read(NEAR)
+    near = TracedModel(config, turns=_never).read(NEAR)
     if len(base.rotations) > 1:
-        still = Trial(config, turns=_never).read()
+        still = TracedModel(config, turns=_never).read()
     scaled = near.reached(still)
     counted = scale_by_count(config)
 

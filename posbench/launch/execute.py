@@ -23,8 +23,8 @@ from posbench.evaluation.job import evaluate_run
 from posbench.launch import pool
 from posbench.launch.plans import Plan
 from posbench.processes import PeerLost, Place, World, joined, place
+from posbench.run.folder import Run, load_config
 from posbench.run.rows import evaluation_rows
-from posbench.run.run import Run, load_config
 from posbench.terminal import console, exits
 from posbench.terminal.signals import stop_signals
 from posbench.training import train as training

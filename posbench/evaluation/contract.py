@@ -22,13 +22,13 @@ from posbench.encodings.base import Encoding
 from posbench.encodings.own import HookError, place_of
 from posbench.errors import UserError
 from posbench.evaluation import problems
-from posbench.evaluation.models import (
+from posbench.evaluation.requests import lengths_of
+from posbench.evaluation.subjects import (
     NOT_FINITE,
     READS_LATER,
     TrainedGPT,
     why_not_causal,
 )
-from posbench.evaluation.requests import lengths_of
 from posbench.model.gpt import GPT, build
 from posbench.randomness import generator
 
