@@ -1,5 +1,5 @@
-"""List all choices: `posbench list`, `posbench show NAME --text`, and settings with the
-comments of the YAML files.
+"""List all choices: `posbench list`, `posbench show NAME --text`, and settings with
+their meanings.
 """
 
 import inspect
@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from posbench import encodings, registry
-from posbench.config.schema import Config, to_container
-from posbench.config.shipped import EVERY, NESTED, choices, configs_dir
+from posbench.config.schema import Config, meanings, to_container
+from posbench.config.shipped import EVERY, NESTED, choices
 from posbench.errors import unknown
 from posbench.options import plain
 from posbench.typed import PLACE, Typed
@@ -32,18 +32,6 @@ _LABELS = {
 _ARXIV = re.compile(r"arXiv:(\d{4}\.\d{4,5})")
 # the title of a claim above its name
 _CLAIM = re.compile(r"^# (.+)\n(\w+):$", re.MULTILINE)
-# The file that holds a section's keys and defaults, by section; experiment=demo
-# overrides some.
-_FILES = {
-    "": "train",
-    "model.": "model/gpt",
-    "data.": "data/_base",
-    "training.": "training/lm",
-    "evaluation.": "evaluation/extrapolation",
-    "tracking.": "tracking/wandb",
-}
-
-
 # the shape of experiment=demo
 DEMO: dict[str, Any] = {"d_model": 128, "n_heads": 4, "n_layers": 4, "train_length": 64}
 # By encoding, the model types of transformers that have it. Any rotary model has RoPE's
@@ -95,15 +83,12 @@ def comments_by_key(path: Path) -> dict[str, str]:
 
 
 def explained_yaml(config: Config) -> str:
-    """Return a configuration as YAML, each key with its comment."""
-    texts: dict[str, str] = {}
+    """Return a configuration as YAML, each key with its meaning."""
+    texts = meanings()
     of_encoding = choices("encoding").get(config.encoding.name)
-    files = {"encoding.": of_encoding} if of_encoding else {}
-    for section, name in _FILES.items():
-        files[section] = configs_dir() / f"{name}.yaml"
-    for section, path in files.items():
-        for key, text in comments_by_key(path).items():
-            texts[f"{section}{key}"] = text
+    if of_encoding:
+        for key, text in comments_by_key(of_encoding).items():
+            texts[f"encoding.{key}"] = text
     return "\n".join(_lines(to_container(config), texts, "")) + "\n"
 
 

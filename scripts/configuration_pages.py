@@ -78,13 +78,13 @@ def table(rows: list[tuple[str, str, str, str]], first: str = "key") -> str:
 def page() -> str:
     """Return the text of the page."""
     defaults = schema.flat(schema.to_container(compose.single([])))
-    train = comments_by_key(configs_dir() / "train.yaml")
+    texts = schema.meanings()
     general, sections = [], {}
     for name, hint in _fields(schema.Config):
         if dataclasses.is_dataclass(hint):
             sections[name] = hint
         else:
-            general.append(_row(name, hint, defaults, train))
+            general.append(_row(name, hint, defaults, texts))
     parts = [_INTRODUCTION, table(general)]
     for section, cls in sections.items():
         parts.append(f"## {section}\n\n{cls.__doc__}\n")
@@ -94,8 +94,7 @@ def page() -> str:
                 "The options of each stand on [its page](../encodings/index.md).\n"
             )
             continue
-        said = {f"{section}.{key}": text for key, text in _said(section).items()}
-        parts.append(table(_rows(cls, f"{section}.", defaults, said | train)))
+        parts.append(table(_rows(cls, f"{section}.", defaults, texts)))
         if section == "data":
             for name, path in choices(section, pattern=NESTED).items():
                 parts.append(_task(name, path))
@@ -153,19 +152,6 @@ def _row(
     key: str, hint: Any, defaults: dict[str, Any], texts: dict[str, str]
 ) -> tuple[str, str, str, str]:
     return key, kind(hint), plain(defaults.get(key, {})), texts.get(key, "")
-
-
-def _said(group: str) -> dict[str, str]:
-    """Return the comments of a group's keys; if several files have one, that of the
-    common base, else the first.
-    """
-    texts: dict[str, str] = {}
-    # the common base, with an underscore, is first
-    for path in sorted((configs_dir() / group).glob("*.yaml")):
-        for key, text in comments_by_key(path).items():
-            if text:
-                texts.setdefault(key, text)
-    return texts
 
 
 def _choices(group: str) -> str:

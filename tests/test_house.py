@@ -23,7 +23,7 @@ ROOT = Path(__file__).parents[1]
 # posbench. A ceiling rises only in a commit that says why.
 SATELLITES = ("reports", "huggingface", "rope", "show", "claims", "bench", "check")
 CEILINGS = {
-    "core": 103_950,  # the aim: 84,000
+    "core": 104_450,  # the aim: 84,000
     "satellites": 55_050,  # the aim: 45,000
     "scripts": 9_830,
     "tests": 157_200,

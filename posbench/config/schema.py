@@ -1,7 +1,7 @@
 """The configuration of a run: frozen dataclasses with their bounds, read from plain
 data in one place.
 
-`configs/*/*.yaml` explain the fields and hold their defaults.
+A field says what it means, for `posbench train --cfg`; `configs/` has the defaults.
 """
 
 import dataclasses
@@ -65,7 +65,14 @@ _EXPECTED = {
 }
 
 
-@typing.dataclass_transform(frozen_default=True, field_specifiers=(dataclasses.field,))
+def setting(meaning: str, **default: Any) -> Any:
+    """Return the field of a setting, with what it means, as `--cfg` prints it."""
+    return dataclasses.field(metadata={"meaning": meaning}, **default)
+
+
+@typing.dataclass_transform(
+    frozen_default=True, field_specifiers=(dataclasses.field, setting)
+)
 class Section:
     """A part of a configuration: a frozen dataclass, read by pydantic without unknown
     keys and infinite numbers.
@@ -92,29 +99,39 @@ class EncodingConfig(Section):
 
 
 class AttentionConfig(Section):  # what a query may see, whatever the encoding
-    # keys a query may see, itself included; None = all before it
-    window: Count | None
-    sinks: Natural  # keys at the beginning that every query sees beside its window
+    window: Count | None = setting(
+        "keys a query may see, itself included; null = all before it"
+    )
+    sinks: Natural = setting(
+        "first keys that every query sees in addition to its window"
+    )
 
 
 class ModelConfig(Section):
     """Size and kind of the transformer block."""
 
-    n_layers: Count  # blocks
-    n_heads: Count  # per block; divides d_model
-    d_model: Count  # channels
-    # channels of the feed-forward part, 0 = none; None = 4 x d_model, swiglu 8/3 x
-    # d_model
-    d_ff: Natural | None
-    norm: Literal["layernorm", "rmsnorm"]
-    mlp: Literal["gelu", "swiglu"]
-    tie_embeddings: bool  # the output layer shares the token table
-    # standard deviation of weights: width^-0.5, or 0.02
-    init: Literal["fan_in", "gpt2"]
+    n_layers: Count = setting("blocks")
+    n_heads: Count = setting("attention heads per block")
+    d_model: Count = setting("width of the model; a multiple of n_heads")
+    d_ff: Natural | None = setting(
+        "width of the feed-forward part; 0 = none; null = 4 x d_model (swiglu: 8/3 x"
+        " d_model, for an equal number of parameters)"
+    )
+    norm: Literal["layernorm", "rmsnorm"] = setting("layernorm or rmsnorm")
+    mlp: Literal["gelu", "swiglu"] = setting("feed-forward part: gelu or swiglu")
+    tie_embeddings: bool = setting("the output layer shares the token table")
+    init: Literal["fan_in", "gpt2"] = setting(
+        "initial weights: fan_in (width^-0.5, for widths up to 256) or gpt2 (0.02,"
+        " for larger ones)"
+    )
     attention: AttentionConfig
-    # heads of keys and values, each for a group of query heads; None = n_heads
-    n_kv_heads: Count | None
-    qk_norm: bool  # RMSNorm of each head's queries and keys before the encoding
+    n_kv_heads: Count | None = setting(
+        "heads of keys and values, each shared by a group of query heads; null ="
+        " n_heads"
+    )
+    qk_norm: bool = setting(
+        "RMSNorm of each head's queries and keys before the encoding"
+    )
 
     @property
     def token_rms(self) -> float:
@@ -166,62 +183,120 @@ def refuse_uneven(key: str, value: int, divisor: int, parts: str) -> None:
 class DataConfig(Section):
     """Which text, and how it becomes tokens; or which synthetic task."""
 
-    name: Name  # what runs, tables and figures call it
-    # the standard library, files here, HuggingFace, problems
-    source: Literal["builtin", "text", "hub", "task"]
-    path: str | None  # text: a file, folder or glob, where it was last seen
-    dataset: str | None  # hub: its name there
-    subset: str | None  # hub: its configuration
-    revision: str | None  # hub: commit, tag or branch; None = the newest
-    # the column of the text in tables (.jsonl, .json, .csv, .tsv, .parquet) and on the
-    # hub
-    column: str
-    splits: dict[str, str]  # hub: train, validation, test -> the data set's own names
-    articles: bool  # a line ` = Title = ` starts a document
-    max_documents: Count | None  # per split; None = all
-    # bpe, bytes, a tokenizer.json, a folder with one, or a model on the hub: gpt2,
-    # gpt2@revision
-    tokenizer: str
-    # bpe: number of tokens, including the 256 bytes and the separator
-    vocab_size: Count
-    # task: its name and options, which it checks itself; None = text
-    task: dict[str, Any] | None
-    # task: the highest position of a problem's first token; the lowest is 0
-    offset: Natural
-    # text without splits: documents or stretches to test on; None = 5 %
-    test_pieces: Count | None
-    # in training no document sees another, and positions restart with each
-    document_mask: bool
-    # text: the digest of its files, which is what tells it from others; None: not read
-    text_sha256: str | None = None
+    name: Name = setting("name of this text in runs, tables and figures")
+    source: Literal["builtin", "text", "hub", "task"] = setting(
+        "builtin = the running Python's standard library; text = files on this"
+        " machine; hub = HuggingFace; task = problems"
+    )
+    path: str | None = setting(
+        "Your own text: a file, folder or glob. One document per file: .txt .md .py"
+        " .rst .tex; one per row: .jsonl .json .csv .tsv .parquet; text also as .gz"
+        " .zst .bz2."
+    )
+    dataset: str | None = setting("its name on the hub")
+    subset: str | None = setting(
+        "the hub's configuration of the data set; null = its only one"
+    )
+    revision: str | None = setting(
+        "commit, tag or branch on the hub; null = the newest. run.json records the"
+        " commit"
+    )
+    column: str = setting("which column of a table's or the hub's rows holds the text")
+    splits: dict[str, str] = setting(
+        "Hub only: our split -> the data set's name for it; {} = same names. Missing"
+        " splits are split off the others."
+    )
+    articles: bool = setting(
+        "true = lines of WikiText: a ` = Title = ` line starts a document"
+    )
+    max_documents: Count | None = setting(
+        "read at most this many documents of each split (on the hub: in order of"
+        " download); null = all"
+    )
+    tokenizer: str = setting(
+        "bpe = byte-level BPE trained on the training split; bytes = 256 bytes; or an"
+        " existing tokenizer: a tokenizer.json, a folder with one, or a model on the"
+        " hub, gpt2 or gpt2@revision."
+    )
+    vocab_size: Count = setting(
+        "bpe only: size of the vocabulary, with the 256 bytes and the separator"
+    )
+    task: dict[str, Any] | None = setting("task only: its name and options")
+    offset: Natural = setting(
+        "task only: each training problem begins at a random position from 0 to this;"
+        " 0 = all begin at 0"
+    )
+    test_pieces: Count | None = setting(
+        "Only for text without its own splits: the test part gets at least this many"
+        " documents, as long as 70 % of the text remain for training. A text of fewer"
+        " than 20 documents is cut into stretches, and the test part gets this many of"
+        " them. null = 5 % of the documents, or 8 stretches."
+    )
+    document_mask: bool = setting(
+        "true = in training, no document sees another one in the same sequence, and"
+        " positions restart with each document."
+    )
+    text_sha256: str | None = setting(
+        "text only: posbench writes the digest of the files here; a run's text is"
+        " this, wherever they are",
+        default=None,
+    )
 
 
 class TrainingConfig(Section):
     """Budget, batches and the optimizer."""
 
-    train_length: Annotated[int, Ge(2)]  # tokens per sequence
-    tokens: Count  # of the whole training
-    batch_size: Count  # sequences per forward pass
-    accumulation: Count  # forward passes per update
-    learning_rate: Positive  # the peak rate
-    # after the warm-up; wsd is read as constant
-    schedule: Literal["cosine", "constant", "wsd"]
-    warmup_tokens: Natural  # the rate rises linearly over these; see `warmup_steps`
-    # constant: share of the updates over which the rate falls at the end, 0 to 1
-    decay_fraction: Fraction
-    final_learning_rate: Fraction  # the last rate, as a fraction of the peak
-    # decay per update of the averages of gradients and of their squares
-    betas: tuple[Share, Share]
-    # per update and unit of learning rate, on matrices of the model
-    weight_decay: NonNegative
-    clip: Positive  # largest norm of the gradient, over all parameters
-    precision: Precision  # the dtype of matrix products
-    # a module of `training/optimizers`; None = adamw
-    optimizer: str | None = None
-    # muon: its learning rate for the blocks' matrices, as a multiple of learning_rate
-    muon_ratio: Positive = 1.0
-    # muon: decay per update of the average of the blocks' gradients
-    momentum: Share = 0.95
+    train_length: Annotated[int, Ge(2)] = setting(
+        "tokens per training sequence: the length beyond which a model extrapolates"
+    )
+    tokens: Count = setting("total tokens trained on")
+    batch_size: Count = setting("sequences per forward pass")
+    accumulation: Count = setting(
+        "forward passes per update; one update sees batch_size x accumulation x"
+        " train_length tokens"
+    )
+    learning_rate: Positive = setting(
+        "the peak; in a sweep, tune=true sets it per encoding"
+    )
+    schedule: Literal["cosine", "constant", "wsd"] = setting(
+        "after the warm-up: cosine, or constant with a linear fall at the end (also"
+        " called wsd)"
+    )
+    warmup_tokens: Natural = setting(
+        "the learning rate rises linearly over these; over a tenth of tokens, if"
+        " tokens is smaller"
+    )
+    decay_fraction: Fraction = setting(
+        "constant schedule only: share of the updates over which the rate falls at"
+        " the end"
+    )
+    final_learning_rate: Fraction = setting(
+        "the last learning rate, as a fraction of the peak"
+    )
+    betas: tuple[Share, Share] = setting(
+        "decay rates of AdamW's averages of gradients and of their squares"
+    )
+    weight_decay: NonNegative = setting(
+        "on matrices of the model; never on norms or on an encoding's parameters"
+    )
+    clip: Positive = setting("largest norm of the gradient, over all parameters")
+    precision: Precision = setting(
+        "dtype of matrix products: bf16, fp32; auto = bf16 if the device is fast at"
+        " it, else fp32"
+    )
+    optimizer: str | None = setting(
+        "a file of posbench/training/optimizers: adamw; muon = Muon for the blocks'"
+        " matrices, AdamW for all else; null = adamw",
+        default=None,
+    )
+    muon_ratio: Positive = setting(
+        "muon: learning rate of the blocks' matrices, as a multiple of learning_rate;"
+        " at 1 their updates are as large as AdamW's",
+        default=1.0,
+    )
+    momentum: Share = setting(
+        "muon: decay rate of the average of these matrices' gradients", default=0.95
+    )
 
     def __post_init__(self) -> None:
         if self.schedule == "wsd":
@@ -256,29 +331,54 @@ class EvaluationConfig(Section, kw_only=True):
 
     protocols: Annotated[
         tuple[Literal["fixed_target", "nonoverlap", "problems"], ...], Len(1)
-    ]
-    # in training lengths or longest trained problems
-    ratios: Annotated[tuple[Positive, ...], Len(1)]
-    # evaluate during training, too, after so many tokens: fixed_target as trained
-    at_tokens: tuple[Natural, ...]
-    # problems: further positions of the first token to test
-    offsets: tuple[Count, ...]
-    # training lengths of text before each target; None = largest ratio
-    longest: AtLeast1 | None
-    windowed: bool  # evaluate with attention cut to the training length, too
-    # the same, but every query also sees this many first tokens; 0 = off
-    sinks: Natural
-    # evaluate with each of these, too: yarn, or with options yarn:factor=4
-    extensions: tuple[str, ...]
-    probes: tuple[str, ...]  # of the use of distant context
-    split: Literal["validation", "test"]
-    # whether a context may cross a document's end
-    documents: Literal["auto", "doc", "concat"]
-    targets: Count  # fixed_target: tokens per block
-    blocks: Count  # blocks of targets; problems: how many of each length
-    batch_tokens: Count  # tokens per forward pass
-    # the dtype of matrix products; auto = that of training
-    precision: Precision
+    ] = setting("one or both of these two")
+    ratios: Annotated[tuple[Positive, ...], Len(1)] = setting(
+        "lengths to evaluate, as multiples of the training length or of the longest"
+        " trained problem"
+    )
+    at_tokens: tuple[Natural, ...] = setting(
+        "also evaluate during training, after so many tokens: fixed_target at all"
+        " lengths, with the model unchanged"
+    )
+    offsets: tuple[Count, ...] = setting(
+        "tasks only: also test problems whose first token is at these positions"
+    )
+    longest: AtLeast1 | None = setting(
+        "text before each target, in training lengths; null = the largest ratio so far"
+    )
+    windowed: bool = setting(
+        "also evaluate with attention cut to the training length, the baseline to beat"
+    )
+    sinks: Natural = setting(
+        "also evaluate with attention cut to the training length plus this many first"
+        " tokens; 0 = off"
+    )
+    extensions: tuple[str, ...] = setting(
+        "also evaluate with these context extensions, at every length"
+    )
+    probes: tuple[str, ...] = setting(
+        "of the use of distant context, such as passkey or passkey:keys=4; `posbench"
+        " list` names all"
+    )
+    split: Literal["validation", "test"] = setting(
+        "the split to evaluate on: test or validation"
+    )
+    documents: Literal["auto", "doc", "concat"] = setting(
+        "doc: context never crosses a document's end; concat: it may; auto: doc if"
+        " documents are long enough"
+    )
+    targets: Count = setting(
+        "fixed_target: target tokens per block, at most train_length"
+    )
+    blocks: Count = setting(
+        "blocks of targets, spread over the documents of the text; confidence"
+        " intervals are over documents"
+    )
+    batch_tokens: Count = setting("tokens per forward pass; fewer need less memory")
+    precision: Precision = setting(
+        "dtype of matrix products: fp32, bf16; auto = as in training. A named one"
+        " replaces rows of other precisions"
+    )
 
     def as_trained(self, **changes: Any) -> "EvaluationConfig":
         """Return these settings, changed, for the model as it was trained: without its
@@ -292,12 +392,15 @@ class EvaluationConfig(Section, kw_only=True):
 class TrackingConfig(Section):
     """The mirror of the run folder, at Weights & Biases or for TensorBoard."""
 
-    backend: str  # none, or a module of `tracking/sessions`
-    # auto = online where an API key is set up
-    mode: Literal["auto", "online", "offline"]
-    project: Annotated[str, Len(1, 128)]  # W&B takes at most 128 characters
-    entity: str | None  # team or user; None = W&B's default
-    tags: tuple[Annotated[str, Len(1, 64)], ...]  # tags beside the encoding's name
+    backend: str = setting("wandb, tensorboard or none; the other keys are for wandb")
+    mode: Literal["auto", "online", "offline"] = setting(
+        "online, offline, or auto = online if an API key is set up, else offline;"
+        " never asks"
+    )
+    # W&B takes at most 128 characters
+    project: Annotated[str, Len(1, 128)] = setting("W&B project of the runs")
+    entity: str | None = setting("team or user; null = your default")
+    tags: tuple[Annotated[str, Len(1, 64)], ...] = setting("words to filter runs by")
 
     def __post_init__(self) -> None:
         backends = ["none", *registry.names(registry.TRACKERS)]
@@ -308,21 +411,39 @@ class TrackingConfig(Section):
 class RuntimeConfig(Section):
     """Where and how to run. Nothing here makes another run."""
 
-    outputs: str  # folder of the studies
-    cache: str | None  # folder of tokenized text; None = the user's cache
-    device: str  # cpu, cuda, cuda:1, mps or auto
-    threads: Count | None  # CPU threads; None = torch's choice
-    # compile the code between attention layers; on CUDA also attention by blocks
-    compile: bool
-    log_every_steps: Count  # updates between lines of metrics
-    # updates between validations; 0 = never, None = a few times in a run
-    validate_every_steps: Natural | None
-    checkpoint_every_steps: Count  # updates between checkpoints
-    # processes that train one run; None = those that torchrun started, or one
-    processes: Count | None
-    # keep only the inputs of blocks, and recompute the rest in the backward pass
-    checkpointing: bool
-    deterministic: bool  # on CUDA, only kernels that give the same bits twice
+    outputs: str = setting(
+        "place of run folders, relative to the current folder: <outputs>/<study>/<run"
+        " id>/"
+    )
+    cache: str | None = setting(
+        "cache of tokenized text; null = the user's cache folder"
+    )
+    device: str = setting("cpu, cuda, cuda:1, mps; auto = cuda, else mps, else cpu")
+    threads: Count | None = setting(
+        "CPU threads; null = torch's choice. Bit-exact resuming needs the same number"
+    )
+    compile: bool = setting(
+        "torch.compile the code between attention layers: faster on GPUs, and on CPUs"
+        " for Llama blocks"
+    )
+    log_every_steps: Count = setting("updates between lines of metrics")
+    validate_every_steps: Natural | None = setting(
+        "updates between losses on validation text; null = four in a run, 0 = never"
+    )
+    checkpoint_every_steps: Count = setting(
+        "updates between checkpoints for resuming; the two newest are kept"
+    )
+    processes: Count | None = setting(
+        "processes that train one run, each with a GPU if there are any; null = those"
+        " of torchrun, or one"
+    )
+    checkpointing: bool = setting(
+        "keep only the blocks' inputs for the backward pass: less memory, a third"
+        " more matrix products"
+    )
+    deterministic: bool = setting(
+        "on CUDA use only kernels that give the same bits twice; slower. CPUs always do"
+    )
 
 
 class StartConfig(Section):
@@ -350,18 +471,28 @@ class Config(Section):
     """
 
     is_trained_here: ClassVar[Literal[True]] = True
-    study: Name  # the folder that a comparison's runs share
-    # sets initial weights, order of the text and random positions
-    seed: Annotated[int, Ge(0), Lt(2**63)]
+    study: Name = setting(
+        "folder below runtime.outputs for all runs of a comparison; every experiment"
+        " sets its own. Without study=, a text that is typed (data.path=,"
+        " data.dataset=, data=wikitext-2) has one of its name."
+    )
+    seed: Annotated[int, Ge(0), Lt(2**63)] = setting(
+        "sets initial weights, order of the text and random positions; comparisons"
+        " pair runs of one seed"
+    )
     encoding: EncodingConfig
     model: ModelConfig
     data: DataConfig
     training: TrainingConfig
     evaluation: EvaluationConfig
     tracking: TrackingConfig
-    runtime: RuntimeConfig
-    # None: initial weights are random
-    start: StartConfig | None
+    runtime: RuntimeConfig = setting(
+        "How and where to run. These settings do not change the run's identity."
+    )
+    start: StartConfig | None = setting(
+        "begin from a finished run: start=outputs/STUDY/RUN takes its model, data and"
+        " seed"
+    )
 
     @property
     def id(self) -> str:
@@ -515,6 +646,17 @@ def keys(cls: type = Config, prefix: str = "") -> dict[str, Any]:
         else:
             hints[key] = hint
     return hints
+
+
+def meanings(cls: type = Config, prefix: str = "") -> dict[str, str]:
+    """Return what every key of a section means, by key as in `keys`."""
+    texts: dict[str, str] = {}
+    for field in dataclasses.fields(cls):
+        key = f"{prefix}{field.name}"
+        texts[key] = field.metadata.get("meaning", "")
+        if isinstance(field.type, type) and dataclasses.is_dataclass(field.type):
+            texts |= meanings(field.type, f"{key}.")
+    return texts
 
 
 class ValueType(NamedTuple):
