@@ -16,7 +16,7 @@ from scipy import stats
 from support import posbench, script, write_text
 
 from posbench.claims import claim, reproduce
-from posbench.claims.claim import Term
+from posbench.claims.claim import LossTerm
 from posbench.claims.judge import judge
 from posbench.errors import UserError
 from posbench.launch import plans, slots
@@ -89,13 +89,13 @@ def test_a_test_is_a_sum_of_losses_and_its_margin(tmp_path):
 
     first, second = entry.tests
     assert first.terms == (
-        Term(0.5, "a", 0.25, "nonoverlap", "plain"),
-        Term(1.0, "b", 16.0, "fixed_target", "yarn:factor=4"),
-        Term(-1.0, "a", 1.0, "fixed_target", "plain"),
+        LossTerm(0.5, "a", 0.25, "nonoverlap", "plain"),
+        LossTerm(1.0, "b", 16.0, "fixed_target", "yarn:factor=4"),
+        LossTerm(-1.0, "a", 1.0, "fixed_target", "plain"),
     )
     assert first.direction == 1
     assert first.margin == -0.02
-    assert second.terms == (Term(1.0, "b", 8.0, "fixed_target", "plain"),)
+    assert second.terms == (LossTerm(1.0, "b", 8.0, "fixed_target", "plain"),)
     assert second.direction == -1
     assert second.margin == 0.1
 

@@ -223,7 +223,7 @@ def cells(
 def reach(row):
     if math.isnan(row["holds_to"]):
         return ""
-    further = "≥ " if row["holds_further"] else ""
+    further = "≥ " if row["holds_at_longest"] else ""
     return f"{further}{row['holds_to']:.0f}"
 
 

@@ -202,7 +202,7 @@ def test_a_scheme_may_hold_further_than_a_text_that_is_too_short_for_all(six):
     fox = by_label(altered).loc["fox"]
 
     assert fox["holds_to"] == 512
-    assert fox["holds_further"]
+    assert fox["holds_at_longest"]
 
 
 def test_rows_that_cannot_be_compared_are_refused(six):

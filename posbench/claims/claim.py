@@ -85,7 +85,7 @@ class Claim(Section):
 
 
 @dataclasses.dataclass(frozen=True)
-class Term:
+class LossTerm:
     """A loss: nll of a run at a multiple of its training length."""
 
     weight: float
@@ -96,18 +96,18 @@ class Term:
 
 
 @dataclasses.dataclass(frozen=True)
-class Inequality:
+class Condition:
     """A sum of losses that should lie above (direction 1) or below (-1) a margin, or at
     most `within` away from it.
     """
 
-    terms: tuple[Term, ...]
+    terms: tuple[LossTerm, ...]
     direction: int
     margin: float
     within: float = 0
 
     @classmethod
-    def of(cls, text: str) -> "Inequality":
+    def of(cls, text: str) -> "Condition":
         """Read `fox 4x - rope 4x < -0.02`. Raises UserError for anything else."""
         test = _TEST.fullmatch(text.strip())
         if test is None or (test["side"] == "=") != bool(test["within"]):
@@ -117,7 +117,7 @@ class Inequality:
             raise UserError(f"test: '{text}' accepts no difference: expected above ± 0")
 
         figure = test["figure"]
-        terms: list[Term] = []
+        terms: list[LossTerm] = []
         start = 0
         while start < len(figure):
             match = _TERM.match(figure, start)
@@ -129,7 +129,7 @@ class Inequality:
             protocol = match["protocol"] or "fixed_target"
             kind = match["kind"] or "plain"
             ratio = float(match["ratio"])
-            terms.append(Term(weight, match["run"], ratio, protocol, kind))
+            terms.append(LossTerm(weight, match["run"], ratio, protocol, kind))
             start = match.end()
 
         direction = 1 if test["side"] == ">" else -1
@@ -142,7 +142,7 @@ class Entry:
 
     id: str
     claim: Claim
-    tests: tuple[Inequality, ...]
+    tests: tuple[Condition, ...]
     runs: dict[str, str]  # by name: the overrides that make the run
     path: Path  # its file
 
@@ -191,7 +191,7 @@ class Entry:
         texts = claim.test or []
         if isinstance(texts, str):
             texts = [texts]
-        tests = tuple(map(Inequality.of, texts))
+        tests = tuple(map(Condition.of, texts))
 
         runs: dict[str, str] = {}
         for run in claim.runs:

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from posbench.claims.claim import Entry, Inequality, MoreSeeds, Term
+from posbench.claims.claim import Condition, Entry, LossTerm, MoreSeeds
 from posbench.estimate import Estimate, estimate
 from posbench.results import compare, tasks
 from posbench.results.compare import ALPHA, ENOUGH_SEEDS, Losses
@@ -151,7 +151,7 @@ def _text_finding(entry: Entry, runs: Runs) -> Finding:
     return {"outcome": outcome, "p": p_value, "ours": " and ".join(ours)}
 
 
-def _reproduction(published: Inequality, runs: Runs) -> Finding:
+def _reproduction(published: Condition, runs: Runs) -> Finding:
     """Return our value of a published number, the mean over seeds of losses or shares
     of right answers, with its 95 % interval.
     """
@@ -207,13 +207,13 @@ def share_bounds(share: float, n: int) -> tuple[float, float]:
     return bounds.low, bounds.high
 
 
-def _value(term: Term, rows: pd.DataFrame) -> Any:
+def _value(term: LossTerm, rows: pd.DataFrame) -> Any:
     """Return the loss, or the share of right answers, of a run by seed."""
     column = SHARES.get(term.protocol, "nll")
     return _rows_of(term, rows).set_index("seed")[column]
 
 
-def _rows_of(term: Term, rows: pd.DataFrame) -> pd.DataFrame:
+def _rows_of(term: LossTerm, rows: pd.DataFrame) -> pd.DataFrame:
     """Return a run's row for each seed."""
     if term.protocol in SHARES:
         rows = tasks.task_rows(rows)
@@ -225,7 +225,7 @@ def _rows_of(term: Term, rows: pd.DataFrame) -> pd.DataFrame:
     return rows[(kind == term.kind) & (rows["length_ratio"] == term.ratio)]
 
 
-def _mean(test: Inequality, losses: Losses, frame: pd.DataFrame) -> Estimate:
+def _mean(test: Condition, losses: Losses, frame: pd.DataFrame) -> Estimate:
     """Return the mean of a sum of losses, paired by seed and document; LookupError if
     one is missing.
 
@@ -269,7 +269,7 @@ def _task_finding(pair: MoreSeeds, runs: Runs, few: str) -> Finding:
             reason = f"{int(learned.sum())} of {len(learned)} seeds of {name} learned"
             return {"outcome": "not learned", "ours": reason}
 
-        term = Term(1, name, pair.at, "problems", pair.variant or "plain")
+        term = LossTerm(1, name, pair.at, "problems", pair.variant or "plain")
         accuracy = _value(term, runs[name])
         if accuracy.empty or accuracy.isna().any() or len(accuracy) < len(learned):
             missing = f"{name} was not tested at {pair.at:g}x"

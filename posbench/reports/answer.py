@@ -149,7 +149,7 @@ def _reach_sentences(
     for scheme, numbers in judged:
         if numbers.holds_to is not None:
             ratio = numbers.holds_to / comparison.train_length
-            is_open = bool(numbers.holds_further) and ratio > 1
+            is_open = bool(numbers.holds_at_longest) and ratio > 1
             by_reach.setdefault((ratio, is_open), []).append(scheme.label)
     if not by_reach:
         return []

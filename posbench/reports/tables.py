@@ -153,7 +153,7 @@ def main_table(comparison: Comparison) -> Table:
         if not number_text(row, name):
             return ""
         text = f"{row[name] / length:g}x"
-        return f"≥ {text}" if row.get("holds_further") is True else text
+        return f"≥ {text}" if row.get("holds_at_longest") is True else text
 
     columns = [ENCODING]
     schemes = comparison.schemes

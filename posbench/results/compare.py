@@ -393,7 +393,7 @@ def numbers(losses: Losses, label: str, schemes: int) -> Numbers | None:
         above_windowed=above_windowed,
         is_judged=is_judged,
         holds_to=reach,
-        holds_further=is_last,
+        holds_at_longest=is_last,
         uses=span,
     )
 

@@ -98,7 +98,7 @@ class Numbers:
     above_windowed: Interval | None
     is_judged: bool  # whether the rest may be said
     holds_to: int | None = None  # tokens
-    holds_further: bool | None = None  # none longer is known
+    holds_at_longest: bool | None = None  # whether no longer length is known
     uses: int | None = None  # it uses more than so many tokens
 
     def columns(self) -> Columns:
@@ -115,7 +115,7 @@ class Numbers:
         if self.above_windowed:
             columns |= self.above_windowed.columns("above_windowed")
         if self.is_judged:
-            for name in ("holds_to", "holds_further", "uses"):
+            for name in ("holds_to", "holds_at_longest", "uses"):
                 columns[name] = getattr(self, name)
         return columns
 
