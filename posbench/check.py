@@ -228,7 +228,7 @@ def alone(tried: Trial) -> Findings:
     def fails() -> bool:
         together = torch.cat([*subject.logits(ids, scored, 0)])
         by_itself = torch.cat([*subject.logits(ids[:1], scored[:1], 0)])
-        return subjects.differ(by_itself, together[: len(by_itself)], "fp32")
+        return subjects.logits_differ(by_itself, together[: len(by_itself)], "fp32")
 
     if fails():
         yield at_fault(
@@ -258,7 +258,7 @@ def of_any_length(tried: Trial) -> Findings:
             beginning = positions[:, :n_short]
         whole = model.hidden(ids, positions)[:, :n_short]
         short = model.hidden(ids[:, :n_short], beginning)
-        return subjects.differ(short, whole, "fp32")
+        return subjects.logits_differ(short, whole, "fp32")
 
     if fails():
         yield at_fault(
@@ -283,9 +283,9 @@ def in_blocks(tried: Trial) -> Findings:
             defined, _ = by_definition(model, ids, positions)
             last = model.hidden(ids, positions, last=LAST)
         in_training = model.hidden(ids, positions)
-        return subjects.differ(in_training, defined, "fp32") or subjects.differ(
-            last, defined[:, -LAST:], "fp32"
-        )
+        return subjects.logits_differ(
+            in_training, defined, "fp32"
+        ) or subjects.logits_differ(last, defined[:, -LAST:], "fp32")
 
     if fails():
         yield at_fault(

@@ -15,7 +15,7 @@ from posbench import encodings, registry
 from posbench.config.schema import Config, meanings, to_container
 from posbench.config.shipped import EVERY, NESTED, choices
 from posbench.errors import unknown
-from posbench.options import plain
+from posbench.options import as_typed
 from posbench.typed import PLACE, Typed
 
 if TYPE_CHECKING:
@@ -193,7 +193,7 @@ def page_text(name: str) -> str:
         lines.append(f"https://arxiv.org/abs/{number}")
     lines.append("Options:")
     for option, value in encodings.options_of(scheme).items():
-        line = f"  encoding.{option}={plain(value)}"
+        line = f"  encoding.{option}={as_typed(value)}"
         if option in meanings:
             line += f"  # {meanings[option]}"
         lines.append(line)

@@ -64,7 +64,7 @@ def refuse_unknown(
             )
 
 
-def plain(value: object) -> str:
+def as_typed(value: object) -> str:
     """Return an option's value as it is typed: 10000, not 10000.0."""
     if isinstance(value, float):
         return f"{value:g}"

@@ -222,7 +222,7 @@ def test_problems_differ_between_lengths_in_distance_alone(task, tokenizer):
 )
 def test_problems_are_those_of_rows_that_exist(task, digest, tokenizer):
     choices = posed(PROBLEMS, task, 2 * L, tokenizer)
-    assert problems.sha256(choices)[:16] == digest
+    assert problems.choices_sha256(choices)[:16] == digest
 
 
 def rows_of(expects: Nll, config: Config, encode: Encode, *names: str) -> Rows:

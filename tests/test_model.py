@@ -14,7 +14,7 @@ from torch.testing import assert_close
 import posbench
 from posbench.config.schema import AttentionConfig, Config
 from posbench.model import IGNORED
-from posbench.model.gpt import GPT, Reading, build, parameter_counts
+from posbench.model.gpt import GPT, ChangedReading, build, parameter_counts
 
 V = 50
 NAMES = posbench.encodings.names()
@@ -131,8 +131,8 @@ def test_sinks_of_a_reading_are_hidden_where_the_window_of_a_layer_is_as_narrow(
         attention = AttentionConfig(window, sinks=0)
         model = built(tiny_config, "rope", block={"attention": attention})
     ids = random_ids(1, 64)
-    no_sinks = Reading(window=8, sinks=0)
-    two_sinks = Reading(window=8, sinks=2)
+    no_sinks = ChangedReading(window=8, sinks=0)
+    two_sinks = ChangedReading(window=8, sinks=2)
 
     plain = model.hidden(ids, reading=no_sinks)
     with_sinks = model.hidden(ids, reading=two_sinks)

@@ -29,7 +29,7 @@ from posbench.rope.command import (
 )
 from posbench.rope.engines import notes_on
 from posbench.rope.extension import extension
-from posbench.rope.overrides import joined, overridden
+from posbench.rope.overrides import joined_words, overridden
 from posbench.rope.reading import (
     Rope,
     bound_by_base,
@@ -693,7 +693,7 @@ OVERRIDES = [
 
 @pytest.mark.parametrize("words", OVERRIDES)
 def test_engines_spell_one_override_in_their_own_words(words):
-    settings = overridden(LLAMA, joined(words.split()))
+    settings = overridden(LLAMA, joined_words(words.split()))
     assert turn_alike(one(settings), one(scaled(YARN)))
 
 
@@ -701,7 +701,7 @@ def test_a_json_replaces_the_section_as_engines_do():
     given = json.dumps({"rope_parameters": {**YARN, "rope_theta": 2e4}})
     before = {**LLAMA, "rope_theta": 2e4, "rope_scaling": LLAMA3}
 
-    settings = overridden(before, joined(["--hf-overrides", given]))
+    settings = overridden(before, joined_words(["--hf-overrides", given]))
 
     (rope,) = read(settings)
     assert rope.type == "yarn"
@@ -709,13 +709,13 @@ def test_a_json_replaces_the_section_as_engines_do():
 
 
 def test_a_scale_without_a_type_is_linear_as_in_llama_cpp():
-    (rope,) = read(overridden(LLAMA, joined(["--rope-scale", "4"])))
+    (rope,) = read(overridden(LLAMA, joined_words(["--rope-scale", "4"])))
     assert rope.type == "linear"
 
 
 def test_attn_factor_multiplies_yarns_own():
     words = "--rope-scaling yarn --rope-scale 4 --yarn-attn-factor 2"
-    (rope,) = read(overridden(LLAMA, joined(words.split())))
+    (rope,) = read(overridden(LLAMA, joined_words(words.split())))
     _, factor = rope.at(512)
     _, own = one(scaled({"rope_type": "yarn", "factor": 4.0})).at(512)
     assert factor == pytest.approx(2 * own)

@@ -19,7 +19,7 @@ from posbench.model import IGNORED
 from posbench.model.gpt import GPT, build
 from posbench.processes import World
 from posbench.training.step import Clock, Trainer, begin_update
-from posbench.training.validation import validate
+from posbench.training.validation import validation_losses
 
 V = 50  # size of the vocabulary
 B = 6  # sequences of a batch
@@ -258,7 +258,7 @@ def test_a_validation_counts_right_tokens(tiny_config):
     labels[0, -1] = wrong
     given = Batch.of(ids, labels)
 
-    numbers = validate(trained, [given], answers=True)
+    numbers = validation_losses(trained, [given], answers=True)
 
     n_scored = B * T / 2
     assert numbers["val/accuracy"] == 1 - 1 / n_scored

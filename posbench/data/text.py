@@ -115,7 +115,7 @@ def load(
             "every": every,
             "shared": round(shared, 6),
             "dropped_documents": len(dropped),
-            "in_training": repeated(splits["train"]),
+            "in_training": n_repeated(splits["train"]),
         },
         "sha256": digest(parts()),
         "documents": {split: len(splits[split]) for split in SPLITS},
@@ -287,7 +287,7 @@ def first_of_equals(texts: Sequence[str]) -> np.ndarray:
     return np.array(firsts, dtype=np.int64)
 
 
-def repeated(texts: Sequence[str]) -> int:
+def n_repeated(texts: Sequence[str]) -> int:
     """Return how many texts equal an earlier one but for white space."""
     return len(texts) - len(np.unique(first_of_equals(texts)))
 

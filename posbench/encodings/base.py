@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from posbench.errors import OptionError, Undefined, UserError
-from posbench.options import plain
+from posbench.options import as_typed
 
 # hooks on pairs of queries and keys
 PAIRWISE = frozenset({"distance_bias", "bias", "scores", "attend"})
@@ -212,7 +212,7 @@ class Encoding(nn.Module):
         return float(self.shape.head_dim**-0.5)
 
     def expect(self, holds: bool, option: str, value: object, expected: str) -> None:
-        expect(holds, option, f"{plain(value)} for '{self.name}'", expected)
+        expect(holds, option, f"{as_typed(value)} for '{self.name}'", expected)
 
     def given(self, x: Tensor | None, uses: str) -> Tensor:
         """Return the layer's input; if it was left out, UserError, which says with

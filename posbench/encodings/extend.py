@@ -43,8 +43,8 @@ from posbench.options import (
     Fraction,
     Natural,
     Positive,
+    as_typed,
     checked,
-    plain,
 )
 
 Pairs = list[tuple[Tensor, Tensor]]  # queries and keys, or their positions
@@ -270,7 +270,7 @@ def misread(
         expect(
             copied.width >= 2 and copied.width % 2 == 0,
             "share",
-            plain(share),
+            as_typed(share),
             f"an even number of the {head_dim} channels, at least 2",
         )
     facts = {

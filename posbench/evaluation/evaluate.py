@@ -40,8 +40,8 @@ from posbench.run.rows import (
     PLAIN,
     EvaluationRow,
     counting_rows,
+    json_plain,
     multiple,
-    plain,
 )
 
 _MORE_ROOM = "a smaller evaluation.batch_tokens, or shorter lengths,"
@@ -262,11 +262,11 @@ def _requested(
         if measurement.pose_from is None:  # the text, or a probe that rewrites it
             digest = protocols.targets_of(windows).sha256(split)
         else:  # a probe that poses problems
-            digest = problems.sha256(make_choices())
+            digest = problems.choices_sha256(make_choices())
     except Undefined as error:
         return dataclasses.replace(row, status="undefined", reason=str(error)), None
     row = dataclasses.replace(
-        row, extension_options=plain(facts), targets_sha256=digest
+        row, extension_options=json_plain(facts), targets_sha256=digest
     )
 
     # the problems of all rows would take much memory, so they are made again

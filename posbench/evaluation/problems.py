@@ -40,7 +40,7 @@ from posbench.evaluation.subjects import (
     Subject,
     Variant,
 )
-from posbench.run.rows import EvaluationRow, plain
+from posbench.run.rows import EvaluationRow, json_plain
 from posbench.tasks.base import Problems, Task
 
 # multiples of the longest trained length at which variants of a task are tested
@@ -152,7 +152,7 @@ def _requested(
         n_distinct=len(np.unique(problems.ids, axis=0)),
         chance=1 / len(np.unique(answers)),
         trivial=float((guesses == answers).mean()),
-        extension_options=plain(facts),
+        extension_options=json_plain(facts),
         targets_sha256=data.problems_sha256(problems),
     )
 
@@ -194,7 +194,7 @@ def choices_of(
     return choices
 
 
-def sha256(choices: list[Choice]) -> str:
+def choices_sha256(choices: list[Choice]) -> str:
     """Return the digest of problems; rows that share it are paired. Candidates cover
     the last token of each problem.
     """

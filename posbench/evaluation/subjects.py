@@ -21,7 +21,7 @@ from posbench.encodings import extend
 from posbench.encodings.base import Encoding, check_length
 from posbench.errors import Undefined, UserError
 from posbench.evaluation.protocols import Integers, Windows
-from posbench.model.gpt import GPT, Reading
+from posbench.model.gpt import GPT, ChangedReading
 from posbench.processes import World
 from posbench.randomness import generator
 
@@ -147,7 +147,7 @@ def predicted(
     return torch.cat(nll), torch.cat(best)
 
 
-def differ(logits: Tensor, other: Tensor, precision: str) -> bool:
+def logits_differ(logits: Tensor, other: Tensor, precision: str) -> bool:
     """Return whether logits differ by more than rounding."""
     difference = (logits - other).square().mean().sqrt()
     return not bool(difference <= ROUNDING[precision] * logits.std())  # NaN differs
@@ -178,7 +178,7 @@ def why_not_causal(subject: Subject, vocabulary: int, precision: str) -> str:
     altered = torch.cat([*subject.logits(ids[1:], scored, 0)])
     if not logits.isfinite().all():
         return NOT_FINITE
-    if differ(logits, altered, precision):
+    if logits_differ(logits, altered, precision):
         return READS_LATER
     return ""
 
@@ -274,7 +274,7 @@ class TrainedGPT:
     device: torch.device
     dtype: torch.dtype  # the dtype of matrix products
     seed: int = 0  # the seed of random positions
-    reading: Reading = dataclasses.field(default_factory=Reading)
+    reading: ChangedReading = dataclasses.field(default_factory=ChangedReading)
     offset: int = 0  # the first token's position
 
     @torch.inference_mode()
@@ -329,7 +329,9 @@ class TrainedGPT:
                 encoding, method, length, self.train_length, **options
             )
         check_length(encoding, length)
-        reading = Reading(encoding.to(self.device), variant.window, variant.sinks)
+        reading = ChangedReading(
+            encoding.to(self.device), variant.window, variant.sinks
+        )
         return dataclasses.replace(self, reading=reading), facts
 
     def shifted(self, offset: int) -> "TrainedGPT":

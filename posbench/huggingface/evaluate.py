@@ -97,7 +97,7 @@ def evaluate_model(word: str, overrides: list[str]) -> tuple[Path, str]:
         run.begin_attempt(device=str(device), dtype=precision, threads=threads)
         refuse_another_text(run, tokens)
         note_use(tokens, folder)
-        record(run, subject, tokens, config.reading)
+        record_found(run, subject, tokens, config.reading)
         if not evaluate_into(run, subject, tokens, evaluation):
             logger.info("all requested rows exist; nothing to do: %s", folder)
         run.finish("done")
@@ -268,7 +268,7 @@ def refuse_another_text(run: Run, tokens: Tokens) -> None:
         )
 
 
-def record(
+def record_found(
     run: Run, subject: HuggingFaceModel, tokens: Tokens, reading: ReadingConfig
 ) -> None:
     """Record in `run.json`, and log, the text, the tokenizer, the model's size, and

@@ -21,7 +21,7 @@ from posbench.evaluation.subjects import (
     Bools,
     Facts,
     Variant,
-    differ,
+    logits_differ,
     refuse_not_causal,
     tail_length,
 )
@@ -184,7 +184,7 @@ class HuggingFaceModel:
         ids = ids.to(self.model.device)
         wide = self.read(ids, 1)
         narrow = dataclasses.replace(self, window=4).read(ids, 1)
-        return differ(wide, narrow, self.precision)
+        return logits_differ(wide, narrow, self.precision)
 
 
 @functools.cache  # once, or masks would be narrowed twice

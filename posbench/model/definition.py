@@ -28,7 +28,7 @@ class Attended:
     @property
     def weights(self) -> Tensor:
         """The attention weights (B, H, T, T)."""
-        return weights_of(self.encoding, self.logits, self.values, self.layer)
+        return attention_weights(self.encoding, self.logits, self.values, self.layer)
 
 
 def by_definition(
@@ -61,7 +61,7 @@ def by_definition(
     return model.norm(x), layers
 
 
-def weights_of(
+def attention_weights(
     encoding: Encoding, logits: Tensor, values: Tensor, layer: Layer
 ) -> Tensor:
     """Return the attention weights (B, H, Tq, Tk) of a block with these masked logits;

@@ -27,7 +27,7 @@ RMS_EPS = 1e-6
 
 
 @dataclasses.dataclass(frozen=True)
-class Reading:
+class ChangedReading:
     """Changes to how a model reads, for baselines and extensions in evaluation."""
 
     # used in place of the model's own; it has the same shape
@@ -37,7 +37,7 @@ class Reading:
     sinks: int = 0  # keys at the beginning that every query sees beside that window
 
 
-_AS_TRAINED = Reading()
+_AS_TRAINED = ChangedReading()
 
 
 class GPT(nn.Module):
@@ -98,7 +98,7 @@ class GPT(nn.Module):
         positions: Tensor | None = None,
         generator: torch.Generator | None = None,
         last: int | None = None,
-        reading: Reading = _AS_TRAINED,
+        reading: ChangedReading = _AS_TRAINED,
     ) -> Tensor:
         """Return the final normalised states (B, T, D), which the head reads.
 
@@ -146,7 +146,7 @@ class GPT(nn.Module):
         return self.norm(x)  # type: ignore[no-any-return]
 
     def limited(
-        self, encoding: Encoding, layer: Layer, reading: Reading = _AS_TRAINED
+        self, encoding: Encoding, layer: Layer, reading: ChangedReading = _AS_TRAINED
     ) -> Layer:
         """Return the layer with the window and sinks of its queries."""
         window = narrower(self.window, reading.window)

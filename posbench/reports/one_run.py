@@ -20,7 +20,7 @@ from posbench.results.frame import GATE, read
 from posbench.results.headline import Headline, headline
 from posbench.results.tasks import as_trained
 from posbench.results.words import NOT_RESOLVED, USES_LIMIT
-from posbench.run.rows import PLAIN, evaluation_rows, multiple, plain
+from posbench.run.rows import PLAIN, evaluation_rows, json_plain, multiple
 from posbench.run.saved import load_record
 from posbench.terminal import console
 from posbench.terminal.console import plural
@@ -116,7 +116,7 @@ def print_json(folders: Sequence[Path]) -> None:
         run = {"run": str(folder), "id": record.id, "status": record.status}
         runs.append({**run, "rows": rows})
     document = runs if len(runs) > 1 else runs[0]
-    print(json.dumps(plain(document), indent=2, ensure_ascii=False))
+    print(json.dumps(json_plain(document), indent=2, ensure_ascii=False))
 
 
 def _title(run: pd.Series, trained: str) -> str:

@@ -63,7 +63,7 @@ def main(words: Sequence[str]) -> tuple[dict[str, list[Rope]], list[int]]:
             encodings, each with its options, `head_dim=` and `train_length=4096` after
             it, or overrides after a configuration; `length=16384` is for all.
     """
-    words = overrides.joined(words)
+    words = overrides.joined_words(words)
     of_all = [word for word in words if word.startswith("length=")]
     schemes = by_name([word for word in words if word not in of_all])
     if not 1 <= len(schemes) <= 2 or len(of_all) > 1:
@@ -178,7 +178,7 @@ def _beside_its_paper(rope: Rope, version: str) -> list[str]:
         f, factor = other
         line = (
             f"{titled(rope.layers, rope.type)}: by its paper, at {length:,} tokens,"
-            f" {stretches(rope, f)}; q and k times {factor:.4g}. transformers"
+            f" {stretch_words(rope, f)}; q and k times {factor:.4g}. transformers"
             f" {version} runs what stands above"
         )
         library_f, _ = rope.at(length)
@@ -253,7 +253,7 @@ def _describe_rope(rope: Rope, lengths: Sequence[int]) -> list[str]:
     alike: dict[str, list[str]] = {}
     for length in shown_lengths(rope, lengths):
         f, factor = rope.at(length)
-        text = f"{stretches(rope, f)}; q and k times {factor:.4g}"
+        text = f"{stretch_words(rope, f)}; q and k times {factor:.4g}"
         alike.setdefault(text, []).append(f"{length:,}")
     for text, shown in alike.items():
         lines.append(f"  at {' and '.join(shown)} tokens: {text}")
@@ -273,7 +273,7 @@ def _describe_rope(rope: Rope, lengths: Sequence[int]) -> list[str]:
     return lines
 
 
-def stretches(rope: Rope, f: Tensor) -> str:
+def stretch_words(rope: Rope, f: Tensor) -> str:
     """Return which pairs turn as in plain RoPE of this base, are slowed the most, lie
     in between, or stand still.
     """

@@ -40,7 +40,7 @@ GGUF = {
 _GGUF_KEY = re.compile(r"[\w-]+\.(context_length|rope\..+)")
 
 
-def joined(words: Sequence[str]) -> list[str]:
+def joined_words(words: Sequence[str]) -> list[str]:
     """Return command-line words in which a flag and its value are one, as key=value."""
     found = []
     rest = iter(words)

@@ -34,7 +34,7 @@ from posbench.config.schema import (
 )
 from posbench.errors import InUse, RunFailed, Stopped, UserError
 from posbench.run import CONFIG, RECORD, ROWS, checkpoint
-from posbench.run.rows import plain, rows_and_faults, step_of
+from posbench.run.rows import json_plain, rows_and_faults, step_of
 from posbench.run.saved import RESTART, RunRecord, load_any, load_record
 
 logger = logging.getLogger(__name__)
@@ -116,7 +116,7 @@ class Run:
 
     def log(self, row: Mapping[str, Any]) -> None:
         """Append a row, and pass it on to the tracker. What is not finite is null."""
-        finite = plain(row)
+        finite = json_plain(row)
         line = self._line(finite)
         with files.full_disk_as_failure(self.folder / ROWS):
             # half of it may be written before the disk is full: the next opening cuts
@@ -168,7 +168,7 @@ class Run:
 
     def update(self, **fields: Any) -> None:
         """Set fields of `run.json`."""
-        self.record = dataclasses.replace(self.record, **plain(fields))
+        self.record = dataclasses.replace(self.record, **json_plain(fields))
         text = json.dumps(vars(self.record), indent=2)
         files.write(self.folder / RECORD, text.encode() + b"\n")
 

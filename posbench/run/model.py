@@ -41,7 +41,7 @@ def model_of(folder: Path, config: Config, tokenizer: Tokenizer) -> GPT:
     return model.eval()
 
 
-def weights_of(start: StartConfig) -> dict[str, Tensor]:
+def start_weights(start: StartConfig) -> dict[str, Tensor]:
     """Return the weights of the run that training begins from. Raises UserError if they
     are gone or have changed.
     """

@@ -165,18 +165,18 @@ def multiple(ratio: float) -> str:
     return f"{ratio:g}x"
 
 
-def plain(value: Any) -> Any:
+def json_plain(value: Any) -> Any:
     """Return plain JSON types; tensors and numpy numbers become numbers, what is not
     finite becomes None.
     """
     if isinstance(value, float):
         return number(float(value))
     if isinstance(value, Mapping):
-        return {str(key): plain(item) for key, item in value.items()}
+        return {str(key): json_plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [plain(item) for item in value]
+        return [json_plain(item) for item in value]
     if hasattr(value, "item"):
-        return plain(value.item())
+        return json_plain(value.item())
     return value
 
 

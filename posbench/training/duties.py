@@ -14,7 +14,7 @@ from posbench.run.folder import Run
 from posbench.training.resume import save
 from posbench.training.schedule import Schedule, schedule_of
 from posbench.training.step import Clock, Trainer
-from posbench.training.validation import validate, validation_of
+from posbench.training.validation import validation_losses, validation_of
 
 logger = logging.getLogger(__name__)
 
@@ -69,7 +69,9 @@ class Duties:
             }
             self._log(step, in_seven_digits)
         if "validate" in due:
-            self._log(step, validate(self.trainer, self.validation, self.is_task))
+            self._log(
+                step, validation_losses(self.trainer, self.validation, self.is_task)
+            )
         # before a checkpoint, from which a resumed run would not come back here
         if "evaluate" in due:
             self.evaluate_on_the_way(step)

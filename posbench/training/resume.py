@@ -9,7 +9,7 @@ from posbench import machine
 from posbench.config.schema import Config
 from posbench.run import checkpoint
 from posbench.run.folder import Run
-from posbench.run.model import weights_of
+from posbench.run.model import start_weights
 from posbench.training.step import Clock, Trainer
 
 logger = logging.getLogger(__name__)
@@ -50,7 +50,7 @@ def resume(
         else:
             run.cut(0)
             if config.start:
-                weights = weights_of(config.start)
+                weights = start_weights(config.start)
     found = trainer.world.from_first((step, weights, optimizer, state))
     step, weights, optimizer, state = found
     if weights is not None:

@@ -33,7 +33,9 @@ def validation_of(tokens: Tokens | TaskData, config: Config) -> list[Batch]:
 
 
 @torch.inference_mode()
-def validate(trainer: Trainer, batches: list[Batch], answers: bool) -> dict[str, float]:
+def validation_losses(
+    trainer: Trainer, batches: list[Batch], answers: bool
+) -> dict[str, float]:
     """Return `val/loss`, the mean in nats per token over a fixed part of the validation
     data, at the training length.
 

@@ -24,7 +24,7 @@ from posbench.model.loss import linear_cross_entropy
 from posbench.run.checkpoint import newest
 from posbench.training.step import Trainer, begin_update
 from posbench.training.train import train
-from posbench.training.validation import validate
+from posbench.training.validation import validation_losses
 
 DEVICE = machine.current(machine.resolve("auto"))
 CPU = torch.device("cpu")
@@ -251,7 +251,7 @@ def test_a_row_and_a_validation_make_the_host_wait_once(tiny_config, name, monke
 
     def measure() -> None:
         nll = score(subject, split, windows, 4 * LENGTH)
-        numbers = validate(one, batches, answers=True)
+        numbers = validation_losses(one, batches, answers=True)
         assert np.isfinite(nll).all()
         assert np.isfinite(numbers["val/loss"])
 
