@@ -25,7 +25,7 @@ from posbench.rope.command import (
     describe,
     of_settings,
     ropes_of,
-    stretches,
+    stretch_words,
 )
 from posbench.rope.engines import notes_on
 from posbench.rope.extension import extension
@@ -856,10 +856,10 @@ def test_a_comparison_names_what_changes_nothing_for_text():
 def test_a_factor_below_1_is_said_to_turn_faster():
     rope = one(scaled({"rope_type": "linear", "factor": 0.5}))
     f, _ = rope.at(512)
-    assert stretches(rope, f) == "pairs 0 to 7 2 times as fast"
+    assert stretch_words(rope, f) == "pairs 0 to 7 2 times as fast"
     yarn = one(scaled({**YARN, "factor": 0.25}))
     f, _ = yarn.at(512)
-    assert stretches(yarn, f).endswith("4 times as fast")
+    assert stretch_words(yarn, f).endswith("4 times as fast")
 
 
 def test_one_rotation_in_two_spellings_has_one_bound():
