@@ -188,6 +188,30 @@ def test_what_is_typed_takes_the_place_of_a_files_own_value(tmp_path):
         assert plan.config.evaluation.protocols == ("fixed_target", "nonoverlap")
 
 
+# What is typed beside a line of a file, and what a run of both gets.
+REPLACED = [
+    ("ratio=1,2 seed=0", "length=64", "length=64 seed=0"),
+    ("length=64 seed=0", "ratio=1,2", "ratio=1,2 seed=0"),
+    ("encoding=rope start=A", "extension=yarn", "extension=yarn start=A"),
+    ("extension=pi seed=0", "start=A encoding=none", "encoding=none seed=0 start=A"),
+    ("encoding=rope seed=0", "extension=pi", "encoding=rope seed=0 extension=pi"),
+]
+
+
+@pytest.mark.parametrize(("line", "typed", "words"), REPLACED)
+def test_what_is_typed_takes_the_place_of_another_word_for_the_same(
+    line, typed, words, tmp_path
+):
+    write_choice(tmp_path, "sweep/mine", f"sets: ['{line}']")
+    assert plans.read_sets("mine", typed.split(), tmp_path) == [words.split()]
+
+
+def test_two_typed_words_for_the_same_are_refused_beside_a_file(tmp_path):
+    write_choice(tmp_path, "sweep/mine", MINE)
+    with pytest.raises(UserError, match="length=64 and ratio=2 both say which lengths"):
+        plans.read_sets("mine", ["length=64", "ratio=2"], tmp_path)
+
+
 def test_a_plan_of_an_own_file_names_its_folder_in_the_command(tmp_path):
     write_choice(tmp_path, "sweep/mine", MINE)
     sets = plans.read_sets("mine", [], tmp_path)

@@ -52,6 +52,11 @@ OF_A_FINISHED_RUN |= {
     "threads": "runtime.threads",
     "processes": "runtime.processes",
 }
+# What two different words may say.
+_SAID = {
+    RATIOS: "which lengths to evaluate, in tokens or in training lengths",
+    "encoding": "the encoding of the run that begins",
+}
 _THOUSANDS = {"k": 1e3, "K": 1e3, "M": 1e6, "B": 1e9}
 # What a setting is in posbench, and the names that other trainers give it.
 ALIASES = {
@@ -130,24 +135,37 @@ def split(word: str, short: Mapping[str, str] = WORDS) -> tuple[str, str]:
 
 def by_key(words: Collection[str], short: Mapping[str, str] = WORDS) -> dict[str, str]:
     """Return typed values by full key. If a key is given twice, the later value
-    holds.
+    holds. UserError for two keys that set the same.
     """
-    starts = [word for word in words if word.startswith("start=")]
-    if starts and starts[-1] not in ("start=", "start=null"):
-        # the run that begins has the extension as its encoding
-        words = [
-            rewritten(word, re.sub("^extension=", "encoding=", word)) for word in words
-        ]
+    is_begun = begins(words)
     texts: dict[str, str] = {}
+    typed: dict[str, tuple[str, str]] = {}  # by setting: the key and its word
     for word in words:
         key, text = split(word, short)
+        setting = setting_of(word, is_begun, short)
+        first_key, first = typed.setdefault(setting, (key, word))
+        if first_key != key:
+            raise UserError(f"{first} and {word} both say {_SAID[setting]}: give one")
+        if setting == "encoding":
+            key = setting
         texts[key] = text
-    if LENGTH in texts and RATIOS in texts:
-        raise UserError(
-            f"length={texts[LENGTH]} and ratio={texts[RATIOS]} both say which lengths"
-            " to evaluate: give one, length in tokens or ratio in training lengths"
-        )
     return texts
+
+
+def begins(words: Collection[str]) -> bool:
+    """Return whether a run with these words begins from another, `start=RUN`."""
+    starts = [word for word in words if word.startswith("start=")]
+    return bool(starts) and starts[-1] != "start=null"
+
+
+def setting_of(word: str, is_begun: bool, short: Mapping[str, str] = WORDS) -> str:
+    """Return the full key that a word sets. `length=` sets the ratios; a run that
+    begins from another has the extension as its encoding.
+    """
+    if is_begun and word.startswith("extension="):
+        return "encoding"
+    key, _ = split(word, short)
+    return RATIOS if key == LENGTH else key
 
 
 def unknown_key(

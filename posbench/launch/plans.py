@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Iterable
 from pathlib import Path
 
-from posbench.config.overrides import shell_words, split
+from posbench.config.overrides import begins, by_key, setting_of, shell_words, split
 from posbench.config.schema import Config, Section, validate
 from posbench.config.shipped import choice_file, load
 from posbench.errors import UserError
@@ -124,13 +124,13 @@ def read_sets(
         )
 
     shared = shell_words(" ".join(file.shared), str(path))
-    typed = {split(word)[0] for word in overrides}
-    if not typed.isdisjoint(_TEXTS):  # the file's study is for another text
+    typed = by_key(overrides)
+    if not typed.keys().isdisjoint(_TEXTS):  # the file's study is for another text
         shared = [word for word in shared if split(word)[0] != "study"]
     found = []
     for line in file.sets:
-        by_key = {}
-        for word in [*shared, *shell_words(line, str(path)), *overrides]:
-            by_key[split(word)[0]] = word
-        found.append(list(by_key.values()))
+        words = [*shared, *shell_words(line, str(path)), *overrides]
+        is_begun = begins(words)
+        by_setting = {setting_of(word, is_begun): word for word in words}
+        found.append(list(by_setting.values()))
     return found
