@@ -720,8 +720,8 @@ def test_a_study_is_found_beside_the_text_of_its_name():
 def test_a_start_is_found_below_outputs():
     assert train("study=five", "seed=0") == 0
     (folder,) = Path("outputs/five").glob("rope-*")
-    assert start.run_folders(f"five/{folder.name}") == [str(folder)]
-    assert start.run_folders(folder.name) == [str(folder)]
+    assert start.folders_of(f"five/{folder.name}") == [str(folder)]
+    assert start.folders_of(folder.name) == [str(folder)]
 
 
 @pytest.mark.parametrize(("answer", "code", "kept"), [("y", 0, 1), ("n", 130, 2)])

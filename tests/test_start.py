@@ -15,6 +15,7 @@ from posbench.evaluation.mixture import window_nats
 from posbench.evaluation.ngrams import Readers
 from posbench.evaluation.protocols import place_windows, targets_of
 from posbench.launch import plans
+from posbench.launch.compose import axes_of
 from posbench.launch.plans import resolve_one
 from posbench.model.gpt import build
 from posbench.results.frame import read
@@ -330,11 +331,8 @@ def test_a_sweep_has_each_way_to_extend_a_pattern_in_its_global_layers_and_in_al
 
 # Words beside those of ON, and what the line says.
 REFUSED = [
-    (
-        "start=outputs/nowhere",
-        "expected a finished run (a HuggingFace model trains in its",
-    ),
-    ("start={rope}0", "did you mean 'rope-s"),
+    ("start=gpt2", "gpt2 does not exist: expected run folders or study folders"),
+    ("start={rope}0", "did you mean 'outputs/short/rope-s"),
     ("start={rope} model.n_layers=2", "model.n_layers cannot be set beside start"),
     ("start={rope} training=lm", "training cannot be set beside start"),
     ("start={rope} encoding=fox", "'fox' cannot begin from"),
@@ -343,6 +341,23 @@ REFUSED = [
     ("start={rope} extension=yarn:layers=global", "this run has 'rope' in all"),
     ("start={layered} extension=yarn:layers=globl", "did you mean 'global'?"),
     ("start={layered} extension=yarn:layers=0", "unknown layers '0'"),
+def starts_of(text: str) -> set[str]:
+    """Return the ids of the runs that a sweep with `start=TEXT` begins from."""
+    return {Path(folder).name for folder in axes_of([f"start={text}"], ())["start"]}
+
+
+def test_a_comma_list_of_starts_is_a_point_for_each(here):
+    rope, learned = Path(source("rope")), Path(source("learned"))
+    assert starts_of(f"{rope},{learned}") == {rope.name, learned.name}
+    both = {Path(source("rope", seed)).name for seed in (0, 1)}
+    assert starts_of("outputs/short/rope-*,short/learned-*") == both | {learned.name}
+
+
+def test_a_study_as_start_is_a_point_for_each_of_its_runs(here):
+    names = {path.name for path in Path("outputs/short").glob("[!.]*-s*")}
+    assert starts_of("short") == names
+
+
     ("start={layered} extension=yarn:faktor=4", "did you mean 'factor'?"),
     ("start={layered} extension=temperature:layers=global", "has other parameters"),
     ("start={learned}", "training.train_length is 64"),
@@ -399,6 +414,12 @@ def test_the_gate_is_that_of_the_tokens_of_both_runs(here):
     theirs = Path(source("rope", seed=1))
     ours = trained_on(here, f"start={theirs}", *GATE)
     rows = evaluation_rows(ours)
+    ("start={rope} encoding=none extension=yarn", "both say the encoding"),
+    ("start={rope} extension=rerope", "nothing is trained with rerope: expected pi, "),
+    ("start={rope} extension=search", "nothing is trained with search: expected pi, "),
+    ("start={rope} extension=yarm", "did you mean 'yarn'?"),
+    ("start={rope},{learned}", "gives several values: 'posbench sweep' runs each"),
+    ("start=", "start names no run"),
     data = load_config(theirs).data
     tokens = prepare(data, Path("cache"))
     planned = place_windows("fixed_target", tokens.test, [16, 64], 8, 8, "auto")

@@ -491,7 +491,7 @@ class Config(Section):
     )
     start: StartConfig | None = setting(
         "begin from a finished run: start=outputs/STUDY/RUN takes its model, data and"
-        " seed"
+        " seed; a sweep takes several, a,b"
     )
 
     @property

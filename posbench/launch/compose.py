@@ -73,7 +73,7 @@ def axes_of(words: list[str], folders: tuple[Path, ...]) -> dict[str, list[str]]
     by_typed_key = by_key(words)
     for key, text in by_typed_key.items():
         if key == "start":
-            axes[key] = start.run_folders(text)
+            axes[key] = start.folders_of(text)
         elif key == "encoding" and text == "all":
             axes[key] = list(choices(key, folders))
         else:

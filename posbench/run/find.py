@@ -77,8 +77,9 @@ def run_folder(path: Path) -> Path:
 
 def of_id(path: Path) -> Path:
     """Return the folder below `outputs` of the study with this name, of STUDY/RUN, or
-    of the run with this id. Any other path is returned as it is, as is one with runs in
-    it: a text that lies here may have the name of its study.
+    of the run with this id; a glob below `outputs` if anything there matches. Any other
+    path is returned as it is, as is one with runs in it: a text that lies here may have
+    the name of its study.
     """
     if path.is_absolute() or _runs_in(path):
         return path

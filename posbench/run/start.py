@@ -3,23 +3,21 @@ model, data and training settings, and what is typed is set after that.
 """
 
 import dataclasses
-import glob
 import json
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from posbench import encodings, files
-from posbench.config.overrides import parse_choice, value
+from posbench.config.overrides import parse_choice, value, values
 from posbench.config.schema import (
     Config,
     EncodingConfig,
     StartConfig,
     to_container,
 )
-from posbench.errors import UserError, did_you_mean
-from posbench.run import CONFIG, MOVED_ASIDE, TOKENIZER
+from posbench.errors import UserError
+from posbench.run import CONFIG, TOKENIZER, find
 from posbench.run.saved import load_any, load_record, other_run
 from posbench.typed import PLACE
 
@@ -32,6 +30,7 @@ STUDY = "extend"  # the study of runs that begin from another run
 # times that run's peak rate: the best of 1, 1/2, 1/6 and 1/20 for a tenth of the tokens
 # (docs/longer.md)
 RATE = 1 / 6
+_TRAINED_ELSEWHERE = " (a HuggingFace model trains in its own trainer)"
 
 
 class Change(NamedTuple):
@@ -52,6 +51,12 @@ def spelt_out(point: dict[str, str]) -> tuple[dict[str, str], Change | None]:
     if PLACE.fullmatch(text):
         return point, Change(text, None)
     name, options = parse_choice(text)
+    trained = [each for each in encodings.EXTENSIONS if each in encodings.names()]
+    if name == "search" or name in {*encodings.EXTENSIONS} - {*trained, "abf"}:
+        raise UserError(
+            f"nothing is trained with {name}: expected {', '.join(trained)}, abf or an"
+            f" encoding; 'posbench evaluate RUN extension={name}' extends a run"
+        )
     layers = None
     if name in encodings.EXTENSIONS:
         layers = "all"
@@ -65,20 +70,23 @@ def spelt_out(point: dict[str, str]) -> tuple[dict[str, str], Change | None]:
     return {**spelt, **point, "encoding": name}, change
 
 
-def run_folders(pattern: str) -> list[str]:
-    """Return the run folders that a glob matches, here or in `outputs`, or of which it
-    matches the ids, except those that --restart moved aside; if none, the glob itself.
+def folders_of(text: str) -> list[str]:
+    """Return the run folders that the value of `start=` names: folders, ids, studies
+    and globs, with commas between them; `null` names none. UserError if there are none.
     """
-    folders = []
-    names = glob.glob(os.path.expanduser(pattern))
-    for place in ("outputs", "outputs/*"):
-        if not names:
-            names = glob.glob(os.path.join(place, pattern))
-    for name in sorted(names):
-        folder = Path(name)
-        if (folder / CONFIG).is_file() and not MOVED_ASIDE.fullmatch(folder.name):
-            folders.append(str(folder))
-    return folders or [pattern]
+    if text == "null":
+        return [text]
+    if not text:
+        raise UserError(
+            "start names no run: expected start=outputs/STUDY/RUN, or start=null for"
+            " random weights"
+        )
+    paths = [Path(item).expanduser() for item in values("start", text)]
+    try:
+        folders = find.run_folders(paths, _TRAINED_ELSEWHERE)
+    except UserError as error:
+        raise UserError(f"start={text}: {error}") from None
+    return list(map(str, folders))
 
 
 def inherit(cfg: "DictConfig", run: str, point: Mapping[str, str]) -> Config:
@@ -230,13 +238,9 @@ def finished_run(run: str) -> tuple[Config, StartConfig]:
     if (folder / CONFIG).is_file():
         config = load_any(folder)
     if config is None or not config.is_trained_here or config.start or config.data.task:
-        hint = ""
-        if not folder.exists():
-            neighbours = [path.name for path in folder.parent.glob("*/")]
-            hint = did_you_mean(folder.name, neighbours)
         raise UserError(
-            f"start={folder}: expected a finished run (a HuggingFace model trains in"
-            f" its own trainer) on text, from random weights{hint}"
+            f"start={folder}: expected a finished run{_TRAINED_ELSEWHERE} on text, from"
+            " random weights"
         )
 
     training = config.training
