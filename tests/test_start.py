@@ -50,6 +50,15 @@ ON = [
 ]
 
 
+OWN = """import posbench
+
+
+class Mine(posbench.Encoding):
+    def distance_bias(self, distance, layer):
+        return -distance.float().expand(self.shape.n_heads, *distance.shape)
+"""
+
+
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
     folder = tmp_path_factory.mktemp("start")
@@ -216,6 +225,24 @@ def test_an_extension_is_in_the_named_layers_of_a_pattern(here, words, pattern):
     config = begun(here, f"start={source('layered')}", *words.split())
     assert config.encoding.name == "layered"
     assert config.encoding.options["layers"] == pattern
+
+
+def test_an_extension_keeps_the_class_of_a_file_in_other_layers(here):
+    """The pattern's class is known by its file alone."""
+    Path("mine.py").write_text(OWN)
+    own = "encoding.layers=[{name:'mine.py:Mine',window:8},{name:rope}]"
+    words = ("encoding=layered", own, "model.n_layers=2", "study=own")
+    assert posbench("train", *SOURCE, *words) == 0
+    (run,) = Path("outputs/own").glob("layered-*")
+    theirs = load_config(run).encoding
+
+    config = begun(here, f"start={run}", "extension=yarn:layers=global")
+
+    names = [layer["name"] for layer in config.encoding.options["layers"]]
+    assert names == ["mine", "yarn"]
+    assert theirs.file == "mine.py:Mine"
+    assert config.encoding.file == theirs.file
+    assert config.encoding.file_sha256 == theirs.file_sha256
 
 
 def test_without_layers_another_encoding_replaces_a_pattern(here):

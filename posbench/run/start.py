@@ -213,7 +213,9 @@ def placed(
         entries.append(entry_with(entry, settings))
     if entries == list(source.options["layers"]):
         raise UserError(f"start={run}: {method} changes none of its {layers} layers")
-    return {"name": "layered", "layers": entries}
+    # the class of a file stands in the pattern under its name
+    code = {"file": source.file, "file_sha256": source.file_sha256}
+    return {"name": "layered", "layers": entries, **code}
 
 
 def _refuse_not_plain(entry: Mapping[str, Any], method: str, run: str) -> None:
