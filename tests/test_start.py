@@ -286,15 +286,42 @@ def rename(folder: Path, new_id: str) -> None:
             path.write_text(path.read_text().replace(old_id, new_id))
 
 
-def with_base_500(out: Path) -> Path:
-    """Copy the run of RoPE as one of another base; return its folder."""
+def with_other(out: Path, old: str, new: str) -> Path:
+    """Copy the run of RoPE as one with another option; return its folder."""
     one = Path(source("rope"))
     other = shutil.copytree(one, out / one.name)
     path = other / "config.yaml"
     text = path.read_text()
-    path.write_text(text.replace("base: 10000", "base: 500"))
+    assert old in text
+    path.write_text(text.replace(old, new))
     rename(other, load_saved(path).id)
     return other
+
+
+def with_base_500(out: Path) -> Path:
+    return with_other(out, "base: 10000", "base: 500")
+
+
+@pytest.fixture
+def resonant(here):
+    """A run of RoPE with other frequencies; its folder."""
+    return with_other(here, "frequencies: geometric", "frequencies: resonance")
+
+
+def test_positions_are_dropped_whatever_the_frequencies(here, resonant):
+    config = begun(here, f"start={resonant}", "encoding=none")
+    assert config.encoding.name == "none"
+
+
+def test_another_base_keeps_the_other_frequencies(here, resonant):
+    words = ("encoding=rope", "encoding.base=500")
+    options = begun(here, f"start={resonant}", *words).encoding.options
+    assert (options["base"], options["frequencies"]) == (500, "resonance")
+
+
+def test_an_extension_of_other_frequencies_is_refused(here, resonant):
+    with pytest.raises(UserError, match="'rope' with frequencies of its own"):
+        begun(here, f"start={resonant}", "extension=yarn")
 
 
 def test_a_temperature_goes_around_rope_of_the_base_that_it_had(here):
@@ -315,6 +342,23 @@ def test_runs_from_two_bases_are_two_schemes(here):
 
     rows = read([here / "a", here / "b"])
     assert set(rows["label"]) == {"none", "none start.options.base=500"}
+
+
+def starts_of(text: str) -> set[str]:
+    """Return the ids of the runs that a sweep with `start=TEXT` begins from."""
+    return {Path(folder).name for folder in axes_of([f"start={text}"], ())["start"]}
+
+
+def test_a_comma_list_of_starts_is_a_point_for_each(here):
+    rope, learned = Path(source("rope")), Path(source("learned"))
+    assert starts_of(f"{rope},{learned}") == {rope.name, learned.name}
+    both = {Path(source("rope", seed)).name for seed in (0, 1)}
+    assert starts_of("outputs/short/rope-*,short/learned-*") == both | {learned.name}
+
+
+def test_a_study_as_start_is_a_point_for_each_of_its_runs(here):
+    names = {path.name for path in Path("outputs/short").glob("[!.]*-s*")}
+    assert starts_of("short") == names
 
 
 @pytest.mark.slow
@@ -368,25 +412,14 @@ REFUSED = [
     ("start={rope} extension=yarn:layers=global", "this run has 'rope' in all"),
     ("start={layered} extension=yarn:layers=globl", "did you mean 'global'?"),
     ("start={layered} extension=yarn:layers=0", "unknown layers '0'"),
-def starts_of(text: str) -> set[str]:
-    """Return the ids of the runs that a sweep with `start=TEXT` begins from."""
-    return {Path(folder).name for folder in axes_of([f"start={text}"], ())["start"]}
-
-
-def test_a_comma_list_of_starts_is_a_point_for_each(here):
-    rope, learned = Path(source("rope")), Path(source("learned"))
-    assert starts_of(f"{rope},{learned}") == {rope.name, learned.name}
-    both = {Path(source("rope", seed)).name for seed in (0, 1)}
-    assert starts_of("outputs/short/rope-*,short/learned-*") == both | {learned.name}
-
-
-def test_a_study_as_start_is_a_point_for_each_of_its_runs(here):
-    names = {path.name for path in Path("outputs/short").glob("[!.]*-s*")}
-    assert starts_of("short") == names
-
-
     ("start={layered} extension=yarn:faktor=4", "did you mean 'factor'?"),
     ("start={layered} extension=temperature:layers=global", "has other parameters"),
+    ("start={rope} encoding=none extension=yarn", "both say the encoding"),
+    ("start={rope} extension=rerope", "nothing is trained with rerope: expected pi, "),
+    ("start={rope} extension=search", "nothing is trained with search: expected pi, "),
+    ("start={rope} extension=yarm", "did you mean 'yarn'?"),
+    ("start={rope},{learned}", "gives several values: 'posbench sweep' runs each"),
+    ("start=", "start names no run"),
     ("start={learned}", "training.train_length is 64"),
     (
         "start={rope} data.tokenizer=bpe data.vocab_size=300",
@@ -441,12 +474,6 @@ def test_the_gate_is_that_of_the_tokens_of_both_runs(here):
     theirs = Path(source("rope", seed=1))
     ours = trained_on(here, f"start={theirs}", *GATE)
     rows = evaluation_rows(ours)
-    ("start={rope} encoding=none extension=yarn", "both say the encoding"),
-    ("start={rope} extension=rerope", "nothing is trained with rerope: expected pi, "),
-    ("start={rope} extension=search", "nothing is trained with search: expected pi, "),
-    ("start={rope} extension=yarm", "did you mean 'yarn'?"),
-    ("start={rope},{learned}", "gives several values: 'posbench sweep' runs each"),
-    ("start=", "start names no run"),
     data = load_config(theirs).data
     tokens = prepare(data, Path("cache"))
     planned = place_windows("fixed_target", tokens.test, [16, 64], 8, 8, "auto")

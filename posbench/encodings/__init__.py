@@ -67,6 +67,8 @@ EXTENSIONS = (  # methods of `extend`
     "alibi_pi",
     "interpolate",
 )
+# what RoPE keeps of the encoding that it takes the place of in a trained model
+KEPT = ("base", "layout", "frequencies")
 _modules = [
     module.name
     for module in pkgutil.iter_modules(__path__)

@@ -35,11 +35,11 @@ def is_among(entry: Mapping[str, Any], layers: str) -> bool:
 
 def entry_with(entry: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return an entry of `layered` with another encoding, under the same window or
-    chunk. RoPE's base and layout stay if the settings have none, and a wrapper goes
-    around the encoding that the entry has.
+    chunk. RoPE's options stay if the settings have none, and a wrapper goes around the
+    encoding that the entry has.
     """
     accepted = encodings.options_of(settings["name"])
-    kept = [key for key in ("base", "layout") if key in accepted]
+    kept = [key for key in encodings.KEPT if key in accepted]
     changed = {"name": settings["name"]}
     changed |= {key: entry[key] for key in [*kept, *LIMITS] if key in entry}
     changed |= settings

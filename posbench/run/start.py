@@ -155,11 +155,11 @@ def _typed_counts(point: Mapping[str, str]) -> dict[str, int]:
 def _stretch(
     cfg: "DictConfig", source: Config, changed: dict[str, Any], factor: float
 ) -> None:
-    """Give a typed encoding the base and layout of the one that it stretches, and the
+    """Give a typed encoding what RoPE keeps of the one that it stretches, and the
     factor. If it goes around that one, it gets the options that are not the defaults.
     """
     encoding, options = cfg.encoding, source.encoding.options
-    for name in ("base", "layout"):
+    for name in encodings.KEPT:
         if name in options and name in encoding:
             encoding[name] = options[name]
     if encoding.get("inner") == source.encoding.name:
@@ -194,7 +194,8 @@ def placed(
             f" '{source.name}' in all"
         )
     if source.name != "layered" or layers is None:
-        _refuse_not_plain({"name": source.name, **source.options}, method, run)
+        if extends:
+            _refuse_not_plain({"name": source.name, **source.options}, method, run)
         return encoding
 
     settings = {}  # in each of the layers
@@ -209,7 +210,8 @@ def placed(
         if has_no_rope or not is_among(entry, layers):
             entries.append(entry)
             continue
-        _refuse_not_plain(entry, method, run)
+        if extends:
+            _refuse_not_plain(entry, method, run)
         entries.append(entry_with(entry, settings))
     if entries == list(source.options["layers"]):
         raise UserError(f"start={run}: {method} changes none of its {layers} layers")
@@ -219,15 +221,16 @@ def placed(
 
 
 def _refuse_not_plain(entry: Mapping[str, Any], method: str, run: str) -> None:
-    """Refuse to extend another encoding than RoPE, and to replace RoPE whose
-    frequencies are its own.
+    """Refuse to extend another encoding than RoPE, or RoPE whose frequencies are its
+    own.
     """
+    replaced = f"'{entry['name']}'"
     is_geometric = entry.get("frequencies", "geometric") == "geometric"
-    is_other = method in encodings.EXTENSIONS and entry["name"] != "rope"
-    if is_other or not is_geometric:
+    if not is_geometric:
+        replaced += " with frequencies of its own"
+    if entry["name"] != "rope" or not is_geometric:
         raise UserError(
-            f"start={run}: {method} extends plain rope, it would replace"
-            f" '{entry['name']}'"
+            f"start={run}: {method} extends plain rope, it would replace {replaced}"
         )
 
 
