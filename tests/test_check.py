@@ -164,6 +164,12 @@ class Several(posbench.Encoding):
 
     def map_outputs(self, out, layer):
         return out[..., :3]
+
+
+class OfKeys(posbench.Encoding):
+    def rotate(self, q, k, layer):
+        k.mul_(2)
+        return q, k
 """
 
 # class, hook and line, what is wrong, what to do
@@ -177,6 +183,7 @@ FINDINGS = [
     ("FromZero", "bias: mine.py, line 45: a block of rows", "layer.distance"),
     ("Average", "map_values: mine.py, line 52: later tokens", "over the tokens"),
     ("Doubling", "rotate: mine.py, line 60: changes layer.tables", "a new tensor"),
+    ("OfKeys", "rotate: mine.py, line 157: changes q or k in place", "a new tensor"),
     ("Numpy", "distance_bias: mine.py, line 66: gave torch.float64", "float32"),
     ("Counting", "embed: mine.py, line 77: use changes", "stay as they are"),
     ("Headless", "distance_bias: mine.py, line 83: gave [(", "expected (4, "),

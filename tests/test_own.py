@@ -389,7 +389,7 @@ BREAKS = [
     ("CutSlope", "'cutslope', distance_bias: mine.py, line 53: gives self.slope no"),
     ("Half", "'half', rotate: mine.py, line 59: gave torch.float16, expected"),
     ("HalfBias", "'halfbias', distance_bias: mine.py, line 64: gave torch.bfloat16"),
-    ("InPlace", "'inplace', rotate: mine.py, line 70: changes q in place"),
+    ("InPlace", "'inplace', rotate: mine.py, line 70: changes q or k in place"),
     ("InPlaceX", "'inplacex', prepare: mine.py, line 77: changes layer.x in place"),
     ("Noise", "'noise', embed: mine.py, line 85: gives another result for the same"),
     ("Dice", "'dice', distance_bias: mine.py, line 90: gives another result for"),

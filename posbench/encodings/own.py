@@ -235,14 +235,22 @@ def _guarded(cls: type[Encoding], name: str) -> Any:
         shared = _shared(arguments, args)
         versions = [tensor._version for tensor in shared.values()]
         result = _in_one_line(cls, name, hook, self, *args)
-        for (of_caller, tensor), version in zip(shared.items(), versions, strict=True):
-            if tensor._version != version:
-                text = (
-                    f"{place_of(cls, name)}: changes {of_caller} in place, which others"
-                    f" read: expected a new tensor, as {of_caller} = {of_caller} * 2"
-                    " makes one"
-                )
-                _survived(HookError(text, name))
+        changed = [
+            of_caller
+            for (of_caller, tensor), version in zip(
+                shared.items(), versions, strict=True
+            )
+            if tensor._version != version
+        ]
+        if changed:
+            # q, k and v are views of one tensor, which counts the changes of all
+            of_caller = " or ".join(changed)
+            first = changed[0]
+            text = (
+                f"{place_of(cls, name)}: changes {of_caller} in place, which others"
+                f" read: expected a new tensor, as {first} = {first} * 2 makes one"
+            )
+            _survived(HookError(text, name))
         if name in _EXPECTED and result is not None:
             expected = _EXPECTED[name](self, *args)
             is_double = _has_double(self, args)
