@@ -1,6 +1,7 @@
 """The run folder: one owner, whole records, nothing lost."""
 
 import dataclasses
+import json
 import os
 import signal
 from pathlib import Path
@@ -8,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from support import changed, in_child, snapshot
+from support import change_record, changed, in_child, snapshot
 
 from posbench import encodings
 from posbench.config.schema import Config
@@ -94,6 +95,19 @@ def test_a_finished_run_whose_last_weights_are_damaged_is_not_finished(
         run.finish("done")
         run.begin_attempt(device="cpu")
         assert stands(folder) == ("running", None, None)
+
+
+def test_a_record_keeps_the_fields_of_a_newer_version(folder, tiny_config):
+    with Run.open(folder, tiny_config, COMMAND):
+        pass
+    change_record(folder, of_tomorrow={"a": 1})
+
+    with Run.open(folder, tiny_config, COMMAND) as run:
+        run.finish("done")
+
+    record = json.loads((folder / "run.json").read_text())
+    assert record["status"] == "done"
+    assert record["of_tomorrow"] == {"a": 1}
 
 
 def test_what_cannot_begin_is_no_attempt(folder, tiny_config):

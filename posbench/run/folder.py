@@ -167,10 +167,12 @@ class Run:
         self._file.truncate(self._file.readall().rfind(b"\n") + 1)
 
     def update(self, **fields: Any) -> None:
-        """Set fields of `run.json`."""
+        """Set fields of `run.json`. Those that only another version knows stay."""
         self.record = dataclasses.replace(self.record, **json_plain(fields))
-        text = json.dumps(vars(self.record), indent=2)
-        files.write(self.folder / RECORD, text.encode() + b"\n")
+        path = self.folder / RECORD
+        written = files.read_json(path) if path.exists() else {}
+        text = json.dumps(written | vars(self.record), indent=2)
+        files.write(path, text.encode() + b"\n")
 
     def begin_attempt(self, **resources: Any) -> None:
         """Record that this process starts, and its resources. A run that is done stays
