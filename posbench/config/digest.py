@@ -5,6 +5,7 @@ path or a number has one spelling.
 import hashlib
 import json
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -51,6 +52,12 @@ def run_id(settings: Mapping[str, Any]) -> str:
         start = shaping["start"] = dict(settings["start"])
         del start["run"], start["options"]
     return f"{encoding['name']}-s{settings['seed']}-{digest(shaping)}"
+
+
+def encoding_of_id(name: str) -> str | None:
+    """Return the encoding in the id of a run; None for other names."""
+    match = re.fullmatch(r"(.+)-s\d+-[0-9a-f]{8}", name)
+    return match[1] if match else None
 
 
 def digest(shaping: Mapping[str, Any]) -> str:

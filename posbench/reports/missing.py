@@ -22,6 +22,7 @@ from posbench.results.compare import (
     main_rows,
 )
 from posbench.results.comparison import Comparison, TaskComparison
+from posbench.run.facts import NOT_FAILED
 from posbench.results.tasks import SEEDS_OF_TASK
 from posbench.run.folder import load_config
 from posbench.run.speed import size_of, speeds_here, time_text
@@ -30,7 +31,6 @@ from posbench.terminal.console import plural
 
 TOKENS = "training.tokens"
 LONGER = 4  # factor on the training tokens, as a suggestion
-_NOT_FAILED = ("done", "running", "stopped", "died")
 
 Words = dict[str, str]  # what was typed, `ratio=1,2`, by full key
 
@@ -98,7 +98,7 @@ def _seed_list(frame: pd.DataFrame, needed: int) -> str:
     A seed of which a run failed is not counted: the same seed would fail again.
     """
     seeds = sorted(frame["seed"].unique())
-    failed = frame.loc[~frame["run_status"].isin(_NOT_FAILED), "seed"].unique()
+    failed = frame.loc[~frame["run_status"].isin(NOT_FAILED), "seed"].unique()
     more = 0
     while len(seeds) - len(failed) < needed:
         if more not in seeds:

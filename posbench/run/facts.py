@@ -2,16 +2,16 @@
 
 import dataclasses
 import json
-import re
 from pathlib import Path
 from typing import Any
 
-from posbench.config.digest import one_number
+from posbench.config.digest import encoding_of_id, one_number
 from posbench.config.schema import flat
 from posbench.run.folder import in_use
-from posbench.run.saved import load_record, load_settings
+from posbench.run.saved import STATUSES, load_record, load_settings
 
-_RUN_NAME = re.compile(r"(.+)-s\d+-[0-9a-f]{8}")
+# what `Facts.run_status` may be of a run that has not failed
+NOT_FAILED = {*STATUSES, "died"} - {"failed"}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -91,10 +91,8 @@ def flat_settings(container: dict[str, Any]) -> dict[str, Any]:
         if value is not None:
             settings[key] = value
     if "start.run" in settings:
-        settings["start.encoding"] = None
-        match = _RUN_NAME.match(Path(settings["start.run"]).name)
-        if match:
-            settings["start.encoding"] = match[1]
+        name = Path(settings["start.run"]).name
+        settings["start.encoding"] = encoding_of_id(name)
     return settings
 
 
