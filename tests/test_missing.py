@@ -78,6 +78,9 @@ CHANGED = [
     ("encoding.base=5", REFERENCE, ""),
     ("start=outputs/x/a-s0-1", SEEDS, ""),
 ]
+    ("encoding=all", REFERENCE, "encoding=all"),
+    ("encoding=[a,b]", REFERENCE, "encoding=a,b,rope"),
+    ("encoding=a,rope", REFERENCE, "encoding=a,rope"),
 
 
 @pytest.mark.parametrize(("word", "missing", "expected"), CHANGED)
@@ -146,8 +149,10 @@ def test_runs_that_begin_from_others_have_no_command(tmp_path):
     assert command_line(frame, SEEDS) == ""
 
 
-def test_runs_without_a_command_have_none(tmp_path):
-    frame = runs_of(tmp_path, "encoding=a").assign(command=None)
+@pytest.mark.parametrize("command", [None, ""])
+def test_runs_without_a_command_have_none(tmp_path, command):
+    """Trials of learning rates have an empty one."""
+    frame = runs_of(tmp_path, "encoding=a").assign(command=command)
 
     assert command_line(frame, SEEDS) == ""
 
@@ -155,6 +160,15 @@ def test_runs_without_a_command_have_none(tmp_path):
 def test_seeds_and_tokens_are_one_command(tmp_path):
     study = write_study(tmp_path / "fake", UNLEARNED, seeds=2)
     runs = list(study.glob("*-s*"))
+def test_a_reference_that_failed_is_to_do_once(tmp_path):
+    study = write_study(tmp_path / "fake", {"none": UNLEARNED["none"]}, seeds=2)
+    for seed in range(2):
+        write_run(study, configured("rope", seed), None, "failed", reason="diverged")
+    frame = read([study])
+
+    assert time_needed(frame, REFERENCE).startswith("2 runs to do for this table.")
+
+
     sweeps.record(runs, ["encoding=none,rope", "seed=0,1"], None)
     frame = read([study])
 

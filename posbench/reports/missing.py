@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from posbench.config.overrides import LENGTH, RATIOS, split
+from posbench.config.overrides import LENGTH, RATIOS, split, values
 from posbench.errors import UserError
 from posbench.results.compare import (
     ENDPOINT_RATIO,
@@ -118,16 +118,19 @@ def command_line(frame: pd.DataFrame, missing: Missing) -> str:
     if not words or "start" in words:
         return ""
     for key, value in missing.changes.items():
-        words[key] = f"{key}={value}"
+        word = "ratio" if key == RATIOS else key
+        words[key] = f"{word}={value}"
     if RATIOS in missing.changes:
-        words[RATIOS] = f"ratio={missing.changes[RATIOS]}"
         words.pop(LENGTH, None)
 
     if missing.reference:
         has_options = any(key.startswith("encoding.") for key in words)
         if has_options or "encoding" not in words:
             return ""
-        words["encoding"] += f",{missing.reference}"
+        names = values("encoding", split(words["encoding"])[1])
+        if names != ["all"] and missing.reference not in names:
+            names.append(missing.reference)
+        words["encoding"] = f"encoding={','.join(names)}"
     return f"posbench sweep {shlex.join(words.values())}"
 
 
@@ -141,13 +144,13 @@ def time_needed(frame: pd.DataFrame, missing: Missing) -> str:
     if not folders:
         return ""
 
-    n_schemes = runs["label"].nunique()
+    schemes = set(runs["label"])
     if missing.reference:
-        n_schemes += 1
+        schemes.add(missing.reference)  # its runs may be there, and have failed
     n_seeds = runs["seed"].nunique()
     if "seed" in missing.changes:
         n_seeds = len(missing.changes["seed"].split(","))
-    n_runs = n_schemes * n_seeds
+    n_runs = len(schemes) * n_seeds
     tokens = runs["trained_tokens"].astype(float).max()
     if TOKENS in missing.changes:
         tokens = float(missing.changes[TOKENS])
@@ -181,7 +184,7 @@ def _words_of_sweep(frame: pd.DataFrame) -> Words:
     if len(sweeps) == 1 and sweeps[0]:
         return {split(word)[0]: word for word in sweeps[0]}
 
-    if runs["command"].isna().any():
+    if not runs["command"].fillna("").all():  # trials of learning rates have none
         return {}
     encodings = list[str]()
     seeds = list[str]()
