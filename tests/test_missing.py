@@ -1,8 +1,10 @@
 """What a report lacks for verdicts, and the command that supplies it."""
 
+import os
 import shlex
 import socket
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pytest
@@ -16,6 +18,7 @@ from fake_study import (
     write_study,
 )
 
+from posbench import machine
 from posbench.reports.missing import (
     Missing,
     command_line,
@@ -24,7 +27,7 @@ from posbench.reports.missing import (
 )
 from posbench.results.compare import compare
 from posbench.results.frame import read
-from posbench.run import sweeps
+from posbench.run import speed, sweeps
 
 SEEDS = Missing(["seeds"], {"seed": "0,1,2"})
 LENGTHS = Missing(["lengths"], {"evaluation.ratios": "1,2,4"})
@@ -75,12 +78,12 @@ CHANGED = [
     ("ratio=1,2", LENGTHS, "encoding=a ratio=1,2,4"),
     ("length=16,32", LENGTHS, "encoding=a ratio=1,2,4"),
     ("seed=0", REFERENCE, "encoding=a,rope seed=0"),
-    ("encoding.base=5", REFERENCE, ""),
-    ("start=outputs/x/a-s0-1", SEEDS, ""),
-]
     ("encoding=all", REFERENCE, "encoding=all"),
     ("encoding=[a,b]", REFERENCE, "encoding=a,b,rope"),
     ("encoding=a,rope", REFERENCE, "encoding=a,rope"),
+    ("encoding.base=5", REFERENCE, ""),
+    ("start=outputs/x/a-s0-1", SEEDS, ""),
+]
 
 
 @pytest.mark.parametrize(("word", "missing", "expected"), CHANGED)
@@ -157,9 +160,6 @@ def test_runs_without_a_command_have_none(tmp_path, command):
     assert command_line(frame, SEEDS) == ""
 
 
-def test_seeds_and_tokens_are_one_command(tmp_path):
-    study = write_study(tmp_path / "fake", UNLEARNED, seeds=2)
-    runs = list(study.glob("*-s*"))
 def test_a_reference_that_failed_is_to_do_once(tmp_path):
     study = write_study(tmp_path / "fake", {"none": UNLEARNED["none"]}, seeds=2)
     for seed in range(2):
@@ -169,6 +169,9 @@ def test_a_reference_that_failed_is_to_do_once(tmp_path):
     assert time_needed(frame, REFERENCE).startswith("2 runs to do for this table.")
 
 
+def test_seeds_and_tokens_are_one_command(tmp_path):
+    study = write_study(tmp_path / "fake", UNLEARNED, seeds=2)
+    runs = list(study.glob("*-s*"))
     sweeps.record(runs, ["encoding=none,rope", "seed=0,1"], None)
     frame = read([study])
 
@@ -180,6 +183,42 @@ def test_a_reference_that_failed_is_to_do_once(tmp_path):
     assert command_line(frame, missing) == f"posbench sweep {words}"
 
 
+def attempt_here() -> dict[str, Any]:
+    """Return what the record of a demo that this machine trains says of its attempt."""
+    device = machine.resolve("auto")
+    dtype = machine.resolve_precision(demo_config().training.precision, device)
+    return {
+        "host": socket.gethostname(),
+        "device": str(device),
+        "dtype": machine.dtype_name(dtype),
+        "processes": 1,
+    }
+
+
+def test_the_time_is_known_where_newer_runs_are_of_another_size(tmp_path, monkeypatch):
+    monkeypatch.setattr(speed, "RECENT", 1)
+    study = write_study(tmp_path / "fake", {"rope": UNLEARNED["rope"]}, seeds=1)
+    (run,) = study.glob("*-s*")
+    support.change_record(run, attempt=attempt_here())
+    os.utime(run / "run.json", (0, 0))
+    wider = support.changed(configured("rope", 0), model={"d_model": 256})
+    write_run(study, wider, None, attempt=attempt_here(), tokens=64)
+
+    assert "About 2 min" in time_needed(read([run]), SEEDS)
+
+
+OTHERS = [{"device": "cuda:7"}, {"dtype": "fp16"}, {"processes": 2}, {"host": "other"}]
+
+
+@pytest.mark.parametrize("other", OTHERS)
+def test_runs_that_were_made_otherwise_say_no_time(tmp_path, other):
+    study = write_study(tmp_path / "fake", {"rope": UNLEARNED["rope"]}, seeds=1)
+    (run,) = study.glob("*-s*")
+    support.change_record(run, attempt=attempt_here() | other)
+
+    assert "How long is not known" in time_needed(read([run]), SEEDS)
+
+
 def test_the_time_of_what_is_missing_is_that_of_runs_made_here(tmp_path):
     study = write_study(tmp_path / "fake", UNLEARNED, seeds=2)
     frame = read([study])
@@ -188,7 +227,7 @@ def test_the_time_of_what_is_missing_is_that_of_runs_made_here(tmp_path):
     longer = Missing(["tokens"], {"seed": "0,1,2", "training.tokens": tokens})
     elsewhere = time_needed(frame, SEEDS)
     for run in study.glob("*-s*"):  # half are of none: 40 s, the others 44 s
-        support.change_record(run, attempt={"host": socket.gethostname()})
+        support.change_record(run, attempt=attempt_here())
 
     assert "How long is not known" in elsewhere
     assert time_needed(kept, SEEDS) == ""

@@ -1,12 +1,11 @@
 """What the runs of a sweep cost: runs, tokens, and hours on this machine."""
 
-import math
 import shlex
 
 from posbench.launch import pool
 from posbench.launch.plans import Plan
 from posbench.run import checkpoint
-from posbench.run.speed import size_of, speeds_here, time_text
+from posbench.run.speed import time_here
 from posbench.terminal import console
 
 
@@ -17,8 +16,7 @@ def cost(todo: list[Plan]) -> str:
     lines = []
     n_finished = 0
     tokens = 0
-    seconds = 0.0  # NaN, if no run of such a size was made here
-    speeds = speeds_here({plan.folder.parent.parent for plan in todo})
+    work = []
     for plan in todo:
         if pool.is_finished(plan):
             n_finished += 1
@@ -30,12 +28,13 @@ def cost(todo: list[Plan]) -> str:
             training = plan.config.training
             n_tokens = training.steps * training.tokens_per_step
             tokens += n_tokens
-            seconds += n_tokens / speeds.get(size_of(plan.config), math.nan)
+            work.append((plan.config, float(n_tokens)))
 
     runs = console.plural(len(todo), "run")
     counts = f"{n_finished} finished, {len(todo) - n_finished} to do"
     lines.append(f"{runs}: {counts}, {tokens:,} tokens to train on.")
-    if seconds:
-        lines.append(time_text(seconds))
+    if work:
+        outputs = {plan.folder.parent.parent for plan in todo}
+        lines.append(time_here(work, outputs))
     lines.append("Nothing was run or written.")
     return "\n".join(lines)

@@ -6,7 +6,6 @@ missing.
 
 import contextlib
 import dataclasses
-import math
 import shlex
 from pathlib import Path
 
@@ -22,10 +21,10 @@ from posbench.results.compare import (
     main_rows,
 )
 from posbench.results.comparison import Comparison, TaskComparison
-from posbench.run.facts import NOT_FAILED
 from posbench.results.tasks import SEEDS_OF_TASK
+from posbench.run.facts import NOT_FAILED
 from posbench.run.folder import load_config
-from posbench.run.speed import size_of, speeds_here, time_text
+from posbench.run.speed import time_here
 from posbench.run.sweeps import words_by_run
 from posbench.terminal.console import plural
 
@@ -160,14 +159,12 @@ def time_needed(frame: pd.DataFrame, missing: Missing) -> str:
     if n_runs <= 0:
         return ""
 
-    # all of them have one size
-    speed = math.nan
-    with contextlib.suppress(UserError):  # its encoding's file is not here
-        size = size_of(load_config(folders[0]))
+    sentence = f"{plural(n_runs, 'run')} to do for this table."
+    with contextlib.suppress(UserError):  # this version cannot read the settings
+        work = [(load_config(folders[0]), n_runs * tokens)]  # all have one size
         outputs = {folder.parent.parent for folder in folders}
-        speed = speeds_here(outputs).get(size, math.nan)
-    sentence = time_text(n_runs * tokens / speed)
-    return f"{plural(n_runs, 'run')} to do for this table. {sentence}"
+        sentence += f" {time_here(work, outputs)}"
+    return sentence
 
 
 def _words_of_sweep(frame: pd.DataFrame) -> Words:
