@@ -44,7 +44,7 @@ PUBLIC = """Encoding LoadedRun attention attention_logits attention_output
 SECTIONS = {
     "encoding": 4,
     "model": 12,
-    "data": 17,
+    "data": 18,
     "training": 16,
     "evaluation": 15,
     "tracking": 5,

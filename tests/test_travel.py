@@ -62,6 +62,26 @@ def test_another_text_at_the_same_path_is_another_run(moved):
     assert len([*Path("outputs/s").glob("rope-*")]) == 2
 
 
+def test_the_same_tokenizer_at_another_path_is_the_same_run(here):
+    path = "data.path=text.txt"
+    bpe = ("data.tokenizer=bpe", "data.vocab_size=300")
+    assert train(path) == 0
+    assert train(path, *bpe, "study=bpe") == 0
+    (of_bytes,) = Path("outputs/s").glob("rope-*/tokenizer.json")
+    (of_bpe,) = Path("outputs/bpe").glob("rope-*/tokenizer.json")
+    shutil.copy(of_bytes, "one.json")
+    Path("there").mkdir()
+    shutil.copy(of_bytes, "there/tokenizer.json")
+
+    assert train(path, "study=t", "data.tokenizer=one.json") == 0
+    assert train(path, "study=t", "data.tokenizer=there") == 0
+    assert len([*Path("outputs/t").glob("rope-*")]) == 1
+
+    shutil.copy(of_bpe, "one.json")
+    assert train(path, "study=t", "data.tokenizer=one.json") == 0
+    assert len([*Path("outputs/t").glob("rope-*")]) == 2
+
+
 def test_an_evaluation_takes_the_new_path_and_remembers_it(moved, capsys):
     assert posbench("evaluate", str(moved), "ratio=4") == 2
     assert "data.path=PATH" in capsys.readouterr().err

@@ -28,6 +28,9 @@ def run_id(settings: Mapping[str, Any]) -> str:
         del data["path"], data["name"]
     else:
         data.pop("text_sha256", None)  # as before texts had one
+    of_tokenizer = data.pop("tokenizer_file_sha256", None)
+    if of_tokenizer:  # the same tokenizer, wherever it is
+        data["tokenizer"] = of_tokenizer
     if "reading" in settings:
         # the model's digest covers these
         del data["tokenizer"], data["vocab_size"]

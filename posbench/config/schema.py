@@ -241,6 +241,9 @@ class DataConfig(Section):
         " this, wherever they are",
         default=None,
     )
+    tokenizer_file_sha256: str | None = setting(
+        "the same of a tokenizer's file", default=None
+    )
 
 
 class TrainingConfig(Section):

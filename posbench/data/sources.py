@@ -29,6 +29,7 @@ from posbench import files
 from posbench.config.digest import relative_path
 from posbench.config.schema import DataConfig
 from posbench.data import hub
+from posbench.data.tokenizer import MADE_HERE, file_of
 from posbench.errors import UserError, did_you_mean, nearest
 from posbench.terminal.console import plural
 
@@ -134,9 +135,14 @@ def locate(config: DataConfig) -> Source:
 
 
 def identified(config: DataConfig) -> DataConfig:
-    """Return data with the digest of its text, if that is files of the user; a text
-    that is gone keeps the digest that it had. Raises UserError for another text.
+    """Return data with the digests of its text and tokenizer, if those are files of the
+    user; what is gone keeps the digest that it had. Raises UserError for another text.
     """
+    file = file_of(config.tokenizer)
+    if config.tokenizer not in MADE_HERE and file.is_file():
+        config = dataclasses.replace(
+            config, tokenizer_file_sha256=files.sha256(file).hex()
+        )
     if config.source != "text" or not config.path:
         return config
     try:

@@ -24,6 +24,7 @@ from posbench.data import hub
 from posbench.errors import UserError
 from posbench.tasks.base import SEPARATOR
 
+MADE_HERE = ("bpe", "bytes")  # other tokenizers are read from files
 # characters of a piece, and pieces encoded at once: bounds memory, and uses all threads
 PIECE, AT_ONCE = 2**16, 16
 # byte-level pre-tokenizers split before this space
@@ -176,13 +177,18 @@ def find(setting: str, separator: int | None = None) -> tuple[Tokenizer, str | N
     """Return the tokenizer of a `tokenizer.json`, of its folder, or of a model on the
     hub; and the hub's commit.
     """
-    path = Path(setting)
+    path = file_of(setting)
     revision = None
     if not path.exists() and path.suffix != ".json":
-        path, revision = hub.model_folder(setting, ["tokenizer.json"])
-    if path.is_dir():
-        path = path / "tokenizer.json"
+        folder, revision = hub.model_folder(setting, ["tokenizer.json"])
+        path = folder / "tokenizer.json"
     return from_file(path, separator), revision
+
+
+def file_of(setting: str) -> Path:
+    """Return the file of a tokenizer on this machine: where it is, or would be."""
+    path = Path(setting)
+    return path / "tokenizer.json" if path.is_dir() else path
 
 
 def from_file(path: Path, separator: int | None = None) -> Tokenizer:

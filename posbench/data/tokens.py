@@ -25,7 +25,7 @@ from posbench import files, tasks
 from posbench.config.schema import Config, DataConfig, TrainingConfig
 from posbench.data import batches, sources, text, tokenizer
 from posbench.data.batches import Batch, ProblemBatches, TrainingBatches
-from posbench.data.tokenizer import Tokenizer
+from posbench.data.tokenizer import MADE_HERE, Tokenizer
 from posbench.errors import UserError
 from posbench.tasks.base import Task
 from posbench.terminal import console
@@ -38,7 +38,6 @@ FORMAT = 7
 NOT_IN_KEY = ("name", "path", "dataset", "revision", "document_mask", "text_sha256")
 META = "meta.json"  # what `run.json` records of a text
 DIGESTS = "digests"  # in meta.json, not recorded: the digests of what the folder has
-MADE_HERE = ("bpe", "bytes")  # other tokenizers are read from files
 # BPE learns from at most this much training text, from documents drawn evenly
 BPE_CHARACTERS = 16 * 2**20
 # a tokenizer that is read from a file may lose at most this share of the characters, of
@@ -194,6 +193,7 @@ def prepare(
         sha256 = source.sha256
 
     key = dataclasses.asdict(config) | dict.fromkeys(NOT_IN_KEY)
+    del key["tokenizer_file_sha256"]  # the content counts, below
     key["format"] = FORMAT
     key["text"] = sha256
     key["separator"] = separator
