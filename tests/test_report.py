@@ -25,6 +25,7 @@ from support import posbench
 
 from posbench import api, encodings, listing, reports
 from posbench.reports import charts, decision, one_run, tables
+from posbench.reports.answer import text_answer
 from posbench.reports.render import Column, Table
 from posbench.results.compare import compare
 from posbench.results.frame import read
@@ -147,6 +148,16 @@ ANSWERS = [
 @pytest.mark.parametrize("answer", ANSWERS)
 def test_a_report_says_what_is_best_and_what_holds(text_of_six, answer):
     assert answer in " ".join(text_of_six.split())
+
+
+def test_what_holds_of_few_seeds_is_said_of_these_checkpoints_alone():
+    rows = rows_of_study("six_reader")
+    two = rows[rows["seed"].isin(rows["seed"].unique()[:2])]
+
+    sentences = text_answer(two, compare(two)).sentences
+
+    (holds,) = [text for text in sentences if text.startswith("Holds")]
+    assert holds.startswith("Holds, these checkpoints alone: ")
 
 
 def test_the_legend_says_how_often_holds_is_wrong(text_of_six, page_of_six):

@@ -16,7 +16,7 @@ from posbench.reports.missing import (
     time_needed,
 )
 from posbench.reports.tables import LONGEST_LABEL, compact_text, short_label
-from posbench.results.compare import ENDPOINT_RATIO, NOT_BEATEN
+from posbench.results.compare import ENDPOINT_RATIO, ENOUGH_SEEDS, NOT_BEATEN
 from posbench.results.comparison import (
     Comparison,
     Difference,
@@ -166,7 +166,10 @@ def _reach_sentences(
         comparison.reference,
         f"at {ENDPOINT_RATIO}x ",
     )
-    return [f"Holds: {'; '.join(parts)}. {words}".rstrip()]
+    holds = "Holds"
+    if min(scheme.seeds for scheme, _ in judged) < ENOUGH_SEEDS:
+        holds = "Holds, these checkpoints alone"  # no word on other seeds
+    return [f"{holds}: {'; '.join(parts)}. {words}".rstrip()]
 
 
 def task_answer(frame: pd.DataFrame, comparison: TaskComparison | None) -> Answer:
