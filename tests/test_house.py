@@ -23,10 +23,10 @@ ROOT = Path(__file__).parents[1]
 # posbench. A ceiling rises only in a commit that says why.
 SATELLITES = ("reports", "huggingface", "rope", "show", "claims", "bench", "check")
 CEILINGS = {
-    "core": 104_450,  # the aim: 84,000
-    "satellites": 55_050,  # the aim: 45,000
+    "core": 105_000,  # the aim: 84,000
+    "satellites": 55_100,  # the aim: 45,000
     "scripts": 9_830,
-    "tests": 157_200,
+    "tests": 158_600,
 }
 # The same for each scheme: an encoding that is added brings the room that it needs.
 PER_SCHEME = {"encodings": 493, "oracles": 294}  # the aim for encodings: 480
