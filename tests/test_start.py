@@ -332,6 +332,18 @@ def test_a_temperature_goes_around_rope_of_the_base_that_it_had(here):
     assert of_other.encoding.options["inner_options"] == {"base": 500}
 
 
+def test_a_wrapper_goes_around_the_class_of_a_file(here):
+    Path("own.py").write_text(OWN)
+    words = [*SOURCE, f"runtime.outputs={here}", "study=own", "encoding=own.py:Mine"]
+    assert posbench("train", *words) == 0
+    (run,) = here.glob("own/mine-s0-*")
+
+    words = ("extension=temperature", "encoding.rule=logn")
+    config = begun(here, f"start={run}", *words)
+    assert config.encoding.options["inner"] == "mine"
+    assert config.encoding.file == "own.py:Mine"
+
+
 def test_runs_from_two_bases_are_two_schemes(here):
     one = Path(source("rope"))
     other = with_base_500(here)

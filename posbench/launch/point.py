@@ -104,7 +104,7 @@ def _config(point: dict[str, str], folders: tuple[Path, ...]) -> Config:
             continue
         OmegaConf.update(cfg, key, value(key, text), merge=True)
     if source and change:
-        cfg.encoding = start.placed(cfg.encoding, source.encoding, change, point)
+        cfg.encoding = start.placed(cfg, source.encoding, change, point)
     cfg.encoding = _with_class_inside(cfg.encoding, point)
 
     plain = _plain(cfg, point, dataset_of_file)

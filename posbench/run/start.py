@@ -127,7 +127,7 @@ def inherit(cfg: "DictConfig", run: str, point: Mapping[str, str]) -> Config:
     cfg.training.warmup_tokens = tokens // 20
 
     if "encoding" in point:
-        _stretch(cfg, source, facts.options, length / train_length)
+        _stretch(cfg, source, length / train_length)
     if "evaluation" not in point:
         # the lengths of the earlier run, and 1, 2 and 4 times the new one
         lengths = {round(ratio * train_length) for ratio in source.evaluation.ratios}
@@ -152,18 +152,14 @@ def _typed_counts(point: Mapping[str, str]) -> dict[str, int]:
     return counts
 
 
-def _stretch(
-    cfg: "DictConfig", source: Config, changed: dict[str, Any], factor: float
-) -> None:
+def _stretch(cfg: "DictConfig", source: Config, factor: float) -> None:
     """Give a typed encoding what RoPE keeps of the one that it stretches, and the
-    factor. If it goes around that one, it gets the options that are not the defaults.
+    factor.
     """
     encoding, options = cfg.encoding, source.encoding.options
     for name in encodings.KEPT:
         if name in options and name in encoding:
             encoding[name] = options[name]
-    if encoding.get("inner") == source.encoding.name:
-        encoding.inner_options = {**changed, **encoding.inner_options}
     if "factor" in encoding:
         encoding.factor = max(1.0, factor)
         if encoding.name == "dynamic_ntk":  # it multiplies with each length's factor
@@ -171,19 +167,17 @@ def _stretch(
 
 
 def placed(
-    encoding: Mapping[str, Any],
-    source: EncodingConfig,
-    change: Change,
-    point: Mapping[str, str],
+    cfg: "DictConfig", source: EncodingConfig, change: Change, point: Mapping[str, str]
 ) -> Mapping[str, Any]:
-    """Return the settings of a typed encoding or, if `source`, the encoding of the run
-    that it begins from, is a pattern of layers, those of the pattern with this encoding
-    in the named layers.
+    """Return the settings of a typed encoding. A wrapper goes around `source`, the
+    encoding of the run that it begins from. If that is a pattern of layers, the typed
+    one stands in the pattern, in the named layers.
 
     Raises UserError where an extension would replace another encoding than plain RoPE.
     """
     from posbench.encodings.layered import entry_with, is_among  # it imports torch
 
+    encoding = cfg.encoding
     run = point["start"]
     method, layers = change
     extends = method in encodings.EXTENSIONS
@@ -196,7 +190,8 @@ def placed(
     if source.name != "layered" or layers is None:
         if extends:
             _refuse_not_plain({"name": source.name, **source.options}, method, run)
-        return encoding
+        is_wrapper = "inner" in encoding and "encoding.inner" not in point
+        return wrapped(cfg, source) if is_wrapper else encoding
 
     settings = {}  # in each of the layers
     defaults = encodings.options_of(encoding["name"])
@@ -218,6 +213,19 @@ def placed(
     # the class of a file stands in the pattern under its name
     code = {"file": source.file, "file_sha256": source.file_sha256}
     return {"name": "layered", "layers": entries, **code}
+
+
+def wrapped(cfg: "DictConfig", source: EncodingConfig) -> dict[str, Any]:
+    """Return the settings of a typed wrapper, around the encoding that the weights were
+    trained with.
+    """
+    inside = {
+        "inner": source.name,
+        "inner_options": {**cfg.start.options, **cfg.encoding.inner_options},
+        "file": source.file,
+        "file_sha256": source.file_sha256,
+    }
+    return {**cfg.encoding, **inside}
 
 
 def _refuse_not_plain(entry: Mapping[str, Any], method: str, run: str) -> None:
