@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import importlib.util
 import json
+import math
 import os
 import random
 import sys
@@ -16,13 +17,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from posbench.cli import main
 from posbench.config.overrides import LENGTH, RATIOS, WORDS
 from posbench.config.schema import Config, EncodingConfig
 from posbench.evaluation.subjects import Subject, numbers_of, on_host
+from posbench.processes import World
 
 # test each kill and each compiled scheme; otherwise `slow` tests some of them
 EVERY = "POSBENCH_EVERY" in os.environ
@@ -82,6 +84,33 @@ class Largest(TorchDispatchMode):
                 size = part.untyped_storage().nbytes() // part.element_size()
                 self.numbers = max(self.numbers, size)
         return made
+
+
+class ActingWorld(World):
+    """A process that acts in the update that follows so many: before the optimizer's
+    step, with the update's parameters and loss.
+    """
+
+    def __init__(self, step: int, act: Callable[..., Any]) -> None:
+        super().__init__()
+        self._updates_before = step
+        self._act = act
+
+    def sum_gradients(
+        self, parameters: Sequence[nn.Parameter], loss: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        if self._updates_before == 0:
+            self._act(parameters, loss)
+        self._updates_before -= 1
+        return super().sum_gradients(parameters, loss)
+
+
+def spoil_update(parameters: Sequence[nn.Parameter], loss: Tensor) -> None:
+    """Let an update's loss and gradients be no numbers."""
+    loss.fill_(math.nan)
+    for parameter in parameters:
+        if parameter.grad is not None:
+            parameter.grad.fill_(math.nan)
 
 
 @functools.cache

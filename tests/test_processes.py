@@ -215,7 +215,7 @@ def test_a_signal_to_one_stops_all_after_the_same_update_and_the_run_goes_on_to_
     training = {"batch_size": 6, "tokens": 16 * 6 * STEPS}
     config = changed(config, training=training, runtime={"log_every_steps": 4})
     # as on GPUs, an update is read one later
-    monkeypatch.setattr(posbench.training.train, "_AHEAD", {"cpu": ahead})
+    monkeypatch.setitem(posbench.training.train.AHEAD, "cpu", ahead)
     whole = tmp_path / "whole"
     cut = tmp_path / "cut"
     train_together(config, whole, size)
@@ -265,8 +265,6 @@ def test_a_rank_that_fails_ends_the_others_and_is_named_in_one_line_with_its_exi
     config, tmp_path, monkeypatch, capfd, work, text, code
 ):
     monkeypatch.setattr(launch.training, "train", work)
-    # a busy machine ends processes slowly
-    monkeypatch.setattr(launch, "_GRACE_SECONDS", 2.0)
     in_two = changed(config, runtime={"processes": 2})
     plan = Plan(in_two, tmp_path / "run", ())
     began = time.monotonic()

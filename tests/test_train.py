@@ -9,7 +9,6 @@ import multiprocessing
 import os
 import pathlib
 import signal
-from collections.abc import Callable
 from typing import Any
 from unittest.mock import Mock
 
@@ -17,7 +16,16 @@ import pandas as pd
 import pytest
 import torch
 from fake_study import headline_of
-from support import change_record, changed, encoded, snapshot, until, write_words
+from support import (
+    ActingWorld,
+    change_record,
+    changed,
+    encoded,
+    snapshot,
+    spoil_update,
+    until,
+    write_words,
+)
 
 from posbench import machine
 from posbench.config.schema import Config
@@ -25,7 +33,7 @@ from posbench.data.batches import validation_batches
 from posbench.data.tokenizer import raw_bytes
 from posbench.data.tokens import VALIDATION_SIZE, prepare
 from posbench.errors import RunFailed, Stopped, UserError
-from posbench.model.gpt import GPT, build
+from posbench.model.gpt import build
 from posbench.processes import World
 from posbench.results.frame import read
 from posbench.run import checkpoint
@@ -35,8 +43,8 @@ from posbench.run.rows import EvaluationRow, evaluation_rows, read_rows, trainin
 from posbench.run.saved import load_record
 from posbench.terminal.signals import signals_as_errors, stop_signals
 from posbench.training.schedule import Schedule, schedule_of
-from posbench.training.step import Outcome, begin_update, learning_rate
-from posbench.training.train import train
+from posbench.training.step import learning_rate
+from posbench.training.train import AHEAD, train
 
 STEPS = 12
 
@@ -70,24 +78,11 @@ def status(folder: pathlib.Path) -> tuple[str, str | None]:
     return record.status, record.reason
 
 
-def before_update(patch: pytest.MonkeyPatch, step: int, act: Callable[[], Any]) -> None:
-    """Act before the update that follows so many steps."""
-
-    def begin(trainer: Any, batch: Any, at: int, rate: float) -> Outcome:
-        if at == step:
-            act()
-        return begin_update(trainer, batch, at, rate)
-
-    patch.setattr("posbench.training.train.begin_update", begin)
-
-
 def stop_after(step: int, config: Config, folder: pathlib.Path) -> None:
     """Train until a step fails, which leaves the run at its newest checkpoint."""
     fails = Mock(side_effect=RuntimeError("the lights went out"))
-    with pytest.MonkeyPatch.context() as patch:
-        before_update(patch, step, fails)
-        with pytest.raises(RuntimeError, match="the lights"):
-            train(config, folder, [])
+    with pytest.raises(RuntimeError, match="the lights"):
+        train(config, folder, [], world=ActingWorld(step, fails))
 
 
 # -- what a run leaves
@@ -527,7 +522,7 @@ def test_a_signal_holds_though_updates_that_are_read_after_it_bring_none(
     never = {"log_every_steps": 100, "checkpoint_every_steps": 100}
     config = changed(config, runtime=never)
     # as on GPUs, an update is read one later
-    monkeypatch.setattr("posbench.training.train._AHEAD", {"cpu": 1})
+    monkeypatch.setitem(AHEAD, "cpu", 1)
 
     with pytest.raises(Stopped, match="SIGTERM after step 5; saved: the same"):
         train(config, folder, [], world=WorldWithOneSignal())
@@ -548,11 +543,11 @@ def test_a_disk_that_is_full_as_a_checkpoint_is_written_ends_the_run_in_words(
 
     monkeypatch.setattr(pathlib.Path, "write_bytes", full)
     # because of which it is saved
-    before_update(monkeypatch, 2, lambda: signal.raise_signal(signal.SIGTERM))
+    world = ActingWorld(2, lambda *_: signal.raise_signal(signal.SIGTERM))
 
     message = r"no room to write .*step-00000003 \(No space left on device\): free"
     with pytest.raises(RunFailed, match=message):
-        train(config, folder, [])
+        train(config, folder, [], world=world)
 
     assert status(folder) == ("failed", "disk")
     assert not evaluation_rows(folder)
@@ -563,12 +558,11 @@ def raise_usr1(*_: Any) -> None:
     signal.raise_signal(signal.SIGUSR1)
 
 
-def test_a_signal_ends_training_saved(config, folder, monkeypatch):
+def test_a_signal_ends_training_saved(config, folder):
     before = signal.getsignal(signal.SIGUSR1)
-    before_update(monkeypatch, 6, raise_usr1)
 
     with pytest.raises(Stopped, match="SIGUSR1 after step 7; saved") as caught:
-        train(config, folder, [])
+        train(config, folder, [], world=ActingWorld(6, raise_usr1))
 
     assert caught.value.exit_code == 128 + signal.SIGUSR1
     assert status(folder) == ("stopped", "signal")
@@ -594,11 +588,17 @@ def test_a_signal_as_the_last_checkpoint_is_written_ends_training(
     assert evaluation_rows(folder) == []
 
 
-def test_a_signal_ends_an_evaluation_in_words(config, folder, monkeypatch):
-    monkeypatch.setattr("posbench.training.train.evaluate_into", raise_usr1)
+class WorldStoppedInEvaluation(World):
+    """A process that gets a signal as it evaluates."""
 
+    def map(self, work: Any, items: Any) -> list[Any]:
+        raise_usr1()
+        return super().map(work, items)
+
+
+def test_a_signal_ends_an_evaluation_in_words(config, folder):
     with pytest.raises(Stopped, match="stopped by SIGUSR1; finished work is kept"):
-        train(config, folder, [])
+        train(config, folder, [], world=WorldStoppedInEvaluation())
 
     assert status(folder) == ("stopped", "signal")
     assert checkpoint.trained(folder).step == STEPS
@@ -639,21 +639,10 @@ def test_a_signal_is_no_fault_of_the_tokenizer():
 
 
 def test_a_loss_that_is_not_finite_stops_before_the_update_and_says_where(
-    config, folder, monkeypatch
+    config, folder
 ):
-    forward = GPT.forward
-    n_calls = 0
-
-    def poisoned(model: GPT, *given: Any, **options: Any) -> torch.Tensor:
-        nonlocal n_calls
-        n_calls += 1
-        loss = forward(model, *given, **options)
-        return loss * float("nan") if n_calls == 8 else loss
-
-    monkeypatch.setattr(GPT, "forward", poisoned)
-
     with pytest.raises(RunFailed, match="loss is nan at step 8"):
-        train(config, folder, [])
+        train(config, folder, [], world=ActingWorld(7, spoil_update))
 
     assert status(folder) == ("failed", "diverged")
     saved = checkpoint.trained(folder)

@@ -48,7 +48,7 @@ _MORE_ROOM = (
 )
 # How many updates may be unread when another is launched, by device: the host prepares
 # one while CUDA computes one.
-_AHEAD = {"cuda": 1}
+AHEAD = {"cuda": 1}
 Batches = TrainingBatches | ProblemBatches
 
 
@@ -166,7 +166,7 @@ def fit(
     if first_step == 0 and 0 in duties.schedule.evaluations:
         duties.evaluate_on_the_way(0)
 
-    ahead = _AHEAD.get(trainer.device.type, 0)
+    ahead = AHEAD.get(trainer.device.type, 0)
     step = first_step
     stopped = None
     with stop_signals(second_interrupts=True) as received, shown as updates:
