@@ -421,7 +421,7 @@ def sweep(
     with _shown_log():
         # perhaps inside another encoding
         names = {*re.findall(r"\w+", " ".join(words))}
-        if names & {*encodings.registered()}:
+        if names & encodings.REGISTERED.keys():
             todo = plans.resolve([words], directory)
             for plan in todo:
                 with contextlib.suppress(RunFailed):  # the report counts it

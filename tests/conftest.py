@@ -9,6 +9,7 @@ import logging
 import os
 import sys
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import yaml
@@ -76,6 +77,15 @@ def log_of_its_own(monkeypatch):
     closes after the test.
     """
     monkeypatch.setattr(logging.getLogger("posbench"), "handlers", [])
+
+
+@pytest.fixture(autouse=True)
+def no_encodings_of_others():
+    """Forget the classes that a test registers."""
+    from posbench import encodings
+
+    with mock.patch.dict(encodings.REGISTERED, clear=True):
+        yield
 
 
 @pytest.fixture(autouse=True, scope="session")

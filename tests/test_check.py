@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from support import posbench, write_words
 
-from posbench import check, encodings
+from posbench import check
 
 BROKEN = """import numpy as np
 import random
@@ -202,7 +202,6 @@ FINDINGS = [
 def here(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(encodings, "_registered", {})
     monkeypatch.setattr(check, "ROUNDS", 1)
     monkeypatch.setattr(check, "TURN_SECONDS", 0.001)
 

@@ -434,8 +434,7 @@ MISTAKES = {
 
 
 @pytest.fixture
-def slopes(monkeypatch):
-    monkeypatch.setattr(encodings, "_registered", {})
+def slopes():
     encodings.register(Slopes)
 
 
@@ -456,12 +455,11 @@ def test_an_encoding_of_ones_own_without_a_mistake_works(slopes):
     assert output.shape == (2, 4, 20, 8)
 
 
-def test_an_encoding_without_a_hook_is_refused(monkeypatch):
+def test_an_encoding_without_a_hook_is_refused():
     class Misspelt(Encoding):
         def rotates(self, q, k, layer):
             return q, k
 
-    monkeypatch.setattr(encodings, "_registered", {})
     encodings.register(Misspelt)
     with pytest.raises(UserError, match="'misspelt' overrides no hook"):
         encodings.build("misspelt", SHAPE)

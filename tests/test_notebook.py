@@ -53,9 +53,8 @@ def study(tmp_path_factory):
 
 @pytest.fixture
 def here(tmp_path, monkeypatch):
-    """Enter a folder with a text, where no class is registered."""
+    """Enter a folder with a text."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(posbench.encodings, "_registered", {})
     support.write_text()
     return tmp_path
 

@@ -111,10 +111,7 @@ def test_an_order_that_a_window_hides_is_not_defined():
     assert math.isnan(flips.flipped(windowed, 128))
 
 
-def test_files_with_classes_of_one_name_are_measured_each_by_its_own(
-    tmp_path, monkeypatch
-):
-    monkeypatch.setattr(encodings, "_registered", {})
+def test_files_with_classes_of_one_name_are_measured_each_by_its_own(tmp_path):
     words = []
     for base in ("MinMax", "Binary"):
         file = tmp_path / f"{base}.py"

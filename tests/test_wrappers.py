@@ -15,6 +15,7 @@ from torch.testing import assert_close
 
 from posbench import encodings
 from posbench.encodings.base import Layer, Shape
+from posbench.encodings.distance import ALiBi
 from posbench.encodings.extend import extend_encoding
 from posbench.encodings.temperature import entmax
 from posbench.errors import Undefined, UserError
@@ -114,25 +115,29 @@ def test_drope_is_rope_before_the_drop_and_nothing_after_it(encoding, window):
         assert torch.equal(made, none)
 
 
+class Near(ALiBi):
+    """A class of a user's that sees four tokens."""
+
+    window = 4
+
+
 WINDOWS = [(None, 4), (3, 3), (9, 4)]
 
 
 @pytest.mark.parametrize(("window", "n_visible"), WINDOWS)
-def test_the_narrower_window_of_a_class_and_of_a_layer_holds(
-    window, n_visible, monkeypatch
-):
-    monkeypatch.setattr(encodings.load("alibi"), "window", 4)
-    layered = build("layered", layers=[{"name": "alibi", "window": window}])
+def test_the_narrower_window_of_a_class_and_of_a_layer_holds(window, n_visible):
+    encodings.register(Near)
+    layered = build("layered", layers=[{"name": "near", "window": window}])
     q, k, *_ = inputs()
     logits = attention_logits(layered, q, k)
     last_row = logits[0, 0, -1]
     assert last_row.isfinite().sum() == n_visible
 
 
-def test_a_class_with_a_window_is_refused_in_heads(monkeypatch):
-    monkeypatch.setattr(encodings.load("alibi"), "window", 4)
-    with pytest.raises(UserError, match="'alibi' acts on all heads at once"):
-        build("heads", heads=[{"name": "alibi"}])
+def test_a_class_with_a_window_is_refused_in_heads():
+    encodings.register(Near)
+    with pytest.raises(UserError, match="'near' acts on all heads at once"):
+        build("heads", heads=[{"name": "near"}])
 
 
 IDS = torch.zeros(3, 30, dtype=torch.long)

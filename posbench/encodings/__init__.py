@@ -82,8 +82,8 @@ _STOCK = (
     "none rope partial_rope p_rope pi ntk ntk_by_parts yarn llama3 longrope dynamic_ntk"
     " lerope"
 )
-# class and sha256 of its source, by name
-_registered: "dict[str, tuple[type[Encoding], str]]" = {}
+# what the user's own code has registered: class and sha256 of its source, by name
+REGISTERED: "dict[str, tuple[type[Encoding], str]]" = {}
 
 # The places in the forward pass where an encoding may act, each with its hooks. They
 # define an encoding's family.
@@ -101,7 +101,7 @@ FAMILIES = ("nowhere", *_ACTS, OTHERS)
 
 def names() -> list[str]:
     """List the names of all encodings, sorted. Imports none of them."""
-    return sorted([*MODULE_OF, *_registered])
+    return sorted([*MODULE_OF, *REGISTERED])
 
 
 def register(cls: "type[Encoding]", name: str | None = None) -> "type[Encoding]":
@@ -128,13 +128,8 @@ def register(cls: "type[Encoding]", name: str | None = None) -> "type[Encoding]"
         digest = hashlib.sha256(source).hexdigest()
     except (OSError, TypeError):  # it was typed where no text is kept
         digest = ""
-    _registered[name] = named, digest
+    REGISTERED[name] = named, digest
     return cls
-
-
-def registered() -> list[str]:
-    """List the names of the classes that the user's own code has registered."""
-    return list(_registered)
 
 
 def _named(cls: Any, name: str) -> "type[Encoding]":
@@ -150,8 +145,8 @@ def _named(cls: Any, name: str) -> "type[Encoding]":
 
 def load(name: str) -> "type[Encoding]":
     """Return the class of an encoding; UserError if no encoding has that name."""
-    if name in _registered:
-        return _registered[name][0]
+    if name in REGISTERED:
+        return REGISTERED[name][0]
     if name not in MODULE_OF:
         raise unknown(
             "encoding",
@@ -260,6 +255,6 @@ def installed_files(name: str, options: Mapping[str, Any]) -> dict[str, str]:
     settings = json.dumps([name, options], default=str)
     return {
         used: digest
-        for used, (_, digest) in sorted(_registered.items())
+        for used, (_, digest) in sorted(REGISTERED.items())
         if digest and json.dumps(used) in settings
     }

@@ -101,7 +101,6 @@ def here(trained, tmp_path, monkeypatch):
     shutil.copytree(trained, folder)
     monkeypatch.chdir(folder)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(encodings, "_registered", {})
     monkeypatch.delitem(sys.modules, f"posbench_own_{DIGEST}", raising=False)
     Path("evil.py").write_text(EVIL, encoding="utf-8")
 
@@ -287,7 +286,7 @@ def test_approved_code_runs_for_a_folder_that_names_its_digest(here):
     assert posbench("show", PLACE, "--text") == 0
     give_encoding(ENCODINGS["digest right"])
     Path("executed").unlink()
-    encodings._registered.clear()
+    encodings.REGISTERED.clear()
     sys.modules.pop(f"posbench_own_{DIGEST}")
 
     assert load_saved(Path("run/config.yaml")).build_encoding().name == "evil"
