@@ -90,22 +90,37 @@ def no_encodings_of_others():
 
 @pytest.fixture(autouse=True, scope="session")
 def one_quick_process():
-    """Leave out what commands do only for the sake of long runs."""
+    """Leave out what commands do only for the sake of long runs. Give how many tokens
+    the mixture of readers has elsewhere.
+    """
     import torch
 
     from posbench import machine
+    from posbench.evaluation import mixture
 
     torch.set_num_threads(1)  # at these sizes more threads only wait for each other
     torch.set_flush_denormal(True)  # as in every command
+    usual = mixture.VALIDATION
     with pytest.MonkeyPatch.context() as patch:
         # this process would keep the memory of all tests
         patch.setattr(machine, "keep_freed_memory", lambda: None)
         # it costs milliseconds, and no test loses power
         patch.setattr(os, "fsync", lambda _: None)
+        # The mixture of readers takes a second to choose its weights for such tokens as
+        # a text has, however few are trained on: a third of the tests' time.
+        patch.setattr(mixture, "VALIDATION", 64)
         # Composing configurations is a sixth of the tests' time. PyYAML's two parsers
         # give the same result.
         patch.setattr(yaml, "SafeLoader", getattr(yaml, "CSafeLoader", yaml.SafeLoader))
-        yield
+        yield usual
+
+
+@pytest.fixture
+def usual_mixture(one_quick_process, monkeypatch):
+    """Let the mixture choose its weights as in processes that a test starts."""
+    from posbench.evaluation import mixture
+
+    monkeypatch.setattr(mixture, "VALIDATION", one_quick_process)
 
 
 # A model that runs in milliseconds, and 12 updates of 8 sequences of 16 bytes.

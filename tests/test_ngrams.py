@@ -338,7 +338,9 @@ MEASURED = [
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("words", "ngram", "of_window"), MEASURED)
-def test_the_readers_are_as_good_as_an_independent_measurement(words, ngram, of_window):
+def test_the_readers_are_as_good_as_an_independent_measurement(
+    words, ngram, of_window, usual_mixture
+):
     """Measured by others on the built-in text of Python 3.11.7: n-gram models, and
     their own mixture, of more readers, which took 75 seconds.
     """

@@ -174,7 +174,7 @@ def test_two_processes_evaluate_to_the_bit_as_one_does(config, tmp_path):
 
 
 @pytest.mark.slow
-def test_posbench_evaluate_starts_processes(config, tmp_path, capfd):
+def test_posbench_evaluate_starts_processes(config, tmp_path, capfd, usual_mixture):
     one, two = tmp_path / "one", tmp_path / "two"
     train(config, one, [])
     shutil.copytree(one, two)

@@ -308,7 +308,7 @@ def test_a_run_that_is_only_evaluated_further_costs_no_tokens(overrides, dry_run
     assert "2 runs: 0 finished, 2 to do, 1,024 tokens" in dry_run(*words)[-1]
 
 
-def test_a_sweep_equals_single_runs(overrides, tmp_path):
+def test_a_sweep_equals_single_runs(overrides, tmp_path, usual_mixture):
     arguments = ["encoding=rope,alibi", *overrides]
     reports = list[list[Path]]()
 
@@ -452,7 +452,9 @@ def steps(folder: Path) -> int:
 
 
 @pytest.mark.slow
-def test_a_sweep_killed_three_times_equals_an_uninterrupted_one(overrides, tmp_path):
+def test_a_sweep_killed_three_times_equals_an_uninterrupted_one(
+    overrides, tmp_path, usual_mixture
+):
     # 192 updates
     longer = ["training.tokens=12288", "runtime.checkpoint_every_steps=10"]
     arguments = ["encoding=rope", "seed=0,1", *each_once([*overrides, *longer])]
