@@ -32,21 +32,24 @@ def test_half_the_speed_of_none_is_one_half():
     assert len(frame) == 2
 
 
-def test_contenders_take_turns_and_each_round_reverses_their_order(monkeypatch):
-    monkeypatch.setattr(bench, "TURN_SECONDS", 1e-12)  # a call a turn
+def test_contenders_take_turns_and_each_round_reverses_their_order():
     calls = []
     none = partial(calls.append, "none")
     rope = partial(calls.append, "rope")
 
     contenders = {"none": none, "rope": rope}
-    bench.take_turns(contenders, 2, torch.device("cpu"))
+    a_call_a_turn = 1e-12
+    bench.take_turns(contenders, 2, torch.device("cpu"), a_call_a_turn)
 
     assert calls[-4:] == ["none", "rope", "rope", "none"]
 
 
-def test_each_scheme_is_compared_with_none(monkeypatch, capsys):
+@pytest.fixture
+def short_turns(monkeypatch):
     monkeypatch.setattr(bench, "TURN_SECONDS", 1e-3)
 
+
+def test_each_scheme_is_compared_with_none(short_turns, capsys):
     code = posbench("bench", "rope", "none", "--json", *SMALL)
 
     assert code == 0
@@ -61,8 +64,7 @@ def test_each_scheme_is_compared_with_none(monkeypatch, capsys):
     assert none["of_peak"] is None
 
 
-def test_the_share_of_a_known_peak_is_shown(monkeypatch, capsys):
-    monkeypatch.setattr(bench, "TURN_SECONDS", 1e-3)
+def test_the_share_of_a_known_peak_is_shown(short_turns, monkeypatch, capsys):
     monkeypatch.setattr(bench.machine, "peak_flops", lambda device, dtype: 1e9)
 
     assert posbench("bench", "none", "--json", *SMALL) == 0
@@ -77,8 +79,7 @@ def test_the_share_of_a_known_peak_is_shown(monkeypatch, capsys):
     assert "of peak" in capsys.readouterr().out
 
 
-def test_the_table_says_how_it_was_measured(monkeypatch, capsys):
-    monkeypatch.setattr(bench, "TURN_SECONDS", 1e-3)
+def test_the_table_says_how_it_was_measured(short_turns, capsys):
     code = posbench("bench", "none", *SMALL)
 
     assert code == 0

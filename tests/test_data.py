@@ -14,6 +14,7 @@ import time
 import types
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -330,30 +331,21 @@ def test_a_data_set_of_the_hub_has_the_splits_that_it_has(
     assert list(meta["documents"].values()) == counts
 
 
-class Flaky:
-    """A hub that answers from the second time on."""
-
-    asked = 0
-
-    def dataset_info(self, name: str, **options: Any) -> Any:
-        Flaky.asked += 1
-        if Flaky.asked == 1:
-            raise TimeoutError("no answer in three seconds")
-        return types.SimpleNamespace(sha="c0ffee")
-
-
 @pytest.fixture
 def flaky_hub(monkeypatch):
-    monkeypatch.setattr(hub, "_commits", {})
-    monkeypatch.setattr(hub.huggingface_hub, "HfApi", Flaky)
-    monkeypatch.setattr(Flaky, "asked", 0)
+    """Return a hub that answers from the second time on."""
+    api = Mock()
+    answer = types.SimpleNamespace(sha="c0ffee")
+    api.dataset_info.side_effect = [TimeoutError("no answer in 3 s"), answer]
+    monkeypatch.setattr(hub.huggingface_hub, "HfApi", lambda: api)
+    return api
 
 
 def test_a_hub_that_did_not_answer_once_is_asked_again(flaky_hub):
-    answers = [hub.commit_of("a/b", None) for _ in range(3)]
+    answers = [hub.commit_of("asked/again", None) for _ in range(3)]
 
     assert answers == [None, "c0ffee", "c0ffee"]
-    assert Flaky.asked == 2
+    assert flaky_hub.dataset_info.call_count == 2
 
 
 def test_one_time_out_leaves_the_network_on_for_the_process(
@@ -392,6 +384,12 @@ def test_only_what_a_library_raises_becomes_one_line():
 def bpe():
     sentence = f"{FOX} the lazy dog. привет мир 🙂 "
     return tokenizer.train_bpe([sentence * 20], 400)
+
+
+@pytest.fixture
+def inner(bpe):
+    """Return the library's tokenizer, to change it."""
+    return tokenizers.Tokenizer.from_str(json.dumps(bpe.description))
 
 
 CHARACTERS = [chr(number) for number in range(1, 0x2FF)]
@@ -455,8 +453,7 @@ def saved(inner: tokenizers.Tokenizer, folder: Path) -> Path:
     return path
 
 
-def test_a_tokenizer_file_never_pads_cuts_or_draws(bpe, tmp_path):
-    inner = tokenizers.Tokenizer.from_str(json.dumps(bpe.description))
+def test_a_tokenizer_file_never_pads_cuts_or_draws(inner, tmp_path):
     inner.enable_truncation(3)
     inner.enable_padding()
     inner.model.dropout = 0.5
@@ -494,9 +491,8 @@ def test_a_tokenizer_file_gets_a_separator_that_no_text_has(bpe, tmp_path):
     ],
 )
 def test_a_tokenizer_that_changes_text_counts_no_bytes_and_encodes_documents_whole(
-    bpe, monkeypatch, part, value, is_exact
+    inner, monkeypatch, part, value, is_exact
 ):
-    inner = tokenizers.Tokenizer.from_str(bpe._inner.to_str())
     setattr(inner, part, value)
     monkeypatch.setattr(tokenizer, "PIECE", 1000)
 
@@ -510,8 +506,7 @@ def test_a_tokenizer_that_changes_text_counts_no_bytes_and_encodes_documents_who
 
 
 @pytest.mark.parametrize("taken", [{"lstrip": True}, {"rstrip": True}])
-def test_added_tokens_that_take_in_spaces_count_no_bytes(bpe, taken):
-    inner = tokenizers.Tokenizer.from_str(bpe._inner.to_str())
+def test_added_tokens_that_take_in_spaces_count_no_bytes(inner, taken):
     word = tokenizers.AddedToken("unseen", **taken)
     inner.add_tokens([word])
 
@@ -525,9 +520,8 @@ SPACES = [("\r\n", False), (" ", True)]
 
 @pytest.mark.parametrize(("end", "is_exact"), SPACES)
 def test_a_tokenizer_that_changes_this_text_alone_gives_no_bits_per_byte(
-    bpe, tmp_path, caplog, end, is_exact
+    inner, tmp_path, caplog, end, is_exact
 ):
-    inner = tokenizers.Tokenizer.from_str(bpe._inner.to_str())
     inner.normalizer = normalizers.Replace("\r\n", "\n")
     file = saved(inner, tmp_path)
     texts = {f"{i:02}.txt": f"{i} the quick fox{end}" * 9 for i in range(40)}
@@ -772,8 +766,7 @@ def test_copies_within_training_are_said_and_counted(tmp_path, caplog):
 @pytest.mark.parametrize(
     "normalizer", [normalizers.Lowercase(), normalizers.Replace("e", "")]
 )
-def test_a_tokenizer_that_changes_text_is_refused(bpe, tmp_path, normalizer):
-    inner = tokenizers.Tokenizer.from_str(bpe._inner.to_str())
+def test_a_tokenizer_that_changes_text_is_refused(inner, tmp_path, normalizer):
     inner.normalizer = normalizer
     file = saved(inner, tmp_path)
     folder = write(tmp_path / "texts", {"a.txt": "The Hen SAT there. " * 500})

@@ -1,8 +1,8 @@
 """What goes to the terminal."""
 
+import contextlib
 import errno
 import io
-import sys
 
 import pandas as pd
 import pytest
@@ -23,32 +23,31 @@ SHOWN = [("utf-8", "1.2 ±0.3 ▇▇"), ("latin-1", "1.2 ±0.3 ??"), ("ascii", "
 
 
 @pytest.mark.parametrize(("encoding", "shown"), SHOWN)
-def test_no_terminal_fails_for_a_sign_that_it_does_not_have(
-    monkeypatch, encoding, shown
-):
+def test_no_terminal_fails_for_a_sign_that_it_does_not_have(encoding, shown):
     stream = io.BytesIO()
     stdout = io.TextIOWrapper(stream, encoding=encoding)
-    monkeypatch.setattr(sys, "stdout", stdout)
-    exits.tolerant_output()
-
     frame = pd.DataFrame({"loss": ["1.2 ±0.3 ▇▇"]})
     column = Column("loss", "loss")
     table = Table("título", frame, [column])
-    table.print(console.stdout())
-    print("─", flush=True)
+
+    with contextlib.redirect_stdout(stdout):
+        exits.tolerant_output()
+        table.print(console.stdout())
+        print("─", flush=True)
 
     printed = stream.getvalue().decode(encoding)
     assert shown in printed
 
 
-def test_a_full_disk_behind_the_output_is_one_line(monkeypatch, capsys):
+def test_a_full_disk_behind_the_output_is_one_line(capsys):
     class Full(io.StringIO):
         def write(self, text):
             raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(sys, "stdout", Full())
+    with contextlib.redirect_stdout(Full()):
+        code = posbench("list", "encodings")
 
-    assert posbench("list", "encodings") == 1
+    assert code == 1
 
     line = "error: cannot write all of the output: No space left on device\n"
     assert capsys.readouterr().err == line

@@ -219,7 +219,7 @@ def _blocks(q: Tensor, layer: Layer) -> tuple[int, bool]:
         if is_cpu:
             fitting = AT_ONCE // row_scores
         else:
-            fitting = at_once(_free_memory(q.device)) // row_scores
+            fitting = at_once(free_memory(q.device)) // row_scores
             fitting -= fitting % MIN_ROWS  # matrices of whole tiles
         step = min(step, max(MIN_ROWS, fitting))
     if layer.window is not None:
@@ -238,7 +238,7 @@ def at_once(free: int) -> int:
 
 
 # Asked once: a layer that is computed again must have the blocks of its forward pass.
-_free_memory = functools.cache(machine.free_memory)
+free_memory = functools.cache(machine.free_memory)
 
 
 def logits_by_rows(

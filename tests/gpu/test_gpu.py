@@ -148,7 +148,7 @@ def test_free_memory_changes_rounding_only(tiny_config, name, changes, monkeypat
     monkeypatch.setattr(attention, "AT_ONCE_ACCELERATOR", 1)
     results = []
     for free in (0, 2**34):  # blocks of 64 rows, and of 128
-        monkeypatch.setattr(attention, "_free_memory", lambda device, free=free: free)
+        monkeypatch.setattr(attention, "free_memory", lambda device, free=free: free)
         results.append(loss_and_gradients(config, DEVICE))
     of_64_rows, of_128_rows = results
     for key, expected in of_64_rows.items():
