@@ -377,6 +377,7 @@ def test_training_on_is_that_of_the_rows():
     assert sorted(printed) == sorted(known)
 
 
+@pytest.mark.slow
 def test_faults_of_engines_differ_as_posbench_rope_says():
     pytest.importorskip("transformers")
     faults = yaml.safe_load(text_of("docs/faults.yaml"))
@@ -588,8 +589,7 @@ ON_A_TASK = [
 def outputs(tmp_path_factory):
     """Train with a copy of the package that has what the contributors' guide adds."""
     copy = tmp_path_factory.mktemp("copy")
-    ignored = shutil.ignore_patterns("__pycache__")
-    shutil.copytree(ROOT / "posbench", copy / "posbench", ignore=ignored)
+    shutil.copytree(ROOT / "posbench", copy / "posbench")  # with its bytecode
     shutil.copytree(ROOT / "configs", copy / "configs")
     section = "Add a metric, an optimizer, a tracker or a task"
     for block in blocks_of_the_contributors_guide(section):

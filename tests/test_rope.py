@@ -1024,6 +1024,7 @@ def turn_alike(rope: Rope, other: Rope) -> bool:
     return torch.equal(f, g)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("method", EXTENSIONS)
 @pytest.mark.parametrize("kind", ["glm4", "mistral"])
 def test_an_extension_keeps_the_share_of_a_head_that_turns(kind, method):
@@ -1037,6 +1038,7 @@ def test_an_extension_keeps_the_share_of_a_head_that_turns(kind, method):
     assert not turn_alike(before, after)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("method", EXTENSIONS)
 def test_an_extension_leaves_layers_with_a_window_as_they_are(method):
     text = {**SIZES, **KINDS, "model_type": "gemma3_text", "rope_theta": 1e6}
