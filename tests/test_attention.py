@@ -147,11 +147,23 @@ def test_flex_attention_serves_a_window_of_what_it_can_say(flex_calls, name):
     assert has_served is (name in FLEX_SERVES)
 
 
+@pytest.fixture
+def set_cpu(monkeypatch):
+    """Return a function that says what this CPU has, and from which length on it trains
+    with the fused kernel.
+    """
+
+    def set_cpu(has_amx, fused_from):
+        monkeypatch.setattr(machine, "has_amx", lambda: has_amx)
+        monkeypatch.setattr(module, "FUSED_FROM", fused_from)
+
+    return set_cpu
+
+
 @pytest.mark.parametrize("amx", [False, True])
 @pytest.mark.parametrize("name", ["none", "alibi", "shaw"])
-def test_in_bf16_every_kernel_stays_near_the_definition(name, amx, monkeypatch):
-    monkeypatch.setattr(machine, "has_amx", lambda: amx)
-    monkeypatch.setattr(module, "FUSED_FROM", 1)
+def test_in_bf16_every_kernel_stays_near_the_definition(name, amx, set_cpu):
+    set_cpu(amx, 1)
     for key, error in differences(name, torch.bfloat16).items():
         assert error < CLOSE_BF16, key
 
@@ -172,7 +184,7 @@ FUSED = [
 
 @pytest.mark.parametrize(("name", "dtype", "settings", "expected"), FUSED)
 def test_the_fused_kernel_serves_where_it_is_faster(
-    name, dtype, settings, expected, monkeypatch
+    name, dtype, settings, expected, set_cpu, monkeypatch
 ):
     """On a CPU, bf16 needs AMX and, in training, length. A bias is a mask; none if it
     learns.
@@ -186,8 +198,7 @@ def test_the_fused_kernel_serves_where_it_is_faster(
 
     longest = LENGTH if "long" in settings else LENGTH + 1
     monkeypatch.setattr(functional, "scaled_dot_product_attention", counted)
-    monkeypatch.setattr(machine, "has_amx", lambda: "amx" in settings)
-    monkeypatch.setattr(module, "FUSED_FROM", longest)
+    set_cpu("amx" in settings, longest)
     encoding = schemes.build(name, {}, SHAPE)
     in_fp32 = schemes.layer_inputs(SHAPE, LENGTH)
     inputs = [each.to(dtype) for each in in_fp32]

@@ -626,24 +626,29 @@ def test_shorter_lengths_asked_for_later_score_the_targets_of_the_longest(traine
     assert digests_of(added, "fixed_target") == digests_of(curve, "fixed_target")
 
 
+def stop_after(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Send SIGTERM as soon as so many rows are written."""
+    log = Run.log
+    written = []
+
+    def logged(run, row):
+        log(run, row)
+        written.append(row)
+        if len(written) == count:
+            signal.raise_signal(signal.SIGTERM)
+
+    monkeypatch.setattr(Run, "log", logged)
+
+
 @pytest.mark.parametrize("n_rows", [1, 8, 9, 10])
 def test_a_growth_that_stops_half_way_leads_to_no_third_targets(
     trained, monkeypatch, n_rows
 ):
     config, folder = trained
     longer = apply(config, ["ratio=6,8"])
-    log = Run.log
-    logged = []
-
-    def log_some(run, row):
-        if len(logged) == n_rows:
-            raise KeyboardInterrupt
-        logged.append(row)
-        log(run, row)
-
     with monkeypatch.context() as patch:
-        patch.setattr(Run, "log", log_some)
-        with pytest.raises((KeyboardInterrupt, Stopped)):
+        stop_after(n_rows, patch)
+        with pytest.raises(Stopped):
             evaluate_run(folder, longer)
     evaluate_run(folder, config)  # the former command, repeated
     evaluate_run(folder, longer)
@@ -715,20 +720,6 @@ def test_a_further_run_takes_no_length_from_a_study_that_has_grown(two):
 
     assert set(rows["run"]) == {"run", "other"}
     assert set(rows["length"]) == {16, 32, 64, 128}
-
-
-def stop_after(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Send SIGTERM as soon as so many rows are written."""
-    log = Run.log
-    written = []
-
-    def logged(run, row):
-        log(run, row)
-        written.append(row)
-        if len(written) == count:
-            signal.raise_signal(signal.SIGTERM)
-
-    monkeypatch.setattr(Run, "log", logged)
 
 
 def test_a_stop_after_any_row_leaves_a_whole_curve(trained):

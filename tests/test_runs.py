@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 import torch
-from support import change_record, changed, in_child, snapshot
+from support import change_record, changed, encoded, in_child, snapshot
 
 from posbench import encodings
 from posbench.config.schema import Config
+from posbench.encodings.rope import RoPE
 from posbench.errors import InUse, RunFailed, UserError
 from posbench.run import checkpoint
 from posbench.run.folder import ADDING, Run, in_use, load_config, other_code
@@ -321,15 +322,22 @@ def test_a_curve_is_replaced_only_by_one_that_is_measured_as_far():
     assert counting_rows([*of_ab, *whole, *of_ef]) == whole
 
 
-def test_another_version_of_an_own_encodings_file_is_told(tiny_config, monkeypatch):
-    current = {"own": "now", "other": "same"}
-    monkeypatch.setattr(encodings, "installed_files", lambda *_: current)
-    record = RunRecord(id=tiny_config.id, status="done")
-    digests = {"own": "before", "other": "same"}
-    before = dataclasses.replace(record, installed_encodings=digests)
-    (line,) = other_code(tiny_config, before)
+class Own(RoPE):
+    """An encoding of one's own."""
+
+
+def test_another_version_of_an_own_encodings_file_is_told(tiny_config):
+    encodings.register(Own)
+    config = encoded(tiny_config, "own")
+    now = encodings.installed_files("own", {})
+    record = RunRecord(id=config.id, status="done", installed_encodings=now)
+    before = dataclasses.replace(record, installed_encodings={"own": "before"})
+
+    (line,) = other_code(config, before)
+
     assert line.startswith("'own' was trained with another version of its file")
-    assert other_code(tiny_config, record) == []
+    assert now.keys() == {"own"}
+    assert other_code(config, record) == []
 
 
 def test_adding_rows_makes_no_run(folder, tiny_config):
