@@ -283,15 +283,20 @@ FAR_CASES = [
 ]
 
 
-@pytest.mark.parametrize(("method", "options", "distance"), FAR_CASES)
-def test_far_pairs_are_ropes_at_the_papers_distance(method, options, distance):
-    after = extended(RoPE(SHAPE), method, 40, **options)
-    q, k, *_ = layer_inputs(SHAPE, 40, batch=1)
+def assert_ropes_at(distance, method, length, **options):
+    """Compare the logits of an extension with RoPE's at the distances of a rule."""
+    after = extended(RoPE(SHAPE), method, length, **options)
+    q, k, *_ = layer_inputs(SHAPE, length, batch=1)
 
     logits = attention_logits(after, q, k)
 
     wanted = at_distances(q, k, distance)
     assert_close(logits, wanted, atol=5e-6, rtol=5e-6)
+
+
+@pytest.mark.parametrize(("method", "options", "distance"), FAR_CASES)
+def test_far_pairs_are_ropes_at_the_papers_distance(method, options, distance):
+    assert_ropes_at(distance, method, 40, **options)
 
 
 def plain_distance(i: int, j: int) -> int:
@@ -308,23 +313,11 @@ def plain_distance(i: int, j: int) -> int:
     ],
 )
 def test_lampe_up_to_the_training_length_is_as_in_its_authors_code(length, distance):
-    after = extended(RoPE(SHAPE), "lampe", length, window=4, tail=2)
-    q, k, *_ = layer_inputs(SHAPE, length, batch=1)
-
-    logits = attention_logits(after, q, k)
-
-    wanted = at_distances(q, k, distance)
-    assert_close(logits, wanted, atol=5e-6, rtol=5e-6)
+    assert_ropes_at(distance, "lampe", length, window=4, tail=2)
 
 
 def test_lampe_changes_nothing_where_nothing_would_be_squeezed():
-    after = extended(RoPE(SHAPE), "lampe", 12, window=2, mapped=11)
-    q, k, *_ = layer_inputs(SHAPE, 12, batch=1)
-
-    logits = attention_logits(after, q, k)
-
-    wanted = at_distances(q, k, plain_distance)
-    assert_close(logits, wanted, atol=5e-6, rtol=5e-6)
+    assert_ropes_at(plain_distance, "lampe", 12, window=2, mapped=11)
 
 
 @pytest.mark.parametrize("length", [17, 40, 256])

@@ -169,9 +169,6 @@ def test_few_tokens_give_every_token_a_probability():
 BREAKS = np.arange(V) == C  # c ends a line
 
 
-SPAN = np.array([[0, 400]])
-
-
 def readers_of_window(ids: list[int], context: int) -> np.ndarray:
     """Return p of the last token by each reader of the mixture: (readers,)."""
     mixed = Mixture(text(), V, BREAKS)
