@@ -256,8 +256,10 @@ class _Pool:
         line = ", ".join(f"{count} {name}" for name, count in sorted(counts.items()))
         logger.info("%s", line)
         for begun in self.running:
-            rows = training_rows(begun.plan.folder)
-            step = rows[-1]["step"] if rows else 0
+            step = 0
+            with contextlib.suppress(UserError):  # the run mends what is spoilt
+                for row in training_rows(begun.plan.folder):
+                    step = row["step"]
             total = begun.plan.config.training.steps
             logger.info("  %s: step %s of %s", begun.plan.id, step, total)
 
