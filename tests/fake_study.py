@@ -17,6 +17,8 @@ from support import changed, encoded
 
 from posbench.config.schema import Config, to_container
 from posbench.launch import compose
+from posbench.results.compare import compare
+from posbench.results.comparison import Comparison
 from posbench.results.frame import read
 from posbench.results.headline import Headline, headline
 from posbench.run.rows import EvaluationRow
@@ -59,6 +61,12 @@ SCHEMES = {
 def rows_of_study(name: str) -> pd.DataFrame:
     """Return the rows of a study of docs/rows."""
     return read([ROOT / "docs" / "rows" / f"{name}.parquet"])
+
+
+@functools.cache
+def comparison_of_study(name: str) -> Comparison:
+    """Return the comparison of a study of docs/rows."""
+    return compare(rows_of_study(name))
 
 
 @functools.cache

@@ -5,7 +5,7 @@ import re
 
 import pandas as pd
 import pytest
-from fake_study import Truth, rows_of_study, write_study
+from fake_study import Truth, comparison_of_study, rows_of_study, write_study
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
@@ -36,6 +36,11 @@ def lines_of(axes: Axes, scheme: str) -> list[Line2D]:
     return [line for line in axes.lines if line.get_gid() == f"curve-{scheme}"]
 
 
+@pytest.fixture(scope="module")
+def figure_of_six() -> Figure:
+    return text_figure(rows_of_study("six_reader"))
+
+
 def test_the_band_of_a_curve_is_its_interval():
     frame = rows_of_study("six_reader")
     points = curves(frame).query("label == 'rope' and variant == 'plain'")
@@ -52,13 +57,13 @@ def test_the_band_of_a_curve_is_its_interval():
     assert heights.issuperset(points["nll_high"])
 
 
-def test_the_intervals_of_differences_are_the_adjusted_ones():
-    frame = rows_of_study("six_reader")
-    fox = compare(frame).frame.set_index("label").loc["fox"]
+def test_the_intervals_of_differences_are_the_adjusted_ones(figure_of_six):
+    table = comparison_of_study("six_reader").frame
+    fox = table.set_index("label").loc["fox"]
     low = fox["nll_difference_adjusted_low"]
     high = fox["nll_difference_adjusted_high"]
 
-    axes = text_figure(frame).axes[2]
+    axes = figure_of_six.axes[2]
 
     interval, point = lines_of(axes, "fox")
     assert low < fox["nll_difference_low"]
@@ -66,11 +71,11 @@ def test_the_intervals_of_differences_are_the_adjusted_ones():
     assert point.get_xdata() == pytest.approx([fox["nll_difference"]])
 
 
-def test_a_scheme_has_one_colour_in_every_panel_and_report():
+def test_a_scheme_has_one_colour_in_every_panel_and_report(figure_of_six):
     six = rows_of_study("six_reader")
     others = six[six["encoding"].isin(["t5", "alibi", "rope"])]
 
-    of_six = [colours_of(axes) for axes in text_figure(six).axes]
+    of_six = [colours_of(axes) for axes in figure_of_six.axes]
     of_others = [colours_of(axes) for axes in text_figure(others).axes]
 
     for panel in of_six + of_others:
@@ -121,8 +126,8 @@ def test_a_simple_reader_never_sets_a_range(tmp_path, ngram, words):
     assert f"n-gram model {ngram:g}, {words}" in names
 
 
-def test_a_simple_reader_in_the_range_is_a_grey_line():
-    axes = text_figure(rows_of_study("six_reader")).axes[0]
+def test_a_simple_reader_in_the_range_is_a_grey_line(figure_of_six):
+    axes = figure_of_six.axes[0]
 
     greys = [line for line in axes.lines if line.get_color() == charts.GREY]
 
@@ -130,12 +135,10 @@ def test_a_simple_reader_in_the_range_is_a_grey_line():
     assert heights == pytest.approx([3.408, 2.936], abs=5e-4)
 
 
-def test_numbers_in_figures_have_a_true_minus():
-    figure = text_figure(rows_of_study("six_reader"))
+def test_numbers_in_figures_have_a_true_minus(figure_of_six):
+    figure_of_six.draw_without_rendering()
 
-    figure.draw_without_rendering()
-
-    labels = figure.axes[2].get_xticklabels()
+    labels = figure_of_six.axes[2].get_xticklabels()
     ticks = [label.get_text() for label in labels]
     assert "\N{MINUS SIGN}" in "".join(ticks)
     assert "-" not in "".join(ticks)
@@ -152,13 +155,11 @@ def test_names_that_differ_at_their_ends_stay_apart():
 
 
 @pytest.mark.slow
-def test_names_at_the_ends_of_curves_do_not_collide():
-    figure = text_figure(rows_of_study("six_reader"))
+def test_names_at_the_ends_of_curves_do_not_collide(figure_of_six):
+    figure_of_six.draw_without_rendering()
 
-    figure.draw_without_rendering()
-
-    assert len(figure.axes) == 3
-    for axes in figure.axes:
+    assert len(figure_of_six.axes) == 3
+    for axes in figure_of_six.axes:
         # without the lines that lead from a name to its curve
         boxes = [Text.get_window_extent(text) for text in axes.texts]
         boxes += [label.get_window_extent() for label in axes.get_xticklabels()]
@@ -166,14 +167,14 @@ def test_names_at_the_ends_of_curves_do_not_collide():
             assert not box.overlaps(other)
 
 
-def test_the_panels_of_a_page_are_those_of_the_figure():
-    frame = rows_of_study("six_reader")
-    panels = charts.text_panels(curves(frame), compare(frame))
+def test_the_panels_of_a_page_are_those_of_the_figure(figure_of_six):
+    points = curves(rows_of_study("six_reader"))
+    panels = charts.text_panels(points, comparison_of_study("six_reader"))
 
     figures = [charts.panels_figure([panel]) for panel in panels]
 
     titles = [figure.axes[0].get_title() for figure in figures]
-    of_whole = [axes.get_title() for axes in text_figure(frame).axes]
+    of_whole = [axes.get_title() for axes in figure_of_six.axes]
     assert titles == of_whole
 
 

@@ -18,7 +18,7 @@ import pandas as pd
 import pytest
 import torch
 import yaml
-from fake_study import rows_of_study
+from fake_study import comparison_of_study, rows_of_study
 from schemes import cases, label, untrained
 
 from posbench import encodings
@@ -30,7 +30,6 @@ from posbench.encodings.base import Shape
 from posbench.errors import Undefined
 from posbench.launch.compose import single
 from posbench.model.gpt import build
-from posbench.results.compare import compare
 from posbench.results.comparison import Comparison
 from posbench.results.words import NOT_RESOLVED
 
@@ -259,7 +258,7 @@ def frozen_cells(study: str, table: pd.DataFrame) -> list[list[str]]:
     "study", ["six_reader", pytest.param("six_demo", marks=pytest.mark.slow)]
 )
 def test_the_main_tables_have_their_frozen_numbers(study):
-    comparison = compare(rows_of_study(study))
+    comparison = comparison_of_study(study)
     ranges = RANGES if study == "six_reader" else ()
     printed = cells(comparison, ranges)
     frozen = frozen_cells(study, comparison.frame)
@@ -267,13 +266,13 @@ def test_the_main_tables_have_their_frozen_numbers(study):
 
 
 def test_the_main_table_of_six_has_its_frozen_order():
-    table = compare(rows_of_study("six_reader")).frame
+    table = comparison_of_study("six_reader").frame
     by_loss = ["fox", "rope", "t5", "alibi", "sinusoidal", "none"]
     assert list(table["label"]) == by_loss
 
 
 def test_the_main_tables_of_six_have_their_frozen_words():
-    table = compare(rows_of_study("six_reader")).frame.set_index("label")
+    table = comparison_of_study("six_reader").frame.set_index("label")
     for name, *_, frozen in FROZEN["tables"]["six_reader"]:
         if ";" in frozen:
             words = set(table.loc[name, ["nll_word", "rise_word"]])
@@ -286,7 +285,7 @@ def test_the_main_tables_of_six_demo_have_their_words():
     """Differences at the training length need no gate; rises do, which rope of six_demo
     has not passed.
     """
-    table = compare(rows_of_study("six_demo")).frame.set_index("label")
+    table = comparison_of_study("six_demo").frame.set_index("label")
     table = table.drop("rope")
     words = table["nll_word"].to_dict()
     assert words == {
