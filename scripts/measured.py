@@ -10,8 +10,9 @@ from posbench.results.frame import read
 
 ROWS = Path(__file__).parents[1] / "docs" / "rows"
 STUDIES = {
-    "six": "larger, five seeds",
+    "six": "with Muon, five seeds",
     "six_reader": "five seeds",
+    "six_wide": "larger, five seeds",
     "catalogue": "seed 0",
     "catalogue_again": "seed 1",
 }
@@ -24,8 +25,9 @@ LEGEND = """
 Loss is in nats per token. 1x is the training length. The change is on the same target tokens.
 
 The models have 1.0M parameters (`experiment=reader`). They were trained at 128 tokens, on 4.0M tokens of Python's own
-library. *Larger* models have 3.7M parameters (`experiment=reader_wide`). They were trained at 256 tokens, on 8.0M tokens
-of the same text, and were not evaluated at 8x.
+library, with AdamW (`training.optimizer=adamw`) where the row does not say *with Muon*. *Larger* models have 3.7M
+parameters (`experiment=reader_wide`). They were trained at 256 tokens, on 8.0M tokens of the same text, and were not
+evaluated at 8x.
 
 At 1x the seeds of one encoding differ by up to 0.25 nats.
 Those of larger models differ by up to 0.08.

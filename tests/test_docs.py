@@ -204,7 +204,7 @@ def cells_of_rows(rows: pd.DataFrame) -> dict[str, set[str]]:
     [
         ("six", "results", "### Beyond the"),
         ("six", "results", "### Against"),
-        ("six_reader", "results", "### The smaller"),
+        ("six_wide", "results", "### The larger"),
         ("patterns", "longer", "## Which"),
     ],
 )
@@ -249,48 +249,64 @@ CUT_TO = [
 ]
 
 
-def test_the_six_with_muon_are_those_of_their_rows():
-    _, _, section = text_of("docs/results.md").partition("## The six with Muon")
-    _head, _rule, *lines = rows_of(section[section.index("| scheme") :])[:8]
+def half_of(row: pd.Series, name: str) -> str:
+    """Return a difference or rise as a page prints it; "" for none."""
+    if pd.isna(row[name]):
+        return ""
+    half = (row[f"{name}_high"] - row[f"{name}_low"]) / 2
+    return f"{row[name]:+.3f} ±{half:.3f}"
 
-    def of(study):
-        rows = main_rows(read([ROOT / "docs" / "rows" / f"{study}.parquet"]))
-        rows = rows[rows["window"].isna()]
-        nll = rows.pivot_table(index="encoding", columns="length", values="nll")
-        return nll, nll.sub(nll[128], axis=0)  # losses, and above those at 1x
 
-    nll, above = of("six_muon")
-    former_nll, former_above = of("six_reader")
+def test_what_muon_changes_is_that_of_the_rows():
+    section = text_of("docs/results.md").partition("### What Muon changes")[2]
+    _head, _rule, *lines = rows_of(section)[:8]
+    frames = []
+    for study in ("six_reader", "six"):
+        rows = read([ROOT / "docs" / "rows" / f"{study}.parquet"])
+        frames.append(compare(rows).frame.set_index("label"))
 
     expected = []
-    for name in nll[128].sort_values().index:
-        cells = [f"{nll.loc[name, 128]:.3f}"]
-        cells += [f"{above.loc[name, length]:+.3f}" for length in (64, 256, 512, 1024)]
-        cells.append(f"{former_nll.loc[name, 128]:.3f}")
-        cells += [f"{former_above.loc[name, length]:+.3f}" for length in (64, 512)]
-        expected.append([name, *cells])
+    for name in frames[1]["nll"].sort_values().index:
+        of_name = [frame.loc[name] for frame in frames]
+        cells = [name, *[f"{row['nll']:.3f}" for row in of_name]]
+        for column in ("nll_difference", "rise_4x"):
+            cells += [half_of(row, column) for row in of_name]
+        expected.append(cells)
     assert lines == expected
 
-    lower = (former_nll - nll)[128]
-    first, *_, third = sorted(nll[128])[:3]
-    words = words_of_results()
-    assert f"{lower.min():.2f} to {lower.max():.2f} nats lower" in words
-    assert f"The lowest three lie within {third - first:.3f} nats" in words
-    assert all(above.loc[["fox", "t5", "alibi"], 256:].max() < 0)
-    assert all(above.loc[["rope", "sinusoidal", "none"], 256:].min() > 0.2)
+    lower = frames[0]["nll"] - frames[1]["nll"]
+    assert f"{lower.min():.2f} to {lower.max():.2f} nats lower" in words_of_results()
 
 
 def test_what_less_context_costs_is_that_of_the_rows():
-    losses = losses_of("six_reader")
+    losses = losses_of("six")
     for label, length, name in CUT_TO:
         cost = losses.estimate(losses.rise(label, length))
         printed = f"{cost.mean:.3f} ±{cost.half():.3f} {name}"
         assert printed in words_of_results()
 
 
-@pytest.mark.parametrize(("study", "half"), [("six", 128), ("six_reader", 64)])
-def test_what_narrowed_attention_gains_is_that_of_the_rows(study, half):
-    losses = losses_of(study)
+GAINS = {
+    "t5": "T5",
+    "rope": "RoPE",
+    "fox": "FoX",
+    "alibi": "ALiBi",
+    "sinusoidal": "sinusoids",
+}
+
+
+def test_what_the_last_doubling_of_context_gains_is_that_of_the_rows():
+    losses = losses_of("six")
+    for label, name in GAINS.items():
+        gain = losses.estimate(losses.rise(label, 64))
+        assert f"{name} {gain.mean:.3f} ±{gain.half():.3f}" in words_of_results()
+        assert gain.mean - gain.half() > 0
+    none = losses.estimate(losses.rise("none", 64))
+    assert f"For NoPE, {none.mean:+.3f} ±{none.half():.3f}" in words_of_results()
+
+
+def test_what_narrowed_attention_gains_is_that_of_the_rows():
+    losses = losses_of("six")
     above = {}
     for label in ("fox", "rope"):
         plain = losses.level(label, 1024)
@@ -298,14 +314,12 @@ def test_what_narrowed_attention_gains_is_that_of_the_rows(study, half):
         above[label] = losses.estimate(comparisons.difference(plain, narrowed))
     fox = above["fox"]
     rope = above["rope"]
-    none = losses.estimate(losses.rise("none", half))
 
     words = words_of_results()
 
     assert f"FoX is {-fox.mean:.3f} ±{fox.half():.3f}" in words
     assert f"schemes at once the interval is ±{fox.half(0.05 / 6):.3f}" in words
     assert f"RoPE ends {rope.mean:.3f} ±{rope.half():.3f} above" in words
-    assert f"loss is {-none.mean:.3f} ±{none.half():.3f} lower" in words
 
 
 def by_seed_at_each_size() -> dict[tuple[int, int], dict[str, pd.DataFrame]]:
