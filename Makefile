@@ -68,6 +68,7 @@ types: $(VENV)/.dev ## mypy, strict
 	$(BIN)/mypy
 
 docs: $(VENV)/.docs ## the documentation site, build/docs/site/index.html (half a minute)
+	OMP_NUM_THREADS=1 $(BIN)/python scripts/cards.py
 	OMP_NUM_THREADS=1 $(BIN)/python scripts/docs.py build/docs
 	$(BIN)/zensical build --strict --clean --config-file build/docs/mkdocs.yml
 

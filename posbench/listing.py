@@ -14,7 +14,7 @@ import yaml
 from posbench import encodings, registry
 from posbench.config.schema import Config, meanings, to_container
 from posbench.config.shipped import EVERY, NESTED, choices
-from posbench.errors import unknown
+from posbench.errors import UserError, unknown
 from posbench.options import as_typed
 from posbench.typed import PLACE, Typed
 
@@ -58,6 +58,9 @@ MODELS = {
     "learned": "gpt2, opt, gpt_neo, bert",
     "sinusoidal": "marian, m2m_100, xglm",
 }
+
+# `decision_card` of each encoding, as scripts/cards.py writes it
+CARDS = registry.folder("encodings") / "cards.json"
 
 
 def comments_by_key(path: Path) -> dict[str, str]:
@@ -201,10 +204,15 @@ def page_text(name: str) -> str:
     return "\n".join(lines)
 
 
+def encoding_text(name: str) -> str:
+    """Return the docstring of one of posbench's encodings, read from its file."""
+    path = registry.folder("encodings") / f"{encodings.MODULE_OF[name]}.py"
+    return registry.documentation(name, [path])
+
+
 def encoding_row(name: str) -> dict[str, Any]:
     """Return what the docstring of an encoding says."""
-    path = registry.folder("encodings") / f"{encodings.MODULE_OF[name]}.py"
-    row = _docstring_row(name, registry.documentation(name, [path]))
+    row = _docstring_row(name, encoding_text(name))
     paper = _ARXIV.search(row["source"] or "")
     return row | {"paper": paper and paper[0]}
 
@@ -230,6 +238,23 @@ def at_demo_size(name: str) -> "Encoding":
     from posbench.encodings.base import Shape
 
     return encodings.build(name, Shape(**DEMO))
+
+
+def known_card(name: str) -> dict[str, str]:
+    """Return what is known of an encoding before any run, with its default options;
+    nothing of one that needs an option, or is not known here.
+
+    Those of posbench stand in a file, `CARDS`, so that a report imports no torch.
+    """
+    if name not in encodings.names():
+        return {}
+    known: dict[str, dict[str, str]] = json.loads(CARDS.read_text("utf-8"))
+    if name in known:
+        return known[name]
+    try:
+        return decision_card(at_demo_size(name))
+    except UserError:  # it needs an option
+        return {}
 
 
 def decision_card(encoding: "Encoding") -> dict[str, str]:

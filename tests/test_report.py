@@ -21,7 +21,7 @@ from fake_study import (
     write_study,
 )
 from rich.console import Console
-from support import posbench
+from support import posbench, script
 
 from posbench import api, encodings, listing, reports
 from posbench.reports import charts, decision, one_run, tables
@@ -550,6 +550,11 @@ def test_the_card_has_results_kernels_and_cache():
     assert fox["holds_to"] == "≥ 8x"
     assert fox["kernels"] == "with a bias"
     assert fox["cache"] == "with x"
+
+
+def test_the_cards_in_the_file_are_those_of_the_encodings():
+    """`python scripts/cards.py` writes the file."""
+    assert listing.CARDS.read_text("utf-8") == script("cards").written()
 
 
 def test_the_card_has_cost_as_a_multiple_of_none():

@@ -4,8 +4,7 @@ run.
 
 import pandas as pd
 
-from posbench.errors import UserError
-from posbench.listing import at_demo_size, decision_card
+from posbench.listing import known_card
 from posbench.reports.render import Column, Row, Table
 from posbench.reports.tables import main_table, range_text
 from posbench.results.comparison import Comparison, Interval
@@ -38,12 +37,7 @@ def card_table(frame: pd.DataFrame, comparison: Comparison) -> Table:
     costs /= costs.reindex([BESIDE]).iloc[0]
 
     schemes = comparison.records
-    known = []
-    for name in schemes["encoding"]:
-        try:
-            known.append(decision_card(at_demo_size(name)))
-        except UserError:  # it needs an option or is not known here
-            known.append({})
+    known = [known_card(name) for name in schemes["encoding"]]
     facts = pd.DataFrame(known, schemes["label"])
     joined = schemes.join(pd.concat([costs, accuracy, facts], axis=1), on="label")
 

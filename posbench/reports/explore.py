@@ -29,6 +29,7 @@ from bokeh.plotting import figure
 from bokeh.resources import Resources
 
 from posbench import encodings
+from posbench.listing import encoding_text
 from posbench.reports.charts import scheme_colour
 from posbench.reports.render import page_html
 from posbench.results.comparison import Comparison
@@ -124,14 +125,14 @@ def _schemes(comparison: Comparison) -> pd.DataFrame:
     frame = frame[frame["nll_status"] == "ok"].reset_index(drop=True)
     families, titles = [], []
     for name in frame["encoding"]:
-        family, title = "own", ""
-        if name in encodings.names():
-            cls = encodings.load(name)
-            family = cls.__module__.rpartition(".")[2]
-            text = inspect.cleandoc(encodings.documentation(cls))
-            title = " ".join(text.partition("\n\n")[0].split())
-        families.append(family)
-        titles.append(title)
+        text = ""
+        if name in encodings.MODULE_OF:  # read from its file, without torch
+            text = encoding_text(name)
+        elif name in encodings.REGISTERED:
+            text = encodings.documentation(encodings.load(name))
+        paragraph, _, _ = inspect.cleandoc(text).partition("\n\n")
+        families.append(encodings.MODULE_OF.get(name, "own"))
+        titles.append(" ".join(paragraph.split()))
     frame = frame.assign(family=families, title=titles)
     frame["colour"] = frame["label"].map(scheme_colour)
     words = frame["label"] + " " + frame["family"] + " " + frame["title"]
