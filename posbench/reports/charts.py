@@ -17,6 +17,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import NullLocator
 
 from posbench.errors import UserError
@@ -102,6 +103,16 @@ _UNDATED = {
 
 class Picture(Figure):
     """A figure that a notebook shows as a cell's value, with or without pyplot."""
+
+    def draw(self, renderer: Any) -> None:
+        """Draw. To save a figure, matplotlib draws it twice: first for the layout,
+        which is all that is done here, then with the layout as it is.
+        """
+        layout = self.get_layout_engine()
+        if isinstance(layout, ConstrainedLayoutEngine) and self.canvas.is_saving():
+            layout.execute(self)
+        else:
+            super().draw(renderer)
 
     def _repr_png_(self) -> bytes:
         return image_bytes(self, "png")
