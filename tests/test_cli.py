@@ -2,6 +2,7 @@
 into an empty folder.
 """
 
+import inspect
 import io
 import json
 import os
@@ -602,6 +603,32 @@ def test_a_mistake_in_what_to_evaluate_leaves_the_run_as_it_was(capsys):
         assert code == 2
         assert message in error_line(capsys)
         assert support.snapshot(folder) == before
+
+
+def test_a_wrong_value_of_an_encoding_is_refused_without_torch():
+    code = """
+import sys, posbench.cli
+sys.argv = ["posbench", "train", "encoding=rope", "encoding.base=x"]
+try:
+    code = posbench.cli.main()
+except SystemExit as end:
+    code = end.code
+sys.exit(code + 10 * ("torch" in sys.modules))
+"""
+
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+
+    assert "encoding.base is 'x' for 'rope'" in done.stderr
+    assert done.returncode == 2
+
+
+def test_each_encoding_takes_its_own_defaults_before_torch_is_there():
+    for name in encodings.MODULE_OF:
+        given = {}
+        for option, default in encodings.options_of(name).items():
+            if default is not inspect.Parameter.empty:
+                given[option] = default
+        encodings.refuse_values(name, given)
 
 
 def test_evaluate_takes_studies_and_a_run_that_fails_does_not_stop_others(

@@ -4,16 +4,21 @@ a class in one.
 Encodings from elsewhere join by `register`.
 """
 
+import ast
+import contextlib
 import hashlib
 import importlib
 import inspect
 import json
 import pkgutil
 import sys
+import typing
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import posbench.options
+from posbench import registry
 from posbench.errors import UserError, unknown
 from posbench.options import checked
 
@@ -209,6 +214,29 @@ def build(
     from posbench.encodings.own import construct
 
     return construct(cls, shape, **values)
+
+
+def refuse_values(name: str, options: Mapping[str, Any]) -> None:
+    """Refuse values of one of posbench's encodings as `build` does, as far as its
+    source says their types. Imports no torch, so that a mistake is answered at once.
+    """
+    if name not in MODULE_OF:
+        return
+    path = Path(__file__).with_name(f"{MODULE_OF[name]}.py")
+    declared = registry.constructor(name, path)
+    if declared is None:  # inherited
+        return
+    known = vars(typing) | vars(posbench.options)
+    hints = {}
+    defaults = {}
+    arguments = declared.args[::-1]  # the first of these have the defaults
+    for argument, default in zip(arguments, declared.defaults[::-1], strict=False):
+        annotation = ast.unparse(argument.annotation or argument)
+        with contextlib.suppress(NameError, ValueError):  # known to the module alone
+            hints[argument.arg] = eval(annotation, {**known})  # noqa: S307
+            defaults[argument.arg] = ast.literal_eval(default)
+    typed = {key: value for key, value in options.items() if key in defaults}
+    checked(typed, hints, defaults, name, "encoding.")
 
 
 def acts(hooks: frozenset[str]) -> str:

@@ -290,6 +290,7 @@ def check(config: Config) -> None:
     """Refuse options that are wrong, weights or problems that do not fit, and positions
     that cannot be shifted.
     """
+    encodings.refuse_values(config.encoding.name, config.encoding.options)
     encoding = config.build_encoding()
     data = config.data
     length = config.training.train_length
