@@ -8,14 +8,17 @@ import os
 import platform
 import random
 import re
+import time
 from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from posbench.errors import RunFailed, UserError
 
+CLEARLY_FASTER = 1.3  # so many times, one CPU thread is said to be
 logger = logging.getLogger(__name__)
 OUT_OF_MEMORY = "out of memory"  # how the reason of such a failure begins
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
@@ -209,6 +212,37 @@ def set_threads(threads: int | None) -> int:
     if threads is not None:
         torch.set_num_threads(threads)
     return torch.get_num_threads()
+
+
+def tell_slow_threads(n_rows: int, width: int) -> None:
+    """Warn if one CPU thread is clearly faster than all together, which wait for each
+    other where other work needs the cores.
+
+    What is timed is a feed-forward of ones, `n_rows` tokens of a model's `width`, by
+    turns for half a second: what the model computes stays the same.
+    """
+    n_threads = torch.get_num_threads()
+    if n_threads == 1:
+        return
+    x = torch.ones(n_rows, width)
+    weight = torch.ones(width, 4 * width)
+    seconds = {1: 0.0, n_threads: 0.0}
+    while sum(seconds.values()) < 0.5:
+        for threads in seconds:
+            torch.set_num_threads(threads)
+            begin = time.perf_counter()
+            F.gelu(x @ weight) @ weight.T
+            seconds[threads] += time.perf_counter() - begin
+    torch.set_num_threads(n_threads)
+
+    gain = seconds[n_threads] / seconds[1]
+    if gain > CLEARLY_FASTER:
+        logger.warning(
+            "a feed-forward takes %.2g times as long with %d threads as with one:"
+            " runtime.threads=1 is faster here",
+            gain,
+            n_threads,
+        )
 
 
 @contextlib.contextmanager

@@ -10,6 +10,7 @@ import re
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ import fake_study
 import pandas as pd
 import pytest
 import support
+import torch
 import yaml
 from support import posbench
 
@@ -861,3 +863,20 @@ def test_a_launcher_without_an_address_is_one_line(monkeypatch, capsys):
     monkeypatch.delenv("MASTER_ADDR", raising=False)
     assert train() == 2
     assert "MASTER_ADDR and MASTER_PORT are not" in error_line(capsys)
+
+
+def test_threads_that_are_slower_than_one_are_told_once(monkeypatch, capsys):
+    gelu = torch.nn.functional.gelu
+
+    def waiting(*args, **options):
+        if torch.get_num_threads() > 1:
+            time.sleep(0.01)
+        return gelu(*args, **options)
+
+    monkeypatch.setattr(torch.nn.functional, "gelu", waiting)
+    n_told = {}
+    for threads in (1, 2):
+        assert train(f"runtime.threads={threads}", f"seed={threads}") == 0
+        n_told[threads] = capsys.readouterr().err.count("runtime.threads=1 is faster")
+
+    assert n_told == {1: 0, 2: 1}

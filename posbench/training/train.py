@@ -155,6 +155,9 @@ def fit(
     first_step, state = resume(trainer, config, run)
     if first_step == n_steps:
         return 0
+    if trainer.device.type == "cpu" and world.size == 1:
+        n_rows = training.batch_size * training.train_length
+        machine.tell_slow_threads(n_rows, config.model.d_model)
     clock = Clock(trainer, first_step * training.tokens_per_step, state)
     duties = Duties.of(config, trainer, run, clock, tokens, evaluate)
     shown: contextlib.AbstractContextManager[console.Updates | None]
