@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from posbench import machine
 from posbench.config.schema import Config, to_container
 from posbench.errors import UserError
 from posbench.run import RECORD
@@ -26,6 +25,8 @@ def time_here(work: list[tuple[Config, float]], outputs: set[Path]) -> str:
     """Return a sentence on how long training takes, by the runs that this machine has
     trained in these folders; `work` has configurations, each with its tokens.
     """
+    from posbench import machine  # it imports torch
+
     tokens_of_kind: dict[str, float] = {}
     for config, tokens in work:
         try:
