@@ -570,6 +570,18 @@ def runs(
     deleted runs leave in the cache. --pack FILE writes them into one file for another
     machine, where 'posbench runs FILE --unpack' takes them into outputs/.
     """
+    actions = {
+        "--delete": delete,
+        "--delete-tokens": delete_tokens,
+        "--pack": pack is not None,
+        "--unpack": unpack,
+    }
+    given = [option for option, is_given in actions.items() if is_given]
+    if len(given) > 1:
+        raise UserError(f"{' and '.join(given)}: expected one of them at a time")
+    if pack is None and (with_text or with_optimizer):
+        raise UserError("--with-text and --with-optimizer need --pack FILE")
+
     from posbench.reports import runs as listed
     from posbench.run import delete as deleted
     from posbench.run import pack as packed

@@ -786,6 +786,19 @@ def test_a_study_is_deleted_without_a_question(two_runs, capsys):
     assert notes.exists()
 
 
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["--pack", "s.zip", "--delete", "--yes"], "--delete and --pack: expected one"),
+        (["--delete", "--yes", "--with-text"], "need --pack FILE"),
+    ],
+)
+def test_one_thing_is_done_with_runs_at_a_time(two_runs, words, expected, capsys):
+    assert posbench("runs", "text", *words) == 2
+    assert expected in error_line(capsys)
+    assert len(runs()) == 2
+
+
 def test_a_run_that_was_moved_aside_is_deleted_if_it_is_named_itself(two_runs):
     first, second = two_runs
     aside = first.rename(f"{first}.old-1")
