@@ -167,12 +167,16 @@ def test_what_was_scored_on_other_tokens_is_left_out(six):
 
 def test_a_seed_without_a_row_at_the_training_length_is_left_out(six):
     is_one = (six["label"] == "fox") & (six["seed"] == 0)
-    without = six[~(is_one & (six["length_ratio"] == 1))]
+    without = six[~is_one | (six["length_ratio"] == 8)]
 
     fox = by_label(without).loc["fox"]
+    of_four = by_label(six[~is_one]).loc["fox"]
 
     assert fox["seeds"] == 4
     assert fox["left_out"] == 1
+    assert fox["nll_status"] == "ok"
+    measured = ["nll", "nll_low", "holds_to", "holds_at_longest", "rise_8x"]
+    assert fox[measured].to_dict() == of_four[measured].to_dict()
 
 
 def test_a_loss_that_failed_at_the_training_length_is_said(six):

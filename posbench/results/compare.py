@@ -56,8 +56,8 @@ class Losses:
     targets.
 
     `sums` are nats, (seeds, units), with the simple readers as further variants.
-    `statuses` are ok, or why there are no sums: undefined, failed, too_short, or
-    missing (in some seeds). `seeds` counts the seeds of each label.
+    `statuses` are ok, or why there are no sums: undefined, failed, too_short; or
+    missing: there are sums of some seeds only. `seeds` counts the seeds of each label.
     """
 
     def __init__(self, rows: pd.DataFrame) -> None:
@@ -238,7 +238,8 @@ def main_rows(frame: pd.DataFrame, protocol: str = "fixed_target") -> pd.DataFra
     each seed once, on the targets and in the precision that most share at 1x.
 
     Of as many, those that reach the longest context. A run whose newest curve is on
-    other targets takes part with an older one on these, or is left out.
+    other targets takes part with an older one on these, or is left out. So is a run
+    without a row at 1x, if others of its scheme have one.
     """
     runs = frame[(frame["run_status"] == "done") & ~frame["repeated"]]
     is_current = runs["newest"] | runs["superseded"]
@@ -260,7 +261,11 @@ def main_rows(frame: pd.DataFrame, protocol: str = "fixed_target") -> pd.DataFra
     others = set(rows["folder"][is_at_one]) - set(with_them)
     targets = rows["targets_sha256"]
     is_on_them = targets.isna() | (targets == targets[is_shared].iloc[0])
-    return rows[is_on_them & ~rows["folder"].isin(others)]
+    rows = rows[is_on_them & ~rows["folder"].isin(others)]
+
+    at_one = rows[(rows["variant"] == PLAIN) & (rows["length_ratio"] == 1)]
+    has_one = rows["folder"].isin(at_one["folder"])
+    return rows[has_one | ~rows["label"].isin(at_one["label"])]
 
 
 def reference_label(frame: pd.DataFrame, reference: str | None = None) -> str | None:
