@@ -203,8 +203,8 @@ class DataConfig(Section):
     )
     column: str = setting("which column of a table's or the hub's rows holds the text")
     splits: dict[str, str] = setting(
-        "Hub only: our split -> the data set's name for it; {} = same names. Missing"
-        " splits are split off the others."
+        "on the hub, or in a folder of save_to_disk: our split -> the data set's name"
+        " for it; {} = same names. Missing splits are split off the others."
     )
     articles: bool = setting(
         "true = lines of WikiText: a ` = Title = ` line starts a document"
@@ -397,8 +397,8 @@ class TrackingConfig(Section):
 
     backend: str = setting("wandb, tensorboard or none; the other keys are for wandb")
     mode: Literal["auto", "online", "offline"] = setting(
-        "online, offline, or auto = online if an API key is set up, else offline;"
-        " never asks"
+        "offline, or auto = online if an API key is set up, else offline; online ="
+        " auto, but warns if it is offline; never asks"
     )
     # W&B takes at most 128 characters
     project: Annotated[str, Len(1, 128)] = setting("W&B project of the runs")
