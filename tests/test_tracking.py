@@ -313,8 +313,33 @@ def test_a_failing_wandb_costs_one_warning_and_no_row(
     assert len(read_rows(folder)) == LAST + 4
     (warning,) = caplog.messages
     assert warning.startswith("tracking: ")
-    assert "'posbench sync' sends it later" in warning
+    assert "'posbench sync' sends them later" in warning
     assert "\n" not in warning
+
+
+def test_what_posbench_sync_does_not_send_is_not_sent_later(
+    config, folder, monkeypatch, caplog
+):
+    fails = Mock(side_effect=OSError("no space"))
+    monkeypatch.setattr("torch.utils.tensorboard.SummaryWriter", fails)
+    caplog.set_level("WARNING")
+
+    finish(folder, tracked(config, backend="tensorboard"))
+
+    assert caplog.messages == ["tracking: no space: the run folder has all rows"]
+
+
+def test_in_posbench_sync_a_failure_is_no_reason_to_run_it_later(
+    server, offline, folder, monkeypatch, caplog
+):
+    caplog.set_level("WARNING")
+    finish(folder, offline)
+    fails = Mock(side_effect=OSError("no network"))
+    monkeypatch.setattr(wandb, "init", fails)
+
+    assert posbench("sync", str(folder)) == 1
+
+    assert caplog.messages == ["tracking: no network: the run folder has all rows"]
 
 
 NAMES = [
@@ -358,6 +383,15 @@ def test_what_stands_beside_a_curve_has_no_panel(name):
 @pytest.mark.parametrize("mode", ["auto", "online"])
 def test_without_a_key_a_run_is_offline_and_nobody_is_asked_for_one(mode):
     assert not is_online(mode)
+
+
+def test_a_run_that_should_be_online_and_has_no_key_says_so(config, folder, caplog):
+    caplog.set_level("WARNING")
+
+    finish(folder, config, evaluated=1)
+
+    (warning,) = caplog.messages
+    assert "tracking.mode=online: no W&B API key" in warning
 
 
 def test_with_a_key_a_run_is_online_unless_told_otherwise(monkeypatch):

@@ -34,13 +34,14 @@ _VALUES = {
 
 
 class Tracker:
-    """The mirror of a run. A failure is a warning: `rows.jsonl` has the numbers, and a
-    later session sends them.
+    """The mirror of a run. A failure is a warning, with advice: `rows.jsonl` has the
+    numbers, and a later session sends them.
     """
 
-    def __init__(self, config: Config, run: Run) -> None:
+    def __init__(self, config: Config, run: Run, advice: str = "") -> None:
         self._config = config
         self._run = run
+        self._advice = advice
         self._targets: dict[Any, str | None] = {}
         self._seen = 0
         self.session: Session | None = None
@@ -87,9 +88,7 @@ class Tracker:
                 raise
             reason = (str(error).strip() or type(error).__name__).splitlines()[0]
             logger.warning(
-                "tracking: %s: the run goes on without it, 'posbench sync' sends it"
-                " later",
-                reason,
+                "tracking: %s: the run folder has all rows%s", reason, self._advice
             )
             self.session = None
             self._run.tracker = None
@@ -100,8 +99,11 @@ def mirror(config: Config, run: Run) -> None:
     backend = config.tracking.backend
     if backend == "wandb" and os.environ.get("WANDB_MODE") == "disabled":
         return
+    advice = ""
+    if backend == "wandb":
+        advice = ", 'posbench sync' sends them later"
     if backend != "none":
-        run.tracker = Tracker(config, run)
+        run.tracker = Tracker(config, run, advice)
 
 
 def row_values(

@@ -30,6 +30,11 @@ class Wandb:
 
         online = is_online(config.tracking.mode)
         if not online:
+            if config.tracking.mode == "online":
+                logger.warning(
+                    "tracking.mode=online: no W&B API key, or WANDB_MODE=offline: the"
+                    " run stays on this machine until 'posbench sync'"
+                )
             # Each offline session has the whole run: an older one would send it twice.
             for earlier in run.folder.glob("wandb/offline-run-*"):
                 shutil.rmtree(earlier)
