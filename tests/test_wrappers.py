@@ -20,7 +20,7 @@ from posbench.encodings.extend import extend_encoding
 from posbench.encodings.temperature import entmax
 from posbench.errors import Undefined, UserError
 from posbench.model.standalone import attention_logits, attention_output
-from posbench.training.step import tell_progress
+from posbench.training.step import set_progress
 
 SHAPE = Shape(d_model=32, n_heads=4, n_layers=4, train_length=32)
 LENGTH = 40
@@ -106,11 +106,11 @@ def test_drope_is_rope_before_the_drop_and_nothing_after_it(encoding, window):
     before_a_run = outputs(encoding)  # as after one
     assert torch.equal(before_a_run, none)
     for done in (0.0, 0.74):
-        tell_progress(encoding, done)
+        set_progress(encoding, done)
         made = outputs(encoding)
         assert torch.equal(made, rope)
     for done in (0.75, 1.0):
-        tell_progress(encoding, done)
+        set_progress(encoding, done)
         made = outputs(encoding)
         assert torch.equal(made, none)
 
@@ -262,7 +262,7 @@ def test_digits_begin_anywhere_in_training_by_a_draw_that_follows_from_the_updat
     encoding.train()
     drawn = []
     for update in [*range(100), 99, 7]:
-        tell_progress(encoding, update / 100)
+        set_progress(encoding, update / 100)
         offset = int((rows() - places).max())
         moved = (places + offset).clamp(max=last)
         expected = torch.where(places > 0, moved, 0)

@@ -179,7 +179,7 @@ def rows_into(
     return len(rows)
 
 
-def evaluations_on_the_way(config: Config) -> dict[int, EvaluationConfig]:
+def planned_evaluations(config: Config) -> dict[int, EvaluationConfig]:
     """Return the settings of evaluations during training, by update: plain
     `fixed_target` rows at all lengths.
     """

@@ -229,7 +229,7 @@ class Run:
         else:
             self.finish("failed", "error", message)
 
-    def as_begun(self, config: Config) -> Config:
+    def record_as_begun(self, config: Config) -> Config:
         """Record and return a configuration. A begun run keeps cadence and evaluation,
         and so the order of its rows.
         """

@@ -46,7 +46,7 @@ class Duties:
         """
         begun = config
         if run:
-            begun = run.as_begun(config)
+            begun = run.record_as_begun(config)
         begun = trainer.world.from_first(begun)
         validation = validation_of(tokens, begun)
         schedule = schedule_of(begun, can_validate=bool(validation))

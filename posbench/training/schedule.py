@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping
 
 from posbench.config.schema import Config, EvaluationConfig
-from posbench.evaluation.job import evaluations_on_the_way
+from posbench.evaluation.job import planned_evaluations
 
 _VALIDATIONS = 4  # per run, unless the configuration says how often
 
@@ -52,5 +52,5 @@ def schedule_of(config: Config, can_validate: bool) -> Schedule:
         log_every=runtime.log_every_steps,
         validate_every=validate_every,
         save_every=runtime.checkpoint_every_steps,
-        evaluations=evaluations_on_the_way(config),
+        evaluations=planned_evaluations(config),
     )

@@ -176,7 +176,7 @@ def begin_update(trainer: Trainer, batch: Batch, step: int, rate: float) -> Outc
     accumulation only changes the memory. Each of several processes has its own rows
     (`Batch.share`). `step`, which begins at 0, seeds random positions.
     """
-    tell_progress(trainer.model, step / trainer.training.steps)
+    set_progress(trainer.model, step / trainer.training.steps)
     optimizer = trainer.optimizer
     optimizer.zero_grad(set_to_none=True)
     loss = torch.zeros((), device=trainer.device)
@@ -225,7 +225,7 @@ def begin_update(trainer: Trainer, batch: Batch, step: int, rate: float) -> Outc
     return Outcome(step, numbers, arrived, trainer)
 
 
-def tell_progress(model: nn.Module, progress: float) -> None:
+def set_progress(model: nn.Module, progress: float) -> None:
     """Pass training progress in [0, 1] to the model's encoding and to encodings inside
     it.
     """

@@ -38,7 +38,7 @@ from posbench.training.step import (
     Unread,
     begin_update,
     learning_rate,
-    tell_progress,
+    set_progress,
 )
 
 logger = logging.getLogger(__name__)
@@ -89,7 +89,7 @@ def train(
 
         def evaluate(step: int, settings: EvaluationConfig) -> int:
             # encodings act as after training; the next update takes this back
-            tell_progress(model, 1.0)
+            set_progress(model, 1.0)
             with_settings = dataclasses.replace(config, evaluation=settings)
             return evaluate_into(run, model, tokens, with_settings, step, device, world)
 
@@ -209,5 +209,5 @@ def fit(
             stopped,
             f"stopped by {name} after step {step}; saved: the same command continues",
         )
-    tell_progress(trainer.model, 1.0)
+    set_progress(trainer.model, 1.0)
     return step - first_step
