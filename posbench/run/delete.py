@@ -2,6 +2,7 @@
 reports, other files.
 """
 
+import contextlib
 from collections.abc import Collection
 from pathlib import Path
 
@@ -9,7 +10,7 @@ from filelock import Timeout
 
 from posbench import files
 from posbench.data import tokens
-from posbench.errors import InUse
+from posbench.errors import InUse, UserError
 from posbench.run import RECORD
 from posbench.run.find import run_folders
 from posbench.run.folder import in_use, owned
@@ -28,7 +29,8 @@ def deletable(paths: Collection[Path]) -> list[Path]:
 def unused_tokens(paths: Collection[Path]) -> list[Path]:
     """Return the folders of the user's cache with tokens of a text that no run has, of
     those that paths name; without paths of those in `outputs`. What a run of another
-    project has used is not among them while that run exists.
+    project has used is not among them while that run exists. Damaged tokens are made
+    again when a run needs them: no run has them.
     """
     folders = [record.parent for record in Path("outputs").glob(f"*/*/{RECORD}")]
     if paths:
@@ -42,7 +44,10 @@ def unused_tokens(paths: Collection[Path]) -> list[Path]:
     for path in sorted(cache.glob("[!.]*/meta.json")):
         users = tokens.runs_with(path.parent)
         is_used = any((run / RECORD).exists() for run in users)
-        if not is_used and files.read_json(path)["sha256"] not in texts:
+        text = None
+        with contextlib.suppress(UserError):
+            text = files.read_json(path).get("sha256")
+        if not is_used and (text is None or text not in texts):
             unused.append(path.parent)
     return unused
 
