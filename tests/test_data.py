@@ -254,6 +254,15 @@ def test_training_documents_with_a_held_out_passage_are_left_out(tmp_path):
     assert other["copies"]["shared"] == round(share, 6)
 
 
+def test_what_all_documents_share_leaves_no_training_text(tmp_path):
+    licence = words_of(0, 70)
+    texts = {f"{i}.txt": f"{licence} of document {i}" for i in range(40)}
+    folder = write(tmp_path / "licensed", texts)
+    message = "'train' is empty: of the 36 training documents 36 share 64 words"
+    with pytest.raises(UserError, match=message):
+        load(folder, test_pieces=None)
+
+
 @pytest.mark.parametrize(("large", "every"), [(10**6, 1), (1000, 16)])
 def test_in_a_large_text_every_16th_passage_is_sought(
     tmp_path, monkeypatch, large, every

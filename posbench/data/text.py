@@ -1,4 +1,4 @@
-"""Text in three splits, and no passage of the held-out ones in training.
+"""Text in three splits, and how much of the held-out ones training has, too.
 
 - `given`: the source has splits. If validation or test is missing, the other one is
   halved.
@@ -6,6 +6,8 @@
   them are dropped.
 - `stretches`: with under 20 documents, separate stretches of each one are held out,
   `data.test_pieces` in all.
+
+Only `document` drops what is shared; `copies.shared` records its share for all.
 """
 
 import functools
@@ -96,11 +98,14 @@ def load(
 
     dropped = copied if split_by == "document" else []
     splits["train"] = Texts(train.document, np.delete(train.parts, dropped, axis=0))
-    if not all(map(len, splits.values())):
-        raise UserError(
-            f"data '{config.name}': a split is empty: documents share {PASSAGE_WORDS}"
-            " words, as a licence"
-        )
+    for split, texts in splits.items():
+        if not texts:
+            raise UserError(
+                f"data '{config.name}': the split '{split}' is empty: of the"
+                f" {len(train):,} training documents {len(dropped):,} share"
+                f" {PASSAGE_WORDS} words in a row with held-out ones, such as a"
+                " licence: expected more documents, or these without it"
+            )
 
     def parts() -> Iterator[bytes]:
         for split in SPLITS:
