@@ -403,11 +403,17 @@ def prepare(words: Words = None, config_dir: ConfigDir = None) -> None:
         what = "documents"
         if tokens.meta["split"] == "stretches":
             what = "pieces of documents, which are too few to hold whole ones out"
-        n_dropped = tokens.meta["copies"]["dropped_documents"]
-        print(
-            f"  {what}: {counts}; left out of training, as they share passages with"
-            f" held-out ones: {n_dropped:,}"
-        )
+        copies = tokens.meta["copies"]
+        if tokens.meta["split"] == "document":
+            shared = (
+                "left out of training, as they share passages with held-out ones:"
+                f" {copies['dropped_documents']:,}"
+            )
+        else:
+            shared = f"of held-out passages, training has {copies['shared']:.2%}"
+        print(f"  {what}: {counts}; {shared}")
+    if not prepared:
+        print("Nothing to prepare: the problems of a task are made in training.")
 
 
 @app.command(epilog=f"Only for sweeps: {', '.join(OF_A_SWEEP)}. {_KEYS}")

@@ -585,6 +585,13 @@ def test_prepare_says_which_files_are_read_and_left_out(capsys):
     printed = capsys.readouterr()
     assert "data.path: 2 files read, .txt; left out: 1 .md" in printed.err
     assert "pieces of documents" in printed.out
+    assert "of held-out passages, training has " in printed.out
+    assert "left out of training" not in printed.out
+
+
+def test_a_task_needs_no_preparation(capsys):
+    assert posbench("prepare", "experiment=tasks", "data=task/copy") == 0
+    assert "Nothing to prepare" in capsys.readouterr().out
 
 
 def test_a_mistake_in_what_to_evaluate_leaves_the_run_as_it_was(capsys):
@@ -855,6 +862,18 @@ def test_tokens_of_runs_of_another_project_are_kept(tmp_path, monkeypatch, capsy
     shutil.rmtree(run)
     assert posbench("runs", "--delete-tokens", "--yes") == 0
     assert "Deleted 1 prepared text," in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("damaged", ["{}", "no JSON"])
+def test_damaged_tokens_are_deleted(tmp_path, monkeypatch, capsys, damaged):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    folder = Path("posbench/tokens/0123")
+    folder.mkdir(parents=True)
+    (folder / "meta.json").write_text(damaged)
+
+    assert posbench("runs", "--delete-tokens", "--yes") == 0
+    assert "Deleted 1 prepared text," in capsys.readouterr().out
+    assert not folder.exists()
 
 
 def test_tokens_in_the_making_are_not_deleted(tmp_path, monkeypatch, capsys):

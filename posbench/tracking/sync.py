@@ -23,7 +23,8 @@ def sync(folders: list[Path]) -> None:
     for folder in folders:
         config = load_any(folder)
         if not config.is_trained_here:
-            continue  # it has no rows to overlay
+            print(f"{folder}: not sent: only runs that posbench trained have curves")
+            continue
         tracking = dataclasses.replace(config.tracking, backend="wandb", mode="auto")
         with Run.open(folder, config, command=None) as run:
             tracker = Tracker(dataclasses.replace(config, tracking=tracking), run)
