@@ -16,7 +16,7 @@ TESTS := PYTHONDONTWRITEBYTECODE= POSBENCH_REQUIRE_ORACLES=1 OMP_NUM_THREADS=1 $
 help: ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
 
-demo: $(VENV)/.core ## train rope on the built-in corpus and draw its extrapolation curve (about two minutes, the environment included)
+demo: $(VENV)/.core ## train rope on the built-in corpus and draw its extrapolation curve (about five minutes, the environment included)
 	$(BIN)/posbench train
 
 compare: $(VENV)/.core ## six schemes side by side, two at a time, with curves and a report (about four minutes, the environment included)
@@ -36,11 +36,11 @@ audit: ## known vulnerabilities of what constraints.txt names (asks a service on
 	build/audit/bin/python -m pip install -q --disable-pip-version-check pip-audit
 	build/audit/bin/pip-audit --disable-pip --no-deps -r constraints.txt
 
-test: $(VENV)/.dev ## the tests: each behaviour, in two minutes on two cores
+test: $(VENV)/.dev ## the tests: each behaviour, in six minutes on two cores
 	$(TESTS) -m "not slow and not gpu"
 	@echo "Left out: further cases, kills and launches (make test-slow), a GPU (make gpu)"
 
-test-slow: $(VENV)/.dev ## what make test leaves out (a quarter of an hour)
+test-slow: $(VENV)/.dev ## what make test leaves out (half an hour)
 	$(TESTS) -m "slow and not gpu"
 
 test-all: test test-slow ## both
