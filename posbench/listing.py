@@ -249,11 +249,16 @@ def known_card(name: str) -> dict[str, str]:
     if name not in encodings.names():
         return {}
     known: dict[str, dict[str, str]] = json.loads(CARDS.read_text("utf-8"))
-    if name in known:
-        return known[name]
+    return known[name] if name in known else demo_card(name)
+
+
+def demo_card(name: str) -> dict[str, str]:
+    """Return the card of an encoding with its default options, built at the demo's
+    size; nothing of one that needs an option.
+    """
     try:
         return decision_card(at_demo_size(name))
-    except UserError:  # it needs an option
+    except UserError:
         return {}
 
 

@@ -3,19 +3,11 @@
 import json
 
 from posbench import encodings, listing
-from posbench.errors import UserError
 
 
 def written() -> str:
     """Return the text of the file: the card of each encoding at the demo's size."""
-    cards = {}
-    for name in sorted(encodings.MODULE_OF):
-        try:
-            encoding = listing.at_demo_size(name)
-        except UserError:  # it needs an option
-            cards[name] = {}
-        else:
-            cards[name] = listing.decision_card(encoding)
+    cards = {name: listing.demo_card(name) for name in sorted(encodings.MODULE_OF)}
     lines = [f'  "{name}": {json.dumps(card)}' for name, card in cards.items()]
     return "{\n" + ",\n".join(lines) + "\n}\n"
 
