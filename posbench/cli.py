@@ -587,6 +587,8 @@ def runs(
         raise UserError(f"{' and '.join(given)}: expected one of them at a time")
     if pack is None and (with_text or with_optimizer):
         raise UserError("--with-text and --with-optimizer need --pack FILE")
+    if unpack and not paths:
+        raise UserError("--unpack: expected the files of --pack before it")
 
     from posbench.reports import runs as listed
     from posbench.run import delete as deleted

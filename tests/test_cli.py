@@ -215,6 +215,10 @@ MISTAKES = [
         "encoding.slopes is [1.0] for 'alibi': expected 4 numbers, one per head",
     ),
     (
+        f"train encoding.base=100 encoding.frequencies=[{'1,' * 15}1]",
+        "encoding.base is 100 for 'rope': expected no base beside the numbers",
+    ),
+    (
         "train encoding=t5 encoding.max_distance=16",
         "encoding.max_distance is 16 for 't5': expected more than half of num_buckets",
     ),

@@ -138,16 +138,27 @@ def test_a_packed_study_is_reported_evaluated_and_extended_elsewhere(
 
 def test_a_pack_with_text_and_optimizer_needs_nothing_else(here):
     assert train("data.path=text.txt", "encoding=alibi") == 0
+    (own,) = Path("outputs/s").glob("alibi-*/tokenizer.json")
+    own.rename("mine.json")
+    shutil.rmtree("outputs")
+    words = ["data.path=text.txt", "data.tokenizer=mine.json", "encoding=alibi"]
+    assert train(*words) == 0
     (run,) = Path("outputs/s").glob("alibi-*")
     words = ["--pack", "../s.zip", "--with-text", "--with-optimizer"]
     assert posbench("runs", "outputs/s", *words) == 0
     shutil.rmtree("outputs")
     Path("text.txt").unlink()
+    Path("mine.json").unlink()
     shutil.rmtree(here / "cache")
 
     assert posbench("runs", "../s.zip", "--unpack") == 0
     assert [*run.rglob("optimizer.pt")]
     assert posbench("evaluate", str(run), "ratio=4") == 0
+    (text,) = Path("outputs/s/text").glob("*/*")
+    (tokenizer,) = Path("outputs/s/tokenizer").iterdir()
+    words = [f"data.path={text}", f"data.tokenizer={tokenizer}", "encoding=alibi"]
+    assert train(*words) == 0
+    assert [*Path("outputs/s").glob("alibi-*")] == [run]  # it is finished
 
 
 def test_own_code_in_a_pack_waits_to_be_approved(here, monkeypatch, capsys):
@@ -221,6 +232,8 @@ def test_nothing_of_a_pack_leaves_the_folder_of_outputs(here):
 def test_a_text_is_no_pack(here, capsys):
     assert posbench("runs", "text.txt", "--unpack") == 2
     assert "text.txt: File is not a zip file: expected" in capsys.readouterr().err
+    assert posbench("runs", "--unpack") == 2
+    assert "--unpack: expected the files" in capsys.readouterr().err
 
 
 def rewrite(path: Path, spoil) -> None:

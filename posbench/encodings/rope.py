@@ -231,6 +231,12 @@ class RoPE(PureRotary):
             frequencies,
             f"geometric, resonance or {pairs} numbers, one per pair",
         )
+        self.expect(
+            isinstance(frequencies, str) or base == 1e4,
+            "base",
+            base,
+            "no base beside the numbers of `frequencies`, which do not depend on it",
+        )
 
     def own_frequencies(self, length: Tensor) -> Tensor:
         f = super().own_frequencies(length)

@@ -2,8 +2,8 @@
 it elsewhere.
 
 It is a zip of `STUDY/RUN/`, each with its settings, record, rows, tokenizer and newest
-weights, of `STUDY/code/` with the files of own encodings, and, if asked for, of
-`STUDY/text/`. Nothing in it is executed: code that it brings waits to be approved.
+weights, of `STUDY/code/` with the files of own encodings, of `STUDY/tokenizer/` with
+those of typed tokenizers, and, if asked for, of `STUDY/text/`. Nothing in it is executed: code that it brings waits to be approved.
 """
 
 import glob
@@ -17,7 +17,7 @@ from typing import Any
 import yaml
 
 from posbench import files
-from posbench.data import sources
+from posbench.data import sources, tokenizer
 from posbench.errors import InUse, UserError
 from posbench.run import CONFIG, RECORD, ROWS, TOKENIZER, checkpoint
 from posbench.run.folder import in_use
@@ -25,7 +25,7 @@ from posbench.run.rows import rows_and_faults
 from posbench.run.saved import load_any, load_record, load_settings
 
 logger = logging.getLogger(__name__)
-CODE, TEXT = "code", "text"  # folders beside the runs of a study
+CODE, TEXT, TOKENIZERS = "code", "text", "tokenizer"  # beside the runs of a study
 
 
 def pack(
@@ -75,6 +75,10 @@ def _contents(folder: Path, optimizer: bool, text: bool) -> dict[str, Path]:
     for place in _places(load_settings(folder)):
         code = Path(place["file"].rpartition(":")[0]).expanduser()
         contents[f"{study}/{CODE}/{_short(place)}.py"] = code
+    of_tokenizer = config.data.tokenizer_file_sha256
+    if of_tokenizer:
+        place = f"{study}/{TOKENIZERS}/{of_tokenizer[:8]}.json"
+        contents[place] = tokenizer.file_of(config.data.tokenizer)
     digest = config.data.text_sha256
     if text and digest:
         sources.same_text(config.data)
@@ -109,7 +113,7 @@ def unpack(path: Path, outputs: Path) -> list[Path]:
                 raise UserError(f"{path}: {fault}") from None
             _write_places(run, outputs / run.parent.name)
         for part in new.glob("*/*"):
-            if part.name in (CODE, TEXT):
+            if part.name in (CODE, TEXT, TOKENIZERS):
                 for file in filter(Path.is_file, part.rglob("*")):
                     place = outputs / file.relative_to(new)
                     place.parent.mkdir(parents=True, exist_ok=True)
@@ -141,14 +145,17 @@ def _refuse_faults(run: Path) -> None:
 
 
 def _write_places(run: Path, study: Path) -> None:
-    """Write into a run's settings where its code and its text will be; neither is part
-    of its id.
+    """Write into a run's settings where its code, its tokenizer's file and its text
+    will be; none of these places is part of its id.
     """
     settings = load_settings(run)
     for place in _places(settings):
         _, _, name = place["file"].rpartition(":")
         place["file"] = f"{study / CODE / _short(place)}.py:{name}"
     data = settings["data"]
+    of_tokenizer = data.get("tokenizer_file_sha256")
+    if of_tokenizer:
+        data["tokenizer"] = f"{study / TOKENIZERS / of_tokenizer[:8]}.json"
     digest = data.get("text_sha256") or ""
     text = run.parent / TEXT / digest[:8]
     if digest and text.is_dir():
