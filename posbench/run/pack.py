@@ -3,7 +3,8 @@ it elsewhere.
 
 It is a zip of `STUDY/RUN/`, each with its settings, record, rows, tokenizer and newest
 weights, of `STUDY/code/` with the files of own encodings, of `STUDY/tokenizer/` with
-those of typed tokenizers, and, if asked for, of `STUDY/text/`. Nothing in it is executed: code that it brings waits to be approved.
+those of typed tokenizers, and, if asked for, of `STUDY/text/`. Nothing in it is
+executed: code that it brings waits to be approved.
 """
 
 import glob
@@ -77,8 +78,8 @@ def _contents(folder: Path, optimizer: bool, text: bool) -> dict[str, Path]:
         contents[f"{study}/{CODE}/{_short(place)}.py"] = code
     of_tokenizer = config.data.tokenizer_file_sha256
     if of_tokenizer:
-        place = f"{study}/{TOKENIZERS}/{of_tokenizer[:8]}.json"
-        contents[place] = tokenizer.file_of(config.data.tokenizer)
+        name = f"{study}/{TOKENIZERS}/{of_tokenizer[:8]}.json"
+        contents[name] = tokenizer.file_of(config.data.tokenizer)
     digest = config.data.text_sha256
     if text and digest:
         sources.same_text(config.data)
