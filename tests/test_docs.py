@@ -426,7 +426,7 @@ def test_notes_on_engines_are_those_of_posbench_rope():
 def test_what_faults_cost_is_that_of_the_rows_beside_the_page():
     section = text_of("docs/faults.md").partition("## What it costs")[2]
     _head, _rule, *lines = rows_of(section)
-    rows = read([ROOT / "docs" / "rows" / "faults.parquet"])
+    rows = read([ROOT / "docs" / "rows" / "faults.parquet"]).sort_values("seed")
 
     assert len(lines) == 10
     for _, tokens, *readings, printed in lines:
@@ -434,12 +434,11 @@ def test_what_faults_cost_is_that_of_the_rows_beside_the_page():
         losses = []
         for reading in readings:
             pattern = re.escape(reading.strip("`")).replace(r"\.\.\.", ".*")
-            ((losses_of, n_tokens),) = of_length.loc[
-                of_length["variant"].str.fullmatch(pattern), ["unit_nll", "unit_tokens"]
-            ].to_numpy()
-            losses.append(np.array(losses_of))
+            of_seeds = of_length[of_length["variant"].str.fullmatch(pattern)]
+            assert of_seeds["seed"].tolist() == [0, 1, 2, 3, 4]
+            losses.append(np.stack(of_seeds["unit_nll"].tolist()))
         right, wrong = losses
-        cost = estimate((wrong - right)[None], np.array(n_tokens))
+        cost = estimate(wrong - right, np.array(of_seeds["unit_tokens"].iloc[0]))
         assert printed == f"{cost.mean:+.3f} ±{cost.half():.3f}"
 
 
