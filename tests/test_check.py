@@ -212,6 +212,7 @@ def checked(capsys, *words: str) -> tuple[int, list[str]]:
     return code, capsys.readouterr().out.splitlines()
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(("name", "fault", "cure"), FINDINGS)
 def test_a_broken_encoding_is_caught_at_its_hook_and_line(capsys, name, fault, cure):
     Path("mine.py").write_text(BROKEN, encoding="utf-8")
@@ -281,6 +282,7 @@ def test_a_shipped_encoding_has_no_fault(capsys, words):
     assert "no fault. Tried: shapes and dtypes, lengths 64 to 128" in lines[-2]
 
 
+@pytest.mark.slow
 def test_training_tries_an_own_class_first_and_says_so(tmp_path):
     write_words(tmp_path)
     Path("mine.py").write_text(BROKEN, encoding="utf-8")

@@ -522,6 +522,7 @@ def json_of(command: str, *words: str) -> Any:
     return json.loads(done.stdout)
 
 
+@pytest.mark.slow
 def test_results_are_one_json_document():
     words = support.each_once([*TINY, "data.path=text.txt"])
     trained = json_of("train", *words)

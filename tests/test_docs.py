@@ -512,7 +512,7 @@ FLIPS = re.findall(
 )
 
 
-@pytest.mark.sample(20)
+@pytest.mark.sample(75)
 @pytest.mark.parametrize(("name", "near", "far"), FLIPS)
 def test_the_catalogue_says_how_often_distance_flips_an_order(name, near, far):
     printed = [float(near), float(far.replace("n/a", "nan"))]
@@ -625,6 +625,7 @@ def on_text(outputs):
     return folder
 
 
+@pytest.mark.slow
 def test_a_metric_is_added_as_the_guide_says(on_text):
     rows = [row for row in read_rows(on_text) if "protocol" in row]
     assert len(rows) > 1

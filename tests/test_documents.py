@@ -41,7 +41,7 @@ def documents(batch: Batch) -> list[tuple[torch.Tensor, torch.Tensor]]:
     return found
 
 
-@pytest.mark.sample(5)
+@pytest.mark.sample(10)
 @pytest.mark.parametrize("name", ["rope", "learned", "canon", "temperature", "fox"])
 @pytest.mark.parametrize("size", [1, 2])
 def test_an_update_is_that_of_each_document_alone(tiny_config, batch, name, size):

@@ -55,6 +55,7 @@ def assert_same(actual: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
         assert_close(actual[key], value, **tolerance, msg=key)
 
 
+@pytest.mark.sample(3)
 @CASES
 @torch.no_grad()
 def test_the_future_does_not_change_the_past(case):
@@ -70,6 +71,7 @@ def test_the_future_does_not_change_the_past(case):
     assert not torch.allclose(other[:, :, 12:], one[:, :, 12:])
 
 
+@pytest.mark.sample(4)
 @CASES
 @torch.no_grad()
 def test_a_longer_input_changes_its_beginning_only_where_that_is_declared(case):
@@ -145,7 +147,7 @@ def assert_is_the_definition(case, length, kind, counted, limits):
     assert_same(actual, expected)
 
 
-@pytest.mark.sample(5)
+@pytest.mark.sample(8)
 @CASES
 @pytest.mark.parametrize("setting", SETTINGS)
 def test_the_chosen_attention_equals_the_definition(case, setting):
@@ -220,6 +222,7 @@ def test_pairs_turn_wherever_they_lie_in_memory(start):
     assert turned.equal(rope.rotate_pairs(x.contiguous(), tables, "interleaved"))
 
 
+@pytest.mark.sample(4)
 @CASES
 @torch.no_grad()
 def test_fractional_positions_are_used_refused_or_never_read(case):
@@ -257,7 +260,7 @@ def far_positions(encoding: Encoding) -> Tensor:
     return torch.arange(19)[None] + start
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(5)
 @CASES
 @torch.no_grad()
 def test_angles_biases_and_codes_are_fp32_under_autocast(case):
@@ -277,7 +280,7 @@ def test_angles_biases_and_codes_are_fp32_under_autocast(case):
     assert_close(cast_output, output, atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(5)
 @CASES
 @torch.no_grad()
 def test_outputs_under_autocast_have_the_dtype_of_inputs(case):
@@ -295,6 +298,7 @@ def test_outputs_under_autocast_have_the_dtype_of_inputs(case):
     assert embedded.dtype == torch.bfloat16
 
 
+@pytest.mark.sample(4)
 @CASES
 @torch.no_grad()
 def test_a_seed_makes_an_encoding_anew_and_use_leaves_nothing_behind(case):
@@ -311,6 +315,7 @@ def test_a_seed_makes_an_encoding_anew_and_use_leaves_nothing_behind(case):
     assert torch.equal(out, schemes.one_layer(encoding, x))
 
 
+@pytest.mark.sample(4)
 @CASES
 @torch.no_grad()
 def test_a_checkpoint_holds_the_learned_parameters_and_nothing_else(case):
@@ -350,6 +355,7 @@ def gradients_of(encoding: Encoding, counted: bool) -> dict[str, Tensor | None]:
     return {name: each.grad for name, each in encoding.named_parameters()}
 
 
+@pytest.mark.sample(4)
 @CASES
 def test_a_finite_gradient_reaches_every_trained_parameter(case):
     encoding = schemes.build(*case, SHAPE)
@@ -363,6 +369,7 @@ def test_a_finite_gradient_reaches_every_trained_parameter(case):
             assert gradient.all(), name
 
 
+@pytest.mark.sample(4)
 @CASES
 def test_a_finite_gradient_reaches_every_parameter_at_the_start(case):
     encoding = schemes.untrained(*case, SHAPE)

@@ -360,6 +360,7 @@ def offset_rows(config: Config, name: str) -> list[EvaluationRow]:
 ENCODINGS = ("rope", "alibi", "none", "sinusoidal", "learned")
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("name", ENCODINGS)
 def test_a_passage_is_moved_with_its_targets(config, name):
     rows = offset_rows(config, name)
@@ -372,6 +373,7 @@ def test_a_passage_is_moved_with_its_targets(config, name):
     assert len(digests) == 1
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("name", ["rope", "alibi", "none"])
 def test_a_passage_that_is_moved_costs_a_relative_scheme_nothing(config, name):
     rows = offset_rows(config, name)

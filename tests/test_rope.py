@@ -277,6 +277,7 @@ def rotations(
     return torch.complex(cos, sin)[0, 0, :halves]
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("kind", PUBLISHED)
 def test_a_configuration_means_what_the_models_own_rotary_module_computes(kind):
     class_name, _ = PUBLISHED[kind]
@@ -746,6 +747,7 @@ BESIDE = {
 }
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("kind", PUBLISHED)
 def test_every_key_of_a_published_configuration_is_read(kind):
     expected = []
