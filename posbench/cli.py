@@ -557,6 +557,7 @@ def report(
     from posbench import reports
 
     reports.main(paths, out, least, reference, figure, as_json)
+    gc.freeze()  # nor is it collected at the end, which took a twelfth
 
 
 @app.command()

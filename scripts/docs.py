@@ -15,7 +15,7 @@ import encoding_pages
 import yaml
 
 from posbench.reports.explore import explore_html
-from posbench.results.compare import compare, curves
+from posbench.results.compare import Losses, compare, curves
 from posbench.results.frame import read
 
 ROOT = Path(__file__).parents[1]
@@ -50,7 +50,8 @@ def write(folder: Path, pictures: bool = True) -> None:
         page.write_text(text, encoding="utf-8")
 
     rows = read([ROOT / "docs" / "rows" / "catalogue_again.parquet"])
-    explored = explore_html("The catalogue, seed 1", compare(rows), curves(rows))
+    points = curves(Losses.of(rows))
+    explored = explore_html("The catalogue, seed 1", compare(rows), points)
     (pages / "explore.html").write_text(explored, encoding="utf-8")
 
     made = encoding_pages.pages(pages if pictures else None)

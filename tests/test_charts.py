@@ -13,12 +13,12 @@ from matplotlib.text import Text
 
 from posbench.errors import UserError
 from posbench.reports import charts
-from posbench.results.compare import compare, curves
+from posbench.results.compare import Losses, compare, curves
 from posbench.results.frame import read
 
 
 def text_figure(frame: pd.DataFrame, kind: charts.FigureKind = "panels") -> Figure:
-    panels = charts.text_panels(curves(frame), compare(frame), kind)
+    panels = charts.text_panels(curves(Losses.of(frame)), compare(frame), kind)
     return charts.panels_figure(panels, kind)
 
 
@@ -43,7 +43,7 @@ def figure_of_six() -> Figure:
 
 def test_the_band_of_a_curve_is_its_interval():
     frame = rows_of_study("six_reader")
-    points = curves(frame).query("label == 'rope' and variant == 'plain'")
+    points = curves(Losses.of(frame)).query("label == 'rope' and variant == 'plain'")
     points = points[points["ratio"] >= 1 / 4]
 
     axes = text_figure(frame, "curve").axes[0]
@@ -168,7 +168,7 @@ def test_names_at_the_ends_of_curves_do_not_collide(figure_of_six):
 
 
 def test_the_panels_of_a_page_are_those_of_the_figure(figure_of_six):
-    points = curves(rows_of_study("six_reader"))
+    points = curves(Losses.of(rows_of_study("six_reader")))
     panels = charts.text_panels(points, comparison_of_study("six_reader"))
 
     figures = [charts.panels_figure([panel]) for panel in panels]

@@ -231,7 +231,7 @@ def test_a_table_is_that_of_the_rows_beside_the_page(study, page, title):
 
 
 def losses_of(study: str) -> Losses:
-    return Losses(main_rows(read([ROOT / "docs" / "rows" / f"{study}.parquet"])))
+    return Losses.of(read([ROOT / "docs" / "rows" / f"{study}.parquet"]))
 
 
 def words_of_results() -> str:

@@ -673,7 +673,7 @@ def test_an_extension_after_a_longer_length_has_all_lengths_of_the_curve(trained
     assert lengths_in(extended) == [16, 32, 64, 128]
     for row in extended:
         assert row.extension_options
-    curves = compare.curves(read([folder]))
+    curves = compare.curves(compare.Losses.of(read([folder])))
     by_point = curves.set_index(["variant", "length"])
     assert by_point.loc[("pi", 128), "rise"] != 0
 

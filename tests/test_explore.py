@@ -14,7 +14,7 @@ from fake_study import Truth, rows_of_study, write_study
 from support import posbench
 
 from posbench.reports.explore import explore_html
-from posbench.results.compare import compare, curves
+from posbench.results.compare import Losses, compare, curves
 
 # Bokeh's models by type, in the page's own words
 MODELS = "const models = [...Bokeh.documents[0]._all_models.values()];"
@@ -41,7 +41,7 @@ models.find(m => m.type == "ColumnDataSource" && m.data.title).selected.indices 
 
 
 def page(frame, title: str = "six") -> str:
-    return explore_html(title, compare(frame), curves(frame))
+    return explore_html(title, compare(frame), curves(Losses.of(frame)))
 
 
 def test_the_page_has_each_scheme_and_needs_no_network():

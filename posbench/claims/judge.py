@@ -110,7 +110,7 @@ def _text_finding(entry: Entry, runs: Runs) -> Finding:
     seeds = sorted(shared)[: entry.seeds]
     frame = pd.concat(runs.values())
     frame = frame[frame["seed"].isin(seeds)]
-    losses = Losses(compare.main_rows(frame))
+    losses = Losses.of(frame)
     trained = losses.train_length
     for name in runs:
         used = compare.uses(losses, name) or 0

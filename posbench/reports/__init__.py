@@ -74,11 +74,12 @@ class Section:
         """
         from posbench.reports import charts
 
-        comparison = compare.compare(group, reference, least)
-        curves = compare.curves(group)
+        losses = compare.Losses.of(group)
+        comparison = compare.compare(group, reference, least, losses)
+        curves = compare.curves(losses)
         by_length = None
         if comparison.measured:
-            by_length = tables.loss_table(group, comparison)
+            by_length = tables.loss_table(losses, comparison)
         more = [decision.card_table(group, comparison), tables.facts_table(comparison)]
         more += tables.training_tables(group)
         more += tables.length_tables(group)
@@ -101,7 +102,7 @@ class Section:
             comparison.frame,
             by_length,
             more,
-            tables.variant_table(group, comparison, variant),
+            tables.variant_table(losses, comparison, variant),
             explored,
         )
 

@@ -149,8 +149,9 @@ def runs_figure(frame: pd.DataFrame, reference: str | None = None) -> Picture:
         figure = task_figure(frame)
         requirement = "tested on its problems"
     else:
-        points = compare.curves(frame)
-        panels = text_panels(points, compare.compare(frame, reference))
+        losses = compare.Losses.of(frame)
+        comparison = compare.compare(frame, reference, losses=losses)
+        panels = text_panels(compare.curves(losses), comparison)
         if panels:
             figure = panels_figure(panels)
         requirement = "evaluated with fixed_target"

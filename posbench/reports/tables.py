@@ -358,11 +358,10 @@ def training_tables(frame: pd.DataFrame) -> list[Table]:
     return [Table("Over training", rows, columns)]
 
 
-def loss_table(frame: pd.DataFrame, comparison: Comparison) -> Table:
+def loss_table(losses: compare.Losses, comparison: Comparison) -> Table:
     """Return a table of the loss by length on the same targets; `comparison`: what
-    `results.compare.compare` returns for rows `frame`.
+    `results.compare.compare` makes of these losses.
     """
-    losses = compare.Losses(compare.main_rows(frame))
     lines = []
     for scheme, _ in comparison.measured:
         label = scheme.label
@@ -384,12 +383,11 @@ def loss_table(frame: pd.DataFrame, comparison: Comparison) -> Table:
 
 
 def variant_table(
-    frame: pd.DataFrame, comparison: Comparison, base: str = PLAIN
+    losses: compare.Losses, comparison: Comparison, base: str = PLAIN
 ) -> Table | None:
     """Return a table of what each extension adds to the loss of a variant, as trained
     or another extension; None without any. `misread` makes it one of faults' costs.
     """
-    losses = compare.Losses(compare.main_rows(frame))
     variants = {variant for _, variant, _ in losses.sums}
     variants -= {base, WINDOWED, *compare.READERS}
     lines = []

@@ -9,6 +9,7 @@ these alone. Whether it also beats a reader of its window is a yardstick.
 
 import dataclasses
 import math
+from typing import Self
 
 import numpy as np
 import pandas as pd
@@ -100,6 +101,11 @@ class Losses:
             if largest >= LARGE_DOCUMENT:
                 self.silence = f"one document has {largest:.0%} of the targets"
 
+    @classmethod
+    def of(cls, frame: pd.DataFrame) -> Self:
+        """Return the losses of one setting's runs, from their main rows."""
+        return cls(main_rows(frame))
+
     def lengths(self, label: str | None = None) -> list[int]:
         """Return the lengths in tokens that any seed, of one scheme or of all, asked
         for and that the text allows.
@@ -168,7 +174,8 @@ def _stacked(group: pd.DataFrame, name: str) -> pd.DataFrame:
 
 def difference(sums: pd.DataFrame, base: pd.DataFrame) -> pd.DataFrame:
     """Return the difference paired by seed and unit; empty if no seed is in both."""
-    return (sums - base).dropna()
+    sums, base = sums.align(base, join="inner", axis=0)
+    return sums - base
 
 
 def beats(losses: Losses, label: str, reader: str, alpha: float = ALPHA) -> str | None:
@@ -290,14 +297,17 @@ def reference_label(frame: pd.DataFrame, reference: str | None = None) -> str | 
 
 
 def compare(
-    frame: pd.DataFrame, reference: str | None = None, least: float = LEAST
+    frame: pd.DataFrame,
+    reference: str | None = None,
+    least: float = LEAST,
+    losses: Losses | None = None,
 ) -> Comparison:
     """Compare the schemes of one setting on text; `frame` has the rows of
-    `results.frame.read`.
+    `results.frame.read`; `losses`: those of the frame, if they are known.
     """
     if frame["setting"].nunique() > 1:
         raise ValueError("schemes are compared in one setting")
-    losses = Losses(main_rows(frame))
+    losses = losses or Losses.of(frame)
     length = losses.train_length
     labels = [label for label in losses.seeds if len(losses.level(label, length))]
     base = reference_label(frame, reference)
@@ -470,14 +480,13 @@ def interval(losses: Losses, sums: pd.DataFrame) -> Interval | None:
     return Interval.of(losses.estimate(sums))
 
 
-def curves(frame: pd.DataFrame) -> pd.DataFrame:
+def curves(losses: Losses) -> pd.DataFrame:
     """Return the curves of one setting's schemes: a row per label, variant and length
     that has a loss in all seeds.
 
     `nll` has the 95 % interval over seeds on this text (one seed: over documents);
     `rise` is over the plain loss at 1x.
     """
-    losses = Losses(main_rows(frame))
     points = []
     for (label, variant, length), status in losses.statuses.items():
         if status != "ok":

@@ -78,7 +78,7 @@ def _known(values: dict[Measure, Any]) -> dict[Measure, Any]:
 
 
 def _of_text(frame: pd.DataFrame) -> dict[Measure, Any]:
-    losses = Losses(compare.main_rows(frame))
+    losses = Losses.of(frame)
     values: dict[Measure, Any] = {Measure(name): None for name in TEXTS}
     values[Measure("nll", 1)] = None
     for longer in ALWAYS:
