@@ -2,7 +2,9 @@
 and completion are fast.
 """
 
+import atexit
 import functools
+import gc
 import os
 import sys
 from pathlib import Path
@@ -28,6 +30,7 @@ app = typer.Typer(
 def main() -> int:
     """Run the command line and return the exit code."""
     exits.tolerant_output()
+    atexit.register(gc.freeze)  # a search of all that is alive took .7 s with torch
     if main.__doc__ is None:
         print("PYTHONOPTIMIZE=2 takes away what help says of commands", file=sys.stderr)
     # as python -P, for all child processes, also those of compilers
@@ -551,13 +554,10 @@ def report(
     Writes the answer in words, a table, CSV, LaTeX, curves with intervals, and one HTML
     page.
     """
-    import gc
-
     gc.disable()  # it took an eighth of the time, and a report soon ends
     from posbench import reports
 
     reports.main(paths, out, least, reference, figure, as_json)
-    gc.freeze()  # nor is it collected at the end, which took a twelfth
 
 
 @app.command()
@@ -735,6 +735,7 @@ def rope(words: Ropes, png: Drawing = None) -> None:
 
     Give two to compare them. No weights are read. A config.json needs transformers.
     """
+    gc.disable()  # as in a report
     from posbench.rope import command
 
     ropes, lengths = command.main(words)
