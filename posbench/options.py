@@ -1,9 +1,9 @@
 """Read options from outside, check them against what a function or class declares."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
-from annotated_types import Ge, Gt, Le, Lt
+from annotated_types import Ge, Gt, Le, Lt, MinLen
 
 from posbench.errors import OptionError, UserError, did_you_mean
 from posbench.typed import rewritten
@@ -18,6 +18,16 @@ Share = Annotated[float, Ge(0), Lt(1)]
 Fraction = Annotated[float, Ge(0), Le(1)]
 Count = Annotated[int, Ge(1)]
 Natural = Annotated[int, Ge(0)]
+# The other types of encodings' options are here, too, where no torch is imported.
+Combine = Literal["add", "concat"]
+Scale = Positive | Literal["token"]
+Direction = Literal["first", "ones", "random", "learned"]
+Start = Literal["normal", "torch"]
+Layout = Literal["half", "interleaved"]
+Ramp = Literal["index", "rotations"]
+Divisors = list[Positive] | None
+Block = Annotated[int, Ge(2)]
+Entries = Annotated[list[dict[str, Any]], MinLen(1)]
 
 
 def checked(

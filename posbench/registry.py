@@ -50,17 +50,40 @@ def documentation(name: str, paths: Iterable[Path]) -> str:
 
 def constructor(name: str, path: Path) -> ast.arguments | None:
     """Return what the constructor of a file's class declares; the class is spelt as in
-    `load`, or says `name`. None if it has none of its own. Imports nothing.
+    `load`, or says `name`. It may be that of a base, here or in a file beside it. None
+    if there is no such class. Imports nothing.
     """
-    for node in ast.parse(path.read_bytes()).body:
+    for node in parsed(path):
         if not isinstance(node, ast.ClassDef):
             continue
-        is_spelt_so = node.name.lower() == name.replace("_", "")
+        is_spelt_so = node.name.lower() == name.replace("_", "").lower()
         if is_spelt_so or f"name = {name!r}" in map(ast.unparse, node.body):
             for line in node.body:
                 if isinstance(line, ast.FunctionDef) and line.name == "__init__":
                     return line.args
+            return constructor(ast.unparse(node.bases[0]), path)
+    for beside in imported(path):
+        declared = constructor(name, beside)
+        if declared:
+            return declared
     return None
+
+
+@functools.cache
+def parsed(path: Path) -> list[ast.stmt]:
+    """Return the statements of a file."""
+    return ast.parse(path.read_bytes()).body
+
+
+def imported(path: Path) -> list[Path]:
+    """Return the files beside this one from which it imports names."""
+    files = []
+    for node in parsed(path):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            package, _, module = node.module.rpartition(".")
+            if package == f"posbench.{path.parent.name}":
+                files.append(path.with_name(f"{module}.py"))
+    return files
 
 
 @functools.cache

@@ -25,6 +25,8 @@ from support import posbench
 from posbench import encodings, listing, tasks
 from posbench.config.schema import load_saved
 from posbench.data import tokens
+from posbench.encodings.base import Shape
+from posbench.errors import OptionError
 from posbench.evaluation import probes
 from posbench.launch import compose, point
 from posbench.run import start
@@ -619,10 +621,20 @@ def test_a_mistake_in_what_to_evaluate_leaves_the_run_as_it_was(capsys):
         assert support.snapshot(folder) == before
 
 
-def test_a_wrong_value_of_an_encoding_is_refused_without_torch():
-    code = """
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["encoding=rope", "encoding.base=x"], "encoding.base is 'x' for 'rope'"),
+        # a named type, a base class in another file, a rule that scales RoPE
+        (["encoding=path", "encoding.start=x"], "should be 'normal' or 'torch'"),
+        (["encoding=rope_pp", "encoding.layout=x"], "'half' or 'interleaved'"),
+        (["encoding=yarn", "encoding.factor=x"], "encoding.factor is 'x' for 'yarn'"),
+    ],
+)
+def test_a_wrong_value_of_an_encoding_is_refused_without_torch(words, message):
+    code = f"""
 import sys, posbench.cli
-sys.argv = ["posbench", "train", "encoding=rope", "encoding.base=x"]
+sys.argv = ["posbench", "train", *{words}]
 try:
     code = posbench.cli.main()
 except SystemExit as end:
@@ -632,8 +644,23 @@ sys.exit(code + 10 * ("torch" in sys.modules))
 
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
 
-    assert "encoding.base is 'x' for 'rope'" in done.stderr
+    assert message in done.stderr
     assert done.returncode == 2
+
+
+def test_wrong_values_are_refused_before_torch_is_there_as_with_it():
+    shape = Shape(d_model=32, n_heads=4, n_layers=2, train_length=16)
+    wrong = object()
+    for name in encodings.MODULE_OF:
+        for option in encodings.options_of(name):
+            given = {option: wrong}
+
+            with pytest.raises(OptionError) as early:
+                encodings.refuse_values(name, given)
+            with pytest.raises(OptionError) as late:
+                encodings.build(name, shape, given)
+
+            assert str(early.value) == str(late.value), (name, option)
 
 
 def test_each_encoding_takes_its_own_defaults_before_torch_is_there():

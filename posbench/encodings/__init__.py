@@ -17,6 +17,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import annotated_types
+
 import posbench.options
 from posbench import registry
 from posbench.errors import UserError, unknown
@@ -220,21 +222,28 @@ def refuse_values(name: str, options: Mapping[str, Any]) -> None:
     """Refuse values of one of posbench's encodings as `build` does, as far as its
     source says their types. Imports no torch, so that a mistake is answered at once.
     """
-    if name not in MODULE_OF:
+    if name not in MODULE_OF or not options:
         return
     path = Path(__file__).with_name(f"{MODULE_OF[name]}.py")
-    declared = registry.constructor(name, path)
-    if declared is None:  # inherited
-        return
-    known = vars(typing) | vars(posbench.options)
+    constructor = registry.constructor(name, path)
+    declared = [constructor]
+    if constructor is None:  # a rule, whose class `rope.scaling` makes from two parts
+        declared = [registry.constructor("Scaled", path)]
+        for node in registry.parsed(path):
+            if isinstance(node, ast.FunctionDef) and node.name == name:
+                declared.append(node.args)
+
+    known = vars(typing) | vars(annotated_types) | vars(posbench.options)
     hints = {}
     defaults = {}
-    arguments = declared.args[::-1]  # the first of these have the defaults
-    for argument, default in zip(arguments, declared.defaults[::-1], strict=False):
-        annotation = ast.unparse(argument.annotation or argument)
-        with contextlib.suppress(NameError, ValueError):  # known to the module alone
-            hints[argument.arg] = eval(annotation, {**known})  # noqa: S307
-            defaults[argument.arg] = ast.literal_eval(default)
+    for part in filter(None, declared):
+        arguments = part.args[::-1]  # the first of these have the defaults
+        for argument, default in zip(arguments, part.defaults[::-1], strict=False):
+            annotation = ast.unparse(argument.annotation or argument)
+            # types and defaults of the module alone are checked once it is loaded
+            with contextlib.suppress(NameError, ValueError):
+                hints[argument.arg] = eval(annotation, {**known})  # noqa: S307
+                defaults[argument.arg] = ast.literal_eval(default)
     typed = {key: value for key, value in options.items() if key in defaults}
     checked(typed, hints, defaults, name, "encoding.")
 

@@ -12,11 +12,7 @@ from torch import Tensor, nn
 from posbench.encodings import rope as rotary
 from posbench.encodings.base import Encoding, Shape, check_length
 from posbench.errors import Undefined, UserError
-from posbench.options import Above1, Positive
-
-Combine = Literal["add", "concat"]
-Scale = Positive | Literal["token"]
-Direction = Literal["first", "ones", "random", "learned"]
+from posbench.options import Above1, Combine, Direction, Scale
 
 
 class NoPE(Encoding):

@@ -4,7 +4,7 @@ keys break.
 
 import math
 from collections.abc import Callable
-from typing import Annotated, Literal
+from typing import Annotated
 
 import torch
 import torch.nn.functional as F
@@ -13,9 +13,7 @@ from torch import Tensor, nn
 
 from posbench.encodings.base import Encoding, Layer, Shape, part_of, split_heads
 from posbench.encodings.rope import check_pairs
-from posbench.options import Count, Positive
-
-Start = Literal["normal", "torch"]
+from posbench.options import Count, Positive, Start
 
 
 def draw_layers(encoding: nn.Module, start: Start) -> None:

@@ -24,7 +24,6 @@ from posbench.encodings.distance import FIRE, ALiBi, T5Bias
 from posbench.encodings.layered import Layered, is_among
 from posbench.encodings.rope import (
     SCALINGS,
-    Layout,
     PartialRoPE,
     PureRotary,
     RoPE,
@@ -41,6 +40,7 @@ from posbench.options import (
     AtLeast1,
     Count,
     Fraction,
+    Layout,
     Natural,
     Positive,
     as_typed,

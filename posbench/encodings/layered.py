@@ -3,20 +3,18 @@
 import dataclasses
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Annotated, Any
+from typing import Any
 
 import torch
 import torch.nn.functional as F
-from annotated_types import MinLen
 from torch import Tensor
 
 from posbench import encodings
 from posbench.encodings.base import Encoding, Layer, Shape, narrower
 from posbench.encodings.wrapper import Wrapper, build_entry
 from posbench.errors import UserError, unknown
-from posbench.options import Count, checked
+from posbench.options import Count, Entries, checked
 
-Entries = Annotated[list[dict[str, Any]], MinLen(1)]
 PATTERN: Entries = [*[{"name": "rope", "window": 32}] * 3, {"name": "none"}]
 NAPE: Entries = [{"name": "none"}, {"name": "alibi"}]
 LIMITS = ("window", "chunk")  # of an entry, which are no options of its encoding

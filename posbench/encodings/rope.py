@@ -20,11 +20,18 @@ from torch import Tensor, nn
 from posbench import machine
 from posbench.encodings.base import Encoding, Layer, Rotation, Shape, expect
 from posbench.errors import UserError
-from posbench.options import Above1, AtLeast1, Fraction, NonNegative, Positive, Share
+from posbench.options import (
+    Above1,
+    AtLeast1,
+    Divisors,
+    Fraction,
+    Layout,
+    NonNegative,
+    Positive,
+    Ramp,
+    Share,
+)
 
-Layout = Literal["half", "interleaved"]
-Ramp = Literal["index", "rotations"]
-Divisors = list[Positive] | None
 Scaling = tuple[Tensor, float]  # frequencies (P,) or (N, P), and the factor of q and k
 CPU = torch.device("cpu")
 

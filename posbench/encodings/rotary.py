@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 from posbench.encodings.base import Encoding, Layer, Shape, split_heads
 from posbench.encodings.contextual import (
-    Start,
     causal_convolution,
     convolutions,
     draw_layers,
@@ -21,7 +20,6 @@ from posbench.encodings.contextual import (
 )
 from posbench.encodings.positions import places
 from posbench.encodings.rope import (
-    Layout,
     Rotary,
     angles,
     check_pairs,
@@ -32,7 +30,15 @@ from posbench.encodings.rope import (
     to_fp64,
 )
 from posbench.errors import Undefined
-from posbench.options import Above1, Count, Natural, NonNegative, Positive
+from posbench.options import (
+    Above1,
+    Count,
+    Layout,
+    Natural,
+    NonNegative,
+    Positive,
+    Start,
+)
 
 
 class XPos(Rotary):

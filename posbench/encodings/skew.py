@@ -7,7 +7,7 @@ from typing import Annotated
 
 import torch
 import torch.nn.functional as F
-from annotated_types import Ge, Gt, Le
+from annotated_types import Gt, Le
 from torch import Tensor, nn
 
 from posbench.encodings.absolute import check_whole
@@ -19,9 +19,7 @@ from posbench.encodings.rope import (
     rotate_both,
     to_fp64,
 )
-from posbench.options import Above1, Count, Positive
-
-Block = Annotated[int, Ge(2)]
+from posbench.options import Above1, Block, Count, Positive
 
 
 class Skew(Encoding):
