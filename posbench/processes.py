@@ -26,7 +26,9 @@ _TIMEOUT = datetime.timedelta(hours=1)
 
 
 class PeerLost(RunFailed):
-    """Another process of the run has ended. Its own error says why."""
+    """This process cannot reach another one of its run. If that has ended, its own error
+    says why.
+    """
 
 
 class World:
@@ -221,6 +223,7 @@ def _exchange(operation: Callable[..., object], *args: Any, **options: Any) -> N
     except (torch.OutOfMemoryError, torch.AcceleratorError):  # this process's own
         raise
     except RuntimeError as error:  # torch raises it for any broken exchange
+        reason, *_ = str(error).splitlines() or [type(error).__name__]
         raise PeerLost(
-            "another process of this run has ended, or does not answer"
+            f"cannot reach the other processes of this run: {reason}"
         ) from error

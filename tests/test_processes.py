@@ -283,6 +283,23 @@ def test_a_rank_that_fails_ends_the_others_and_is_named_in_one_line_with_its_exi
     assert record.message == text
 
 
+@pytest.mark.slow
+def test_processes_that_cannot_meet_say_so_in_one_line(
+    config, tmp_path, monkeypatch, capfd
+):
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "ib0")  # this machine has none
+    in_two = changed(config, runtime={"processes": 2})
+    plan = Plan(in_two, tmp_path / "run", ())
+
+    exit_code = exits.run(lambda: launch.run(plan))
+
+    assert exit_code == 1
+    printed = capfd.readouterr().err
+    (error,) = re.findall(r"^error: .*", printed, flags=re.M)
+    assert "cannot reach the other processes of this run: " in error
+    assert error.endswith("Unable to find address for: ib0")
+
+
 def test_a_process_that_nobody_placed_is_alone():
     assert place(4) is None
 

@@ -184,14 +184,18 @@ def start_processes(
             pool.send_signal(ranks, signal.SIGKILL)
             for process in ranks:
                 process.join()
-        # a rank that ended because of another one counts only if there is no other
+        # a rank that ended because of another one counts only if there is no other, and
+        # rank 0 last, whose log is the terminal
         failed = [(rank, code) for rank, code in enumerate(codes) if code]
         by_themselves = [each for each in failed if each[1] != _PEER_LOST]
-        rank, code = [*by_themselves, *failed, (0, 0)][0]
+        rank, code = [*by_themselves, *reversed(failed), (0, 0)][0]
         message = pool.last_error(Path(shared, f"{rank}.log"))
     if code == 0:
         return
-    if rank == 0 and code > 0:  # it has printed its error
+    if code == _PEER_LOST:
+        code = 1
+        message = message or "the others do not answer"
+    elif rank == 0 and code > 0:  # it has printed its error
         raise SystemExit(code)
 
     if code > 0:
@@ -221,12 +225,14 @@ def _wait(ranks: list[BaseProcess], received: list[int]) -> None:
 
 
 def _rank(place: Place, work: Callable[[World], object]) -> None:
-    """Do work as one of several processes; exit silently if another has ended, since
-    `start_processes` says which.
+    """Do work as one of several processes. If another has ended, rank 0 prints nothing,
+    since `start_processes` says which.
     """
     _set_up_process()
     try:
         with joined(place) as world:
             work(world)
-    except PeerLost:
+    except PeerLost as error:
+        if place.rank > 0:
+            exits.report(error)  # into its log
         raise SystemExit(_PEER_LOST) from None
