@@ -576,6 +576,7 @@ def add_block(copy: pathlib.Path, block: str) -> None:
     path.write_text(text, encoding="utf-8")
 
 
+PARTS = "Add a metric, an optimizer, a tracker or a task"
 ON_TEXT = [
     *support.TINY,
     "study=text",
@@ -604,8 +605,7 @@ def outputs(tmp_path_factory):
     copy = tmp_path_factory.mktemp("copy")
     shutil.copytree(ROOT / "posbench", copy / "posbench")  # with its bytecode
     shutil.copytree(ROOT / "configs", copy / "configs")
-    section = "Add a metric, an optimizer, a tracker or a task"
-    for block in blocks_of_the_contributors_guide(section):
+    for block in blocks_of_the_contributors_guide(PARTS):
         add_block(copy, block)
     support.write_text(copy)
 
@@ -639,6 +639,32 @@ def test_an_optimizer_is_added_as_the_guide_says(on_text):
     state = checkpoint.trained(on_text).optimizer()["state"]
     assert "optimizer: lion" in config
     assert state[0].keys() == {"mean"}
+
+
+def test_the_guides_optimizer_skips_weights_that_nothing_reads_and_lost_updates(
+    tiny_config,
+):
+    blocks = blocks_of_the_contributors_guide(PARTS)
+    (code,) = [block for block in blocks if "class Lion" in block]
+    names = {}
+    exec(code, names)
+    read, unread = torch.nn.Parameter(torch.ones(3)), torch.nn.Parameter(torch.ones(3))
+    group = {"params": [read, unread], "weight_decay": 0.1, "lr": 0.5}
+    optimizer = names["Lion"]([group], tiny_config.training)
+
+    read.grad = torch.ones(3)
+    optimizer.step()  # as on MPS, which has no `found_inf`
+    moved = read.detach().clone()
+    mean = optimizer.state[read]["mean"].clone()
+    read.grad = torch.tensor([1.0, torch.nan, torch.inf])
+    optimizer.found_inf = torch.ones(())
+    optimizer.step()
+
+    torch.testing.assert_close(moved, torch.full((3,), 1 - 0.5 * 1.1))
+    assert mean.min() > 0
+    assert torch.equal(read, moved)
+    assert torch.equal(optimizer.state[read]["mean"], mean)
+    assert torch.equal(unread, torch.ones(3))
 
 
 def test_a_tracker_is_added_as_the_guide_says(on_text):
