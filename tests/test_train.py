@@ -9,6 +9,7 @@ import multiprocessing
 import os
 import pathlib
 import signal
+import time
 from typing import Any
 from unittest.mock import Mock
 
@@ -42,6 +43,7 @@ from posbench.run.model import sample
 from posbench.run.rows import EvaluationRow, evaluation_rows, read_rows, training_rows
 from posbench.run.saved import load_record
 from posbench.terminal.signals import signals_as_errors, stop_signals
+from posbench.tracking import Tracker
 from posbench.training.schedule import Schedule, schedule_of
 from posbench.training.step import learning_rate
 from posbench.training.train import AHEAD, train
@@ -101,6 +103,23 @@ def test_a_run_leaves_its_record(config, folder):
     assert record.evaluate_seconds > 0
     assert record.train_seconds > 0
     assert record.cpu_seconds > 0
+
+
+def test_opening_a_tracker_is_no_training_time(config, folder, monkeypatch):
+    hours = 0.0
+    monotonic = time.monotonic
+
+    def opening(tracker: Tracker) -> None:
+        nonlocal hours
+        hours = 5.0
+
+    monkeypatch.setattr(time, "monotonic", lambda: monotonic() + 3600 * hours)
+    monkeypatch.setattr(Tracker, "send", opening)
+
+    train(changed(config, tracking={"backend": "wandb"}), folder, [])
+
+    assert hours == 5
+    assert 0 < load_record(folder).train_seconds < 3600
 
 
 def test_a_finished_run_is_left_as_it_is(config, folder, caplog):

@@ -158,14 +158,14 @@ def fit(
     if trainer.device.type == "cpu" and world.size == 1:
         n_rows = training.batch_size * training.train_length
         machine.tell_slow_threads(n_rows, config.model.d_model)
+    if run and run.tracker:
+        run.tracker.send()  # it opens the session, which is no training time
     clock = Clock(trainer, first_step * training.tokens_per_step, state)
     duties = Duties.of(config, trainer, run, clock, tokens, evaluate)
     shown: contextlib.AbstractContextManager[console.Updates | None]
     shown = contextlib.nullcontext()
     if run:
         shown = console.progress(n_steps, first_step, clock.full_speed)
-        if run.tracker:
-            run.tracker.send()
     if first_step == 0 and 0 in duties.schedule.evaluations:
         duties.evaluate_on_the_way(0)
 
