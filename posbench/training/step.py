@@ -243,6 +243,7 @@ class Clock:
 
     def __init__(self, trainer: Trainer, tokens: int, saved: Mapping[str, Any]) -> None:
         self._trainer = trainer
+        machine.reset_peak_memory(trainer.device)
         self._start()
         # of earlier attempts
         self._wall = saved.get("train_seconds", 0)
