@@ -71,6 +71,20 @@ def test_missing_runs_are_submitted_as_one_array(capsys):
     assert "--time=60" in given
 
 
+def test_several_tasks_are_the_processes_of_one_run(tmp_path):
+    write_program(tmp_path / "bin/srun", "#!/bin/sh\nprintf '%s\\n' \"$@\" > started\n")
+    sweep.sweep(["encoding=rope", *WORDS], slurm_options="--ntasks=2")
+    *_, script = Path("given").read_text().splitlines()
+    environment = {**os.environ, "SLURM_ARRAY_TASK_ID": "0", "SLURM_NTASKS": "2"}
+
+    subprocess.run(["bash", script], env=environment, check=True)
+
+    started = Path("started").read_text().splitlines()
+    assert started[0] == "--kill-on-bad-exit"
+    assert "encoding=rope" in started
+    assert started[-1] == "processes=2"
+
+
 def test_slurm_starts_no_processes_here():
     submits = "--slurm submits what is missing and ends: leave out"
     with pytest.raises(UserError, match=submits):

@@ -20,8 +20,10 @@ _SCRIPT = """#!/bin/bash
 cd {here} || exit 1
 [ "$SLURM_CPUS_PER_TASK" ] && export OMP_NUM_THREADS=$SLURM_CPUS_PER_TASK
 command=$(sed -n "$((SLURM_ARRAY_TASK_ID + 1))p" {commands})
-# several tasks are the processes of one run
-[ "${{SLURM_NTASKS:-1}}" -gt 1 ] && command="srun --kill-on-bad-exit $command"
+if [ "${{SLURM_NTASKS:-1}}" -gt 1 ]; then  # they are the processes of one run
+    command="srun --kill-on-bad-exit $command"
+    processes=processes=$SLURM_NTASKS
+fi
 eval "exec $command" &
 run=$!
 near_limit() {{
@@ -58,7 +60,10 @@ def submit(todo: list[Plan], options: list[str]) -> None:
     script, commands = folder / "array.sh", folder / "commands.txt"
     lines = ""
     for plan in todo:
-        lines += shlex.join([sys.executable, "-P", "-m", *plan.command]) + "\n"
+        lines += shlex.join([sys.executable, "-P", "-m", *plan.command])
+        if plan.config.runtime.processes is None:
+            lines += " $processes"
+        lines += "\n"
     commands.write_text(lines, encoding="utf-8")
     here = shlex.quote(str(Path.cwd()))
     text = _SCRIPT.format(here=here, commands=shlex.quote(str(commands)))
