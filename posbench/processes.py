@@ -26,9 +26,7 @@ _TIMEOUT = datetime.timedelta(hours=1)
 
 
 class PeerLost(RunFailed):
-    """This process cannot reach another one of its run. If that has ended, its own error
-    says why.
-    """
+    """This process cannot reach another one, whose own error says why if it ended."""
 
 
 class World:

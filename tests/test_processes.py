@@ -283,6 +283,25 @@ def test_a_rank_that_fails_ends_the_others_and_is_named_in_one_line_with_its_exi
     assert record.message == text
 
 
+def stop_all(*given: Any) -> None:
+    """Stand in for training: its command is stopped before it can save."""
+    world = given[-1]
+    if world.rank == 0:
+        os.kill(os.getppid(), signal.SIGTERM)
+    time.sleep(200)
+
+
+@pytest.mark.slow
+def test_processes_that_their_command_stopped_have_not_failed(
+    config, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(launch.training, "train", stop_all)
+    in_two = changed(config, runtime={"processes": 2})
+    with pytest.raises(Stopped, match="stopped by SIGTERM; the same command") as caught:
+        launch.train(Plan(in_two, tmp_path / "run", ()))
+    assert caught.value.exit_code == 143
+
+
 @pytest.mark.slow
 def test_processes_that_cannot_meet_say_so_in_one_line(
     config, tmp_path, monkeypatch, capfd

@@ -11,7 +11,7 @@ import signal
 import socket
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
@@ -203,22 +203,26 @@ def start_processes(
         error.exit_code = code
     else:
         name = signal.Signals(-code).name
+        if -code in received:  # it came as the processes were starting
+            raise Stopped(-code, f"stopped by {name}; the same command continues")
         error = RankFailed(f"rank {rank} of {size} was killed by {name}")
         error.exit_code = 128 - code  # as a shell has it
     raise error
 
 
-def _wait(ranks: list[BaseProcess], received: list[int]) -> None:
+def _wait(ranks: list[BaseProcess], received: Sequence[int]) -> None:
     """Wait until all ranks have ended, or one has failed and the others had their time.
     Pass signals on to them.
     """
     deadline = math.inf
+    n_passed_on = 0
     while time.monotonic() < deadline:
         codes = [process.exitcode for process in ranks]
         if None not in codes:
             return
-        while received:
-            pool.send_signal(ranks, received.pop(0))
+        for number in received[n_passed_on:]:
+            pool.send_signal(ranks, number)
+            n_passed_on += 1
         if any(codes):
             deadline = min(deadline, time.monotonic() + _GRACE_SECONDS)
         time.sleep(0.05)
