@@ -10,6 +10,7 @@ import random
 import signal
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +85,12 @@ def overrides(cache, tmp_path):
         f"runtime.cache={cache}",
         f"runtime.outputs={tmp_path / 'outputs'}",
     ]
+
+
+@pytest.fixture
+def tiny_config(tiny_config, cache):
+    data = {"path": "text.txt"}
+    return support.changed(tiny_config, data=data, runtime={"cache": str(cache)})
 
 
 @pytest.fixture
@@ -291,9 +298,19 @@ def test_a_dry_run_lists_the_commands_that_are_missing(overrides, dry_run):
 
 @pytest.mark.slow
 def test_a_dry_run_counts_the_trials_of_learning_rates(dry_run):
-    counts = dry_run("encoding=rope,alibi", "seed=0,1,2", "tune=true")[-1]
+    decided_by, counts = dry_run("encoding=rope,alibi", "seed=0,1,2", "tune=true")
+    assert decided_by.startswith("The trials decide the learning rates")
     assert counts == "16 runs: 0 finished, 16 to do, 8,192 tokens to train on."
     assert dry_run.hours.startswith("How long is not known")
+
+
+@pytest.mark.slow
+def test_a_tuned_sweep_that_is_done_has_nothing_to_do(overrides, dry_run):
+    words = ["encoding=rope", "tune=true", "tune_grid=[1,2]"]
+    sweep.sweep([*overrides, *words], n_jobs=2)
+    assert dry_run(*words) == []
+    counts = dry_run.hours  # where nothing is to do there are none
+    assert counts.startswith("3 runs: 3 finished, 0 to do")
 
 
 @pytest.mark.slow
@@ -303,8 +320,12 @@ def test_a_run_that_is_only_evaluated_further_costs_no_tokens(overrides, dry_run
     words = ("encoding=rope,alibi", "evaluation.ratios=[1,3]")
 
     assert "2 runs: 0 finished, 2 to do, 512 tokens" in dry_run(*words)[-1]
+    # if it had been stopped after 6 of 8 updates
+    checkpoint = done.folder / "checkpoint"
+    (checkpoint / "step-00000008").rename(checkpoint / "step-00000006")
+    assert "2 runs: 0 finished, 2 to do, 640 tokens" in dry_run(*words)[-1]
     # without weights it trains again
-    (done.folder / "checkpoint").rename("weights")
+    checkpoint.rename("weights")
     assert "2 runs: 0 finished, 2 to do, 1,024 tokens" in dry_run(*words)[-1]
 
 
@@ -335,7 +356,8 @@ def test_a_second_sweep_only_reports(overrides):
     reports = list[list[Path]]()
     todo = trained(arguments)
 
-    sweep.sweep(arguments, report=reports.append)
+    # this machine need not have what trained them
+    sweep.sweep(each_once([*arguments, "device=cuda"]), report=reports.append)
 
     assert len(reports) == 1
     for plan in todo:
@@ -517,6 +539,15 @@ def attempt(job: Plan, end: str | PosbenchError | None = None) -> None:
             run.ended_by(end)
 
 
+def test_a_failed_run_is_shown_with_the_words_that_no_other_has(several):
+    failed = pool.Status("failed", "error", "no room")
+    _, _, plan, _ = several
+    alone = pool.status_line(plan, failed, [plan])
+    among_others = pool.status_line(plan, failed, several)
+    assert alone == f"{plan.id} failed (error): no room"
+    assert among_others == f"{plan.id} [encoding=alibi] failed (error): no room"
+
+
 def test_what_became_of_a_run_without_record_are_its_last_words(job):
     job.output.write_text("12:00:00 preparing\nerror: there is no text.txt\n\nmore\n")
     outcome = pool.outcome(job, 2, None)
@@ -586,6 +617,7 @@ ON_CPUS = [
     (8, None, None, 4, "1", "4", 2),
     (8, 2, None, None, "1", "1", 2),
     (6, None, 2, None, "", "1", 3),
+    (8, 16, None, None, "", "2", 4),
 ]
 
 
@@ -675,6 +707,14 @@ def test_small_models_share_a_gpu_as_far_as_its_memory_goes(
     assert slots.runs_on_a_gpu(config, gib * 2**30) == runs
 
 
+def test_a_model_is_small_by_the_weights_that_it_has(tiny_config):
+    model = {"n_layers": 8, "d_model": 512}
+    of_bytes = support.changed(tiny_config, model=model, data={"vocab_size": 60_000})
+    wide = support.changed(tiny_config, model=model | {"d_ff": 16_384})
+    assert slots.runs_on_a_gpu(of_bytes, 80 * 2**30) == 4
+    assert slots.runs_on_a_gpu(wide, 80 * 2**30) == 1
+
+
 def test_long_sequences_leave_room_for_fewer_runs_on_a_gpu(tiny_config):
     training = {"train_length": 4096, "batch_size": 32, "tokens": 2**17}
     config = support.changed(tiny_config, training=training)
@@ -682,19 +722,17 @@ def test_long_sequences_leave_room_for_fewer_runs_on_a_gpu(tiny_config):
 
 
 @pytest.fixture
-def tuned(overrides, monkeypatch):
-    """Return a function that chooses rates by the losses of trials; and the trials."""
+def rates(overrides, monkeypatch):
+    """Return a function that chooses rates by the losses of trials."""
     typed = ["encoding=rope,alibi", "seed=1", "training.learning_rate=0.002"]
     todo = plans.resolve([[*typed, *overrides]])
-    tried: list[Plan] = []
-    monkeypatch.setattr(slots, "execute", lambda trials, _: tried.extend(trials))
 
-    def rates(loss: Any) -> list[float]:
+    def found(loss: Any, grid: Sequence[float] = (0.5, 1.0, 2.0)) -> list[float]:
         monkeypatch.setattr(pool, "loss_at_train_length", loss)
-        chosen = tuning.at_best_rates(todo, [0.5, 1.0, 2.0], None)
+        chosen = tuning.at_best_rates(todo, list(grid))
         return [plan.config.training.learning_rate for plan in chosen]
 
-    return rates, tried
+    return found
 
 
 def loss_of_trial(plan: Plan) -> float:
@@ -704,10 +742,9 @@ def loss_of_trial(plan: Plan) -> float:
 
 
 def test_each_scheme_has_its_best_rate_and_one_at_the_edge_is_warned_about(
-    tuned, caplog
+    rates, caplog
 ):
     caplog.set_level("INFO")
-    rates, _ = tuned
     assert rates(loss_of_trial) == [0.002, 0.004]
     (warning,) = [message for message in caplog.messages if "edge" in message]
     assert warning.startswith("alibi: learning rate 0.004 ")
@@ -717,22 +754,40 @@ def test_each_scheme_has_its_best_rate_and_one_at_the_edge_is_warned_about(
 def test_two_rates_that_were_typed_become_one_run_at_the_best(overrides, monkeypatch):
     rates = "training.learning_rate=0.001,0.002"
     todo = plans.resolve([["encoding=rope", rates, *overrides]])
-    monkeypatch.setattr(slots, "execute", lambda trials, _: None)
     monkeypatch.setattr(pool, "loss_at_train_length", loss_of_trial)
 
-    tuned = tuning.at_best_rates(todo, [0.5, 1.0, 2.0], None)
+    tuned = tuning.at_best_rates(todo, [0.5, 1.0, 2.0])
 
     assert [plan.config.training.learning_rate for plan in tuned] == [0.002]
 
 
-def test_a_scheme_whose_trials_failed_keeps_its_rate(tuned):
-    rates, _ = tuned
-    assert rates(lambda plan: None) == [0.002, 0.002]
+def test_two_studies_share_the_trials_that_both_need(overrides, monkeypatch):
+    rate = "training.learning_rate=0.002"
+    first = ["encoding=alibi", "study=a", "seed=0", rate, *overrides]
+    second = ["encoding=alibi", "study=b", "seed=1", rate, *overrides]
+    todo = plans.resolve([first, second])
+    ran = tuning.trials(todo, [1.0, 2.0])
+
+    def loss(trial: Plan) -> float | None:
+        return loss_of_trial(trial) if trial in ran else None
+
+    monkeypatch.setattr(pool, "loss_at_train_length", loss)
+    tuned = tuning.at_best_rates(todo, [1.0, 2.0])
+
+    assert len(ran) == 2
+    assert [plan.config.training.learning_rate for plan in tuned] == [0.004, 0.004]
 
 
-def test_rates_are_chosen_on_validation_text_at_the_training_length(tuned):
-    rates, tried = tuned
-    rates(loss_of_trial)
+def test_a_scheme_whose_trials_failed_keeps_its_rate_without_advice(rates, caplog):
+    caplog.set_level("INFO")
+    assert rates(lambda plan: None, grid=[1.0, 2.0]) == [0.002, 0.002]
+    assert "0.004: failed" in caplog.text
+    assert "wider tune_grid" not in caplog.text
+
+
+def test_rates_are_chosen_on_validation_text_at_the_training_length(overrides):
+    todo = plans.resolve([["encoding=rope,alibi", "seed=1", *overrides]])
+    tried = tuning.trials(todo, [0.5, 1.0, 2.0])
     ids = {trial.id for trial in tried}
     assert len(ids) == 6
     for trial in tried:

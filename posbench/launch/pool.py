@@ -29,7 +29,7 @@ from posbench.errors import InUse, PosbenchError, Stopped, UserError
 from posbench.evaluation.evaluate import keys_of
 from posbench.launch.plans import Plan
 from posbench.run import RECORD
-from posbench.run.folder import ADDING, Run, load_config
+from posbench.run.folder import ADDING, Run, load_config, other_code
 from posbench.run.rows import PLAIN, evaluation_rows, every_row, training_rows
 from posbench.run.saved import RunRecord, load_record
 from posbench.terminal import console, exits
@@ -77,6 +77,17 @@ def record(plan: Plan) -> RunRecord | None:
         return None
 
 
+def warn_of_other_code(todo: list[Plan]) -> None:
+    """Warn once of each encoding from outside whose file has changed since a run began."""
+    lines = []
+    for plan in todo:
+        recorded = record(plan)
+        if recorded:
+            lines += other_code(plan.config, recorded)
+    for line in dict.fromkeys(lines):
+        logger.warning("%s", line)
+
+
 def begun(todo: list[Plan]) -> list[Path]:
     """Return the folders of the runs that have begun."""
     return [plan.folder for plan in todo if (plan.folder / RECORD).is_file()]
@@ -110,7 +121,7 @@ def is_finished(plan: Plan) -> bool:
     return wanted in settings and keys_of(plan.config) <= existing
 
 
-def unfinished(todo: list[Plan]) -> list[Plan]:
+def unfinished(todo: Iterable[Plan]) -> list[Plan]:
     """Return the plans that something is left to do for."""
     return [plan for plan in todo if not is_finished(plan)]
 
@@ -144,7 +155,10 @@ def status_line(plan: Plan, state: Status, todo: list[Plan]) -> str:
     for other in todo:
         shared &= set(other.command)
     differing = " ".join(word for word in plan.command if word not in shared)
-    line = f"{plan.id} [{differing}] {state.name}"
+    line = plan.id
+    if differing:
+        line += f" [{differing}]"
+    line += f" {state.name}"
     if state.reason:
         line += f" ({state.reason}): {state.message or ''}"
     return line
@@ -185,10 +199,12 @@ def run(
             pool.log_progress()
     if received:
         name = signal.Signals(received[0]).name
+        became = "has saved itself"
+        if len(received) > 1:
+            became = "was killed"
         raise Stopped(
             received[0],
-            f"stopped by {name}; what was running has saved itself, the same sweep"
-            " continues",
+            f"stopped by {name}; what was running {became}, the same sweep continues",
         )
     return pool.status
 

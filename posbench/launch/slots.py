@@ -6,10 +6,12 @@ import torch
 
 from posbench import machine
 from posbench.config.schema import Config
+from posbench.data.tokens import data_of
 from posbench.launch import pool
 from posbench.launch.execute import run
 from posbench.launch.plans import Plan
 from posbench.launch.pool import Status
+from posbench.model.gpt import GPT, parameter_counts
 
 # a model with at most so many parameters leaves a large GPU idle most of the time
 _SMALL = 30_000_000
@@ -22,14 +24,18 @@ def execute(todo: list[Plan], n_jobs: int | None) -> dict[str, Status]:
 
 
 def slots_for(todo: list[Plan], n_jobs: int | None) -> list[dict[str, str]]:
-    """Return the environment variables of each place for a run.
+    """Return the environment variables of each place for a run; none if all are done,
+    perhaps on another machine.
 
     As many run at a time as there are cores, or as the GPUs hold (`runs_on_a_gpu`), and
     a run sees only its GPU; a run of several processes takes one for each of them. If
     more run at a time than there are GPUs, they share these evenly.
     """
+    missing = pool.unfinished(todo)
+    if not missing:
+        return []
     runtime = todo[0].config.runtime
-    size = runtime.processes or 1
+    size = max(plan.config.runtime.processes or 1 for plan in todo)
     device = machine.resolve(runtime.device)
     groups = []  # of GPUs, `size` in each
     if device.type != "cpu" and runtime.device in ("auto", "cuda"):
@@ -48,11 +54,11 @@ def slots_for(todo: list[Plan], n_jobs: int | None) -> list[dict[str, str]]:
     at_a_time = max(1, machine.cores() // threads_of_run)
     if device.type == "cuda":
         memory = machine.device_memory(device)  # the GPUs of a machine are alike
-        shares = [runs_on_a_gpu(plan.config, memory) for plan in todo]
+        shares = [runs_on_a_gpu(plan.config, memory) for plan in missing]
         at_a_time = max(len(gpus), min(min(shares) * len(gpus), at_a_time))
     elif device.type != "cpu":
         at_a_time = len(gpus)
-    n_slots = n_jobs or min(len(todo), at_a_time)
+    n_slots = min(len(todo), n_jobs or at_a_time)
     n_threads = runtime.threads or machine.threads_each(n_slots * size)
     of_threads = {"OMP_NUM_THREADS": str(n_threads)}
     slots = []
@@ -66,8 +72,8 @@ def runs_on_a_gpu(config: Config, memory: int) -> int:
     """Return how many runs of a configuration share a GPU with `memory` bytes.
 
     The GPU waits for the host in updates of a small model. So runs in one process whose
-    model has at most 30 million parameters, 12 layers d² + vocabulary d, are up to four
-    on a GPU: as many as fit into nine tenths of its memory. Each is taken to need
+    model has at most 30 million parameters are up to four on a GPU: as many as fit into
+    nine tenths of its memory. Each is taken to need
 
     - 4 GiB for CUDA, kernels and what the allocator keeps;
     - 16 bytes a parameter: weights, gradients and two moments;
@@ -78,10 +84,14 @@ def runs_on_a_gpu(config: Config, memory: int) -> int:
     training = config.training
     evaluation = config.evaluation
     processes = config.runtime.processes or 1
-    blocks = 12 * model.n_layers * model.d_model**2
-    parameters = blocks + config.data.vocab_size * model.d_model
     if processes > 1:
         return 1
+
+    tokenizer = data_of(config.data, config.runtime.cache).tokenizer
+    encoding = config.build_encoding(tokenizer.texts)
+    with torch.device("meta"):  # weights without numbers
+        gpt = GPT(model, tokenizer.vocab_size, encoding)
+    parameters = parameter_counts(gpt)["total"]
     if parameters > _SMALL:
         return 1
 

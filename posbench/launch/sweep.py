@@ -5,7 +5,6 @@ A run is its configuration, so a sweep is a list of plans. Run again, a sweep do
 is missing or failed; the run folders are the only memory it needs.
 """
 
-import logging
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,8 +14,6 @@ from posbench.launch import plans, tuning
 from posbench.launch.plans import Plan
 from posbench.run import sweeps
 from posbench.terminal import console
-
-logger = logging.getLogger(__name__)
 
 
 def sweep(
@@ -53,24 +50,22 @@ def sweep(
     # they import torch, which a mistake in typing need not wait for
     from posbench.data.tokens import prepare_all
     from posbench.launch import cost, pool, slots, slurm
-    from posbench.run.folder import other_code
 
-    missing = pool.unfinished(todo)
     console.log_to_terminal()
-    warnings = []
-    for plan in todo:
-        recorded = pool.record(plan)
-        if recorded:
-            warnings += other_code(plan.config, recorded)
-    for line in dict.fromkeys(warnings):
-        logger.warning("%s", line)
+    trials = tuning.trials(todo, grid)
+    must_try = bool(pool.unfinished(trials))
+    if grid and not must_try:
+        todo = tuning.at_best_rates(todo, grid)
+    pool.warn_of_other_code(todo)
     if dry_run:
-        print(cost.cost([*tuning.trials(todo, grid), *todo]))
+        print(cost.cost(todo, trials))
         return todo
 
+    missing = pool.unfinished(todo)
     prepare_all([plan.config for plan in missing])
-    if grid:
-        todo = tuning.at_best_rates(todo, grid, n_jobs)
+    if must_try:
+        slots.execute(trials, n_jobs)
+        todo = tuning.at_best_rates(todo, grid)
     sweeps.record([plan.folder for plan in todo], arguments, config_dir)
     if slurm_options is not None and missing:
         slurm.submit(missing, for_slurm)

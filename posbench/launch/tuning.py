@@ -70,19 +70,18 @@ def trials(todo: list[Plan], grid: list[float]) -> list[Plan]:
             rate = float(f"{config.training.learning_rate * multiple:.6g}")
             trial = _at_rate(config, rate)
             folder = plan.folder.parent / "tuning" / trial.id
-            by_id[trial.id] = Plan(trial, folder, ())
+            # a trial that two studies need is in the first one's folder
+            by_id.setdefault(trial.id, Plan(trial, folder, ()))
     return list(by_id.values())
 
 
-def at_best_rates(
-    todo: list[Plan], grid: list[float], n_jobs: int | None
-) -> list[Plan]:
-    """Return the runs of a sweep at their best learning rates, after running the trials
-    that the choice needs. An encoding whose trials have all failed keeps its own rate.
+def at_best_rates(todo: list[Plan], grid: list[float]) -> list[Plan]:
+    """Return the runs of a sweep at their best learning rates, once their trials have
+    run. An encoding whose trials have all failed keeps its own rate.
     """
-    from posbench.launch import pool, slots  # they import torch
+    from posbench.launch import pool  # it imports torch
 
-    slots.execute(trials(todo, grid), n_jobs)
+    tried = {trial.id: trial for trial in trials(todo, grid)}
     tuned: dict[str, Plan] = {}  # by id: rates that were typed become one
     best_rates: dict[str, float] = {}  # by the id of an encoding's first trial
     for plan in todo:
@@ -93,14 +92,14 @@ def at_best_rates(
             shown = []
             rates = [trial.config.training.learning_rate for trial in of_plan]
             for rate, trial in zip(rates, of_plan, strict=True):
-                loss = pool.loss_at_train_length(trial)
+                loss = pool.loss_at_train_length(tried[trial.id])
                 if loss is not None:
                     losses[rate] = loss
                 shown.append(f"{rate:g}: {losses.get(rate, 'failed')}")
             own_rate = plan.config.training.learning_rate
             best = min(losses, key=losses.__getitem__, default=own_rate)
             advice = ""
-            if best in (min(rates), max(rates)):
+            if losses and best in (min(rates), max(rates)):
                 advice = (
                     ", at the edge of the grid: a wider tune_grid may find a better one"
                 )
