@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from support import each_once
 
 from posbench import api
 from posbench.config import overrides, schema
@@ -154,6 +155,7 @@ def test_an_experiment_sets_values_beside_a_choice_in_its_own_name_only(
         (["encoding=none"], 0.01),
         (["training.optimizer=adamw"], 0.02),
         (["training.optimizer=null"], 0.02),
+        (["experiment=lm"], 0.02),
         (["training.optimizer=adamw", "encoding=none"], 0.03),
         (["training.optimizer=adamw", "training.learning_rate=0.04"], 0.04),
     ],
@@ -166,8 +168,10 @@ def test_an_experiment_sets_values_beside_several_choices(tmp_path, words, rate)
     )
     write(tmp_path / "experiment" / "mine.yaml", mine + "  optimizer: muon\n")
     write(tmp_path / "tuned" / "mine.yaml", adamw + none)
+    write(tmp_path / "experiment" / "lm.yaml", "# @package _global_\n")
+    write(tmp_path / "tuned" / "lm.yaml", adamw)
 
-    config = compose.single(["experiment=mine", *words], tmp_path)
+    config = compose.single(each_once(["experiment=mine", *words]), tmp_path)
 
     assert config.training.learning_rate == rate
 
