@@ -1,5 +1,5 @@
-"""A quick loss on validation data during training. The evaluation of a run is
-elsewhere.
+"""A quick loss on validation data during training. The rows of a run's curve come from
+`evaluation/`.
 """
 
 from collections.abc import Sequence
@@ -49,17 +49,17 @@ def validation_losses(
         for on_host in own:
             batch = on_host.to(trainer.device)
             with machine.autocast(trainer.device, trainer.dtype):
-                nll: Tensor = model(batch.ids, batch.labels, n_scored=batch.n_scored)
-                hidden = model.hidden(batch.ids) if answers else None
-            if hidden is None:
-                on_device.append(nll.view(1))
-                continue
-            likeliest = model.logits(hidden.float()).argmax(-1)  # (B, T)
-            is_correct = (likeliest == batch.labels) & (batch.labels != IGNORED)
-            # below 2**24 a count is exact in fp32
-            on_device.append(torch.stack((nll, is_correct.sum().to(nll.dtype))))
+                hidden: Tensor = model.hidden(batch.ids)
+                nll: Tensor = model.loss(hidden, batch.labels, batch.n_scored)
+            numbers = [nll]
+            if answers:
+                likeliest = model.logits(hidden.float()).argmax(-1)  # (B, T)
+                is_correct = (likeliest == batch.labels) & (batch.labels != IGNORED)
+                # below 2**24 a count is exact in fp32
+                numbers.append(is_correct.sum().to(nll.dtype))
+            on_device.append(torch.stack(numbers))
         # MPS has no fp64
-        return [numbers.double() for numbers in machine.to_host(on_device)]
+        return [on_host.double() for on_host in machine.to_host(on_device)]
 
     numbers = torch.stack(trainer.world.map(numbers_of, batches))
     n_scored = [batch.n_scored for batch in batches]
