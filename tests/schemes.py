@@ -13,7 +13,7 @@ from posbench import encodings
 from posbench.encodings.base import Encoding, Shape, narrower
 from posbench.model.attention import (
     attention,
-    logits_by_rows,
+    block_logits,
     make_layer,
     mask_of,
     prepared,
@@ -216,7 +216,7 @@ def by_definition(
         part = described.replace(rows=rows, keys=keys)
         is_visible = mask_of(part, q.dtype) == 0
         part = part.replace(visible=is_visible)
-        logits = logits_by_rows(used, q[:, :, rows], k[:, :, keys], part)
+        logits = block_logits(used, q[:, :, rows], k[:, :, keys], part)
         output = used.attend(logits, v[:, :, keys], part)
         outputs.append(output)
 

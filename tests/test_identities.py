@@ -6,7 +6,7 @@ import torch
 
 from posbench import encodings
 from posbench.encodings.base import Shape
-from posbench.model.attention import logits_by_rows, make_layer, prepared
+from posbench.model.attention import block_logits, make_layer, prepared
 from posbench.model.standalone import attention_logits
 
 SHAPE = Shape(32, 2, 2, 16)  # heads 16 wide
@@ -37,7 +37,7 @@ def test_a_bias_per_key_is_the_bias_up_to_a_constant_of_each_row(name):
 
     per_key = encoding.key_bias(layer)[:, :, None]  # (B, H, 1, T)
 
-    logits = logits_by_rows(encoding, q, k, every_row)
+    logits = block_logits(encoding, q, k, every_row)
     products = q @ k.mT * encoding.logit_scale
     bias = logits - products  # (B, H, T, T)
     is_later = bias.isinf()

@@ -1,8 +1,9 @@
 """Attention of one layer under an encoding: its definition, faster kernels with the
 same result, and the choice of one.
 
-`by_rows` is the definition. Every other path is tested against it in values and
-gradients.
+`prepared`, `block_logits` and an encoding's `attend` are the definition. Each way of
+`attention` is tested in values and gradients against what they give for all rows at
+once.
 """
 
 import functools
@@ -136,7 +137,7 @@ def make_layer(
     return Layer(index, positions, x, tables, consecutive=consecutive, causal=causal)
 
 
-# -- the definition
+# -- in blocks of rows, for every encoding
 # --------------------------------------------------------------------------------------
 
 
@@ -241,7 +242,7 @@ def at_once(free: int) -> int:
 free_memory = functools.cache(machine.free_memory)
 
 
-def logits_by_rows(
+def block_logits(
     encoding: Encoding,
     q: Tensor,
     k: Tensor,

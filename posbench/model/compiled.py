@@ -22,8 +22,9 @@ def compiled(
     once and runs uncompiled, unless its inputs may have changed meanwhile.
 
     `dynamic`: True makes one graph for all shapes, False one per shape, None one for
-    the first and one for the others. `writes`: it writes into its inputs; it is then
-    compiled whole, before any of it runs, and only the compiler's errors are no end.
+    the first and one for the others. `writes`: it writes into its inputs; then it is
+    compiled as a whole before it runs, and only an error of the compiler falls back to
+    the plain function.
     """
     program: Callable[_P, _R] | None = None
 

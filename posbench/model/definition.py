@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from posbench.encodings.base import Encoding, Layer, check_length
-from posbench.model.attention import logits_by_rows
+from posbench.model.attention import block_logits
 from posbench.model.gpt import GPT
 from posbench.model.standalone import prepared_block
 
@@ -51,7 +51,7 @@ def by_definition(
     def attend(q: Tensor, k: Tensor, v: Tensor, x: Tensor) -> Tensor:
         layer = model.limited(encoding, common.replace(index=len(layers), x=x))
         used, q, k, v, block = prepared_block(encoding, q, k, v, layer)
-        logits = logits_by_rows(used, q, k, block)
+        logits = block_logits(used, q, k, block)
         output = used.attend(logits, v, block)
         layers.append(Attended(used, block, logits, v, output))
         return used.map_outputs(output, block)

@@ -293,8 +293,8 @@ def _attention(
 
 class Attention(nn.Module):
     """The projections to queries, keys and values, norms of queries and keys, and the
-    projection of the output. A compiled block calls its parts, so that forward hooks
-    fire in all others.
+    projection of the output. A compiled block calls `heads` and `joined` itself: a
+    forward hook on this module fires only in blocks that are not compiled.
     """
 
     def __init__(self, config: ModelConfig) -> None:

@@ -57,13 +57,15 @@ class _LinearCrossEntropy(torch.autograd.Function):
         dtype: torch.dtype,
         differentiate: bool,
     ) -> Tensor:
-        vocabulary, device = len(weight), hidden.device
+        vocabulary = len(weight)
+        device = hidden.device
         exact = torch.promote_types(dtype, torch.float32)
-        # Nothing reads the logits of the padding.
+        # The padding's rows, and so its logits, are 0: they add nothing to gradients.
         padding = 0 if device.type == "cpu" else -vocabulary % ALIGNED
         states = hidden.to(dtype)
         head = F.pad(weight.to(dtype), (0, 0, 0, padding))
-        states_gradient, head_gradient = None, None
+        states_gradient = None
+        head_gradient = None
         if differentiate:
             states_gradient = torch.empty_like(states)
             head_gradient = torch.zeros(head.shape, dtype=exact, device=device)

@@ -10,7 +10,7 @@ from posbench.encodings.base import Encoding, Layer, check_length, exact
 from posbench.errors import UserError
 from posbench.model.attention import attention as attention_of_layer
 from posbench.model.attention import (
-    logits_by_rows,
+    block_logits,
     make_layer,
     mask_of,
     prepared,
@@ -105,7 +105,7 @@ def attention_logits(
         encoding, q, k, _, block = prepared_block(
             encoding, q, k, k, checked_layer, last
         )
-        return logits_by_rows(encoding, q, k, block)
+        return block_logits(encoding, q, k, block)
 
 
 def attention_output(
@@ -127,7 +127,7 @@ def attention_output(
         encoding, q, k, v, block = prepared_block(
             encoding, q, k, v, checked_layer, last
         )
-        logits = logits_by_rows(encoding, q, k, block)
+        logits = block_logits(encoding, q, k, block)
         return encoding.map_outputs(encoding.attend(logits, v, block), block)
 
 

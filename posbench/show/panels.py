@@ -23,7 +23,7 @@ from posbench.data import sources
 from posbench.data import tokens as data
 from posbench.encodings.base import PAIRWISE, Encoding, Layer, Shape, check_length
 from posbench.errors import UserError
-from posbench.model.attention import attention, logits_by_rows, make_layer
+from posbench.model.attention import attention, block_logits, make_layer
 from posbench.model.definition import attention_weights
 from posbench.model.gpt import GPT
 from posbench.model.standalone import prepared_block
@@ -186,7 +186,7 @@ def pairs_of(
     scheme, q, k, v, block = prepared_block(
         encoding, q, k, torch.zeros_like(k), described, last
     )
-    logits = logits_by_rows(scheme, q, k, block)
+    logits = block_logits(scheme, q, k, block)
     weights = attention_weights(scheme, logits, v, block)
     plain = q @ k.mT * scheme.logit_scale
     if "attend" in scheme.hooks:
