@@ -41,8 +41,8 @@ class Duties:
         tokens: Tokens | TaskData,
         evaluate: Callable[[int, EvaluationConfig], object],
     ) -> "Duties":
-        """Return the duties of a run: when what is due is as its first attempt had
-        it.
+        """Return a run's duties. A continued run keeps the cadence of its first
+        attempt.
         """
         begun = config
         if run:

@@ -1,17 +1,13 @@
-"""Record in a run's folder that it begins or ends, and tell the agent of a sweep."""
+"""Record in a run's folder that it begins or ends."""
 
 import dataclasses
-import logging
 from typing import Any
 
-from posbench import tracking
 from posbench.config.schema import Config, to_container
 from posbench.data.tokens import TaskData, Tokens
 from posbench.errors import UserError
 from posbench.run import TOKENIZER, checkpoint
 from posbench.run.folder import Run
-
-logger = logging.getLogger(__name__)
 
 
 def record_begin(
@@ -43,13 +39,3 @@ def record_end(run: Run | None, config: Config) -> None:
         run.write_config(dataclasses.replace(run.config, evaluation=config.evaluation))
     run.update(evaluated=to_container(config)["evaluation"])
     run.finish("done")
-
-
-def tell_end(run: Run, n_computed: int) -> None:
-    """Send a run to the agent of a sweep, which waits for it, and say so if there was
-    nothing to compute.
-    """
-    if run.tracker and tracking.in_sweep():
-        run.tracker.send()
-    if n_computed == 0:
-        logger.info("finished; nothing to do: %s", run.folder)

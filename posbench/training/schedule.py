@@ -43,7 +43,8 @@ class Schedule:
 
 def schedule_of(config: Config, can_validate: bool) -> Schedule:
     """Return the schedule of a run; `can_validate`: whether it has validation data."""
-    runtime, total = config.runtime, config.training.steps
+    runtime = config.runtime
+    total = config.training.steps
     validate_every = runtime.validate_every_steps
     if validate_every is None:
         validate_every = math.ceil(total / _VALIDATIONS) if can_validate else 0

@@ -98,9 +98,10 @@ class Trainer:
         world: World | None = None,
     ) -> None:
         self.model = model  # called like `GPT.forward`
-        # seed of random positions
-        self.training, self.seed = config.training, config.seed
-        self.device, self.dtype = device, dtype  # the dtype of matrix products
+        self.training = config.training
+        self.seed = config.seed  # of random positions
+        self.device = device
+        self.dtype = dtype  # of matrix products
         self.world = world or World()  # the processes that share each batch
         if isinstance(model, GPT):
             model.compiles = config.runtime.compile
@@ -118,19 +119,17 @@ class Outcome(NamedTuple):
     numbers: Tensor  # loss, gradient norm; then the processes' signals
     # when the numbers are on the host; None = nothing to wait for
     arrived: torch.cuda.Event | None
-    trainer: Trainer
 
     def read(self) -> tuple[float, float]:
         """Return the mean loss in nats per scored token and the gradient norm before
-        clipping; pass the signals on.
+        clipping.
 
         Raises RunFailed if one is not finite. The weights are then as before the
         update, whatever was begun later; except on MPS, where they are lost.
         """
         if self.arrived is not None:
             self.arrived.synchronize()
-        loss, norm, *signals = self.numbers.tolist()
-        self.trainer.world.note_signals(signals)
+        loss, norm = self.numbers[:2].tolist()
         hint = "check the encoding's hooks"
         if self.step:
             hint = "a lower training.learning_rate usually helps"
@@ -148,7 +147,8 @@ class Unread:
     the device.
     """
 
-    def __init__(self, progress: Updates | None) -> None:
+    def __init__(self, trainer: Trainer, progress: Updates | None) -> None:
+        self._trainer = trainer
         self._outcomes: list[Outcome] = []
         self._progress = progress
 
@@ -156,15 +156,16 @@ class Unread:
         self._outcomes.append(outcome)
 
     def read(self, remaining: int = 0) -> tuple[float, float]:
-        """Read updates until so many remain; return the loss and gradient norm of the
-        last one read.
+        """Read updates until so many remain, and note in `world` the signals that came
+        with them; return the loss and gradient norm of the last one read.
         """
         loss = norm = math.nan
         while len(self._outcomes) > remaining:
             outcome = self._outcomes.pop(0)
             loss, norm = outcome.read()
+            self._trainer.world.note_signals(outcome.numbers[2:].tolist())
             if self._progress:
-                per_step = outcome.trainer.training.tokens_per_step
+                per_step = self._trainer.training.tokens_per_step
                 self._progress.advance(loss, (outcome.step + 1) * per_step)
         return loss, norm
 
@@ -222,7 +223,7 @@ def begin_update(trainer: Trainer, batch: Batch, step: int, rate: float) -> Outc
         numbers = numbers.to("cpu", non_blocking=True)
         arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
         arrived.record()
-    return Outcome(step, numbers, arrived, trainer)
+    return Outcome(step, numbers, arrived)
 
 
 def set_progress(model: nn.Module, progress: float) -> None:
@@ -260,7 +261,8 @@ class Clock:
 
     def _start(self) -> None:
         """Begin a span of time, which `_add_span` ends."""
-        self._began, self._cpu_began = time.monotonic(), time.process_time()
+        self._began = time.monotonic()
+        self._cpu_began = time.process_time()
 
     def _add_span(self) -> None:
         """Add the span since `_start` to the totals, and begin the next one."""

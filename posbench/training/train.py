@@ -30,7 +30,7 @@ from posbench.run.folder import Run
 from posbench.terminal import console
 from posbench.terminal.signals import signals_as_errors, stop_signals
 from posbench.training.duties import Duties
-from posbench.training.record import record_begin, record_end, tell_end
+from posbench.training.record import record_begin, record_end
 from posbench.training.resume import resume
 from posbench.training.step import (
     Clock,
@@ -102,8 +102,10 @@ def train(
             record_end(run, config)  # the others have their numbers
             raise
         record_end(run, config)
-        if run:
-            tell_end(run, n_updates + n_rows)
+        if run and run.tracker and tracking.in_sweep():
+            run.tracker.send()  # the sweep's agent waits for it
+        if run and n_updates + n_rows == 0:
+            logger.info("finished; nothing to do: %s", folder)
 
 
 def _set_up_machine(
@@ -174,7 +176,7 @@ def fit(
     stopped = None
     with stop_signals(second_interrupts=True) as received, shown as updates:
         world.received = received  # `world` tells them to the other processes
-        unread = Unread(updates)
+        unread = Unread(trainer, updates)
         while step < n_steps and not stopped:
             trainer.model.train()
             rate = learning_rate(step, n_steps, training)
@@ -191,8 +193,8 @@ def fit(
             # the same signal in all processes: they have read the same updates
             stopped = world.stopped_by()
             if stopped:
-                # A checkpoint follows, so the others are read, too. That overwrites
-                # the signal in `world`.
+                # A checkpoint follows: read all. Reading replaces the signal that
+                # `world` has, hence the copy in `stopped`.
                 unread.read()
 
             duties.after(step, due, loss, norm, rate)
@@ -209,5 +211,4 @@ def fit(
             stopped,
             f"stopped by {name} after step {step}; saved: the same command continues",
         )
-    set_progress(trainer.model, 1.0)
     return step - first_step
