@@ -21,6 +21,7 @@ from posbench.errors import RunFailed, UserError
 CLEARLY_FASTER = 1.3  # so many times, one CPU thread is said to be
 logger = logging.getLogger(__name__)
 OUT_OF_MEMORY = "out of memory"  # how the reason of such a failure begins
+SHARED_BY = "POSBENCH_RUNS_ON_A_GPU"  # environment variable: how many share it
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 
 
@@ -309,9 +310,11 @@ def device_memory(device: torch.device) -> int:
 
 
 def free_memory(device: torch.device) -> int:
-    """Return the memory of a CUDA or MPS device that nothing uses, in bytes."""
+    """Return this run's share of the memory of a CUDA or MPS device that nothing uses,
+    in bytes.
+    """
     if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)[0]
+        return torch.cuda.mem_get_info(device)[0] // int(os.environ.get(SHARED_BY, 1))
     return torch.mps.recommended_max_memory() - torch.mps.driver_allocated_memory()
 
 

@@ -60,11 +60,14 @@ def slots_for(todo: list[Plan], n_jobs: int | None) -> list[dict[str, str]]:
         at_a_time = len(gpus)
     n_slots = min(len(todo), n_jobs or at_a_time)
     n_threads = runtime.threads or machine.threads_each(n_slots * size)
-    of_threads = {"OMP_NUM_THREADS": str(n_threads)}
+    of_every_run = {
+        "OMP_NUM_THREADS": str(n_threads),
+        machine.SHARED_BY: str(-(-n_slots // len(gpus))),  # rounded up
+    }
     slots = []
     for number in range(n_slots):
         group_of_run = gpus[number % len(gpus)]
-        slots.append(group_of_run | of_threads)
+        slots.append(group_of_run | of_every_run)
     return slots
 
 
