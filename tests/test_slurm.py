@@ -145,7 +145,7 @@ def test_a_task_near_its_time_limit_saves_its_run_and_is_queued_again(
     task.send_signal(number)
 
     assert task.wait() == 143
-    assert pool.record(plan).status == "stopped"
+    assert pool.record_of(plan).status == "stopped"
     requeued = Path("requeued")
     lines = []
     if requeued.exists():

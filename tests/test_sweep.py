@@ -337,7 +337,7 @@ def test_a_sweep_equals_single_runs(overrides, tmp_path, usual_mixture):
 
     todo = plans.resolve([arguments])
     assert_as_single_runs(todo, tmp_path / "single")
-    record = pool.record(todo[0])
+    record = pool.record_of(todo[0])
     assert record.command.startswith("posbench train encoding=rope ")
     folders = [plan.folder for plan in todo]
     assert reports == [folders]
@@ -434,7 +434,7 @@ def test_failing_runs_are_recorded_with_their_reason_and_the_others_are_done(
 
     sets = plans.read_sets("faults", overrides, tmp_path)
     todo = [*plans.resolve(sets, tmp_path), *plans.resolve([crash])]
-    records = [pool.record(plan) for plan in todo]
+    records = [pool.record_of(plan) for plan in todo]
     reasons = [record.reason for record in records]
     assert reasons == [None, "diverged", "signal", "signal"]
     killed = "killed by SIGKILL, perhaps since memory ran out"
@@ -512,7 +512,7 @@ def test_ctrl_c_lets_what_runs_save_itself(overrides, tmp_path):
     assert process.exitcode == 130
     assert not processes_of(tmp_path)
     first, second = plans.resolve([arguments])
-    assert pool.record(first).status == "stopped"
+    assert pool.record_of(first).status == "stopped"
     checkpoints = first.folder / "checkpoint"
     saved = max(checkpoints.glob("step-*"))
     last_step = training_rows(first.folder)[-1]["step"]
@@ -552,7 +552,7 @@ def test_what_became_of_a_run_without_record_are_its_last_words(job):
     job.output.write_text("12:00:00 preparing\nerror: there is no text.txt\n\nmore\n")
     outcome = pool.outcome(job, 2, None)
     assert outcome == ("failed", "error", "there is no text.txt")
-    assert pool.record(job).message == "there is no text.txt"
+    assert pool.record_of(job).message == "there is no text.txt"
 
 
 def test_a_run_without_last_words_has_an_exit_code(job):
@@ -567,12 +567,12 @@ def test_a_run_that_another_process_has_is_in_use(job):
 def test_a_run_that_the_sweep_stopped_is_stopped(job):
     outcome = pool.outcome(job, -signal.SIGTERM, None, [signal.SIGTERM])
     assert outcome.name == "stopped"
-    assert pool.record(job).status == "stopped"
+    assert pool.record_of(job).status == "stopped"
 
 
 def test_what_became_of_a_run_is_what_its_record_says(job):
     attempt(job, "done")
-    before = pool.record(job)
+    before = pool.record_of(job)
     attempt(job, RunFailed("no space left", "disk"))
     outcome = pool.outcome(job, 1, before)
     assert outcome == ("failed", "disk", "no space left")
@@ -580,14 +580,14 @@ def test_what_became_of_a_run_is_what_its_record_says(job):
 
 def test_a_run_that_was_killed_stays_done_in_its_record(job):
     attempt(job, "done")
-    before = pool.record(job)
+    before = pool.record_of(job)
     attempt(job)
     killed = pool.outcome(job, -signal.SIGKILL, before)
     assert killed.name == "failed"
     attempt(job, "done")
     again = pool.outcome(job, 0, before)
     assert again == DONE
-    assert pool.record(job).status == "done"
+    assert pool.record_of(job).status == "done"
 
 
 @pytest.fixture
@@ -682,6 +682,12 @@ def test_gpus_and_threads_are_divided_among_the_processes(
 
     assert {slot["OMP_NUM_THREADS"] for slot in found} == {threads_each}
     assert [slot["CUDA_VISIBLE_DEVICES"] for slot in found] == gpus
+    most = max(gpus.count(gpu) for gpu in gpus)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (600, 800))
+    for slot in found:  # the runs on a GPU do not plan with the same memory
+        for name, value in slot.items():
+            monkeypatch.setenv(name, value)
+        assert machine.free_memory(torch.device("cuda")) == 600 // most
 
 
 # GiB of the GPU, layers, channels, processes, and the runs that share it.

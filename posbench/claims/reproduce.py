@@ -97,7 +97,7 @@ def reproduce(
     path = every_plan[0].folder.parent / FILE
     files.write(path, findings.to_csv(index=False).encode())
     print(f"Sources and numbers: {path}")
-    pool.refuse_unfinished(todo, status)
+    pool.raise_unfinished(todo, status)
 
 
 def plans_of_claims(

@@ -51,7 +51,9 @@ def _set_up_process() -> None:
 
 
 def train(plan: Plan, restart: bool = False) -> bool:
-    """Train and evaluate a plan, as `in_processes` does work."""
+    """Train and evaluate a plan in as many processes as it asks for; return as
+    `in_processes` does.
+    """
     config = plan.config
     command = list(plan.command)
     work = functools.partial(training.train, config, plan.folder, command, restart)
@@ -95,9 +97,9 @@ def evaluate_runs(
     overrides: list[str],
     show: Callable[[Path, str], object] | None,
 ) -> bool:
-    """Evaluate finished runs one after the other and show their curves, as
-    `in_processes` does work and returns. `show` gets a run's folder and the split of
-    its text.
+    """Evaluate finished runs one after the other and show their curves, in as many
+    processes as they ask for; return as `in_processes` does. `show` gets a run's folder
+    and the split of its text.
     """
     configs = {}  # all are read before the first is evaluated
     for folder in folders:

@@ -69,7 +69,7 @@ class _Begun(NamedTuple):
     old_record: RunRecord | None  # `run.json` before the process started
 
 
-def record(plan: Plan) -> RunRecord | None:
+def record_of(plan: Plan) -> RunRecord | None:
     """Return the run's `run.json`; None if it is missing or cannot be read."""
     try:
         return load_record(plan.folder)
@@ -78,10 +78,10 @@ def record(plan: Plan) -> RunRecord | None:
 
 
 def warn_of_other_code(todo: list[Plan]) -> None:
-    """Warn once of each encoding from outside whose file has changed since a run began."""
+    """Warn of each encoding, if not ours, whose file has changed since a run began."""
     lines = []
     for plan in todo:
-        recorded = record(plan)
+        recorded = record_of(plan)
         if recorded:
             lines += other_code(plan.config, recorded)
     for line in dict.fromkeys(lines):
@@ -97,7 +97,7 @@ def is_trained(plan: Plan) -> bool:
     """Return whether a run of these weights is done, perhaps with other evaluation
     settings.
     """
-    recorded = record(plan)
+    recorded = record_of(plan)
     if recorded is None:
         return False
     return (recorded.status, recorded.id) == ("done", plan.config.id)
@@ -164,7 +164,7 @@ def status_line(plan: Plan, state: Status, todo: list[Plan]) -> str:
     return line
 
 
-def refuse_unfinished(todo: list[Plan], status: Mapping[str, Status]) -> None:
+def raise_unfinished(todo: list[Plan], status: Mapping[str, Status]) -> None:
     """Log what became of each run that is not done, and raise PosbenchError if there
     are any.
     """
@@ -199,12 +199,9 @@ def run(
             pool.log_progress()
     if received:
         name = signal.Signals(received[0]).name
-        became = "has saved itself"
-        if len(received) > 1:
-            became = "was killed"
         raise Stopped(
             received[0],
-            f"stopped by {name}; what was running {became}, the same sweep continues",
+            f"stopped by {name}; the same sweep continues from what has been saved",
         )
     return pool.status
 
@@ -232,7 +229,7 @@ class _Pool:
         """Start a process for the first plan that waits, in the first free slot."""
         plan = self.waiting.pop(0)
         slot = self.free.pop(0)
-        old_record = record(plan)
+        old_record = record_of(plan)
         plan.output.parent.mkdir(parents=True, exist_ok=True)
         job = functools.partial(self.work, plan)
         process = start_process(FORKED, job, slot, plan.output)
@@ -298,9 +295,9 @@ def outcome(
     if code == InUse.exit_code:
         return IN_USE
 
-    recorded = record(plan)
-    # without an end the reason is that of a beginning: None, or ADDING in a run that is
-    # done
+    recorded = record_of(plan)
+    # a record whose attempt has not ended has the reason None, or ADDING if rows are
+    # added to a finished run
     has_end = recorded is not None and recorded.reason not in (None, ADDING)
     if recorded and has_end and recorded != old_record:
         # a run that is done stays so in its record: only the reason tells

@@ -57,7 +57,8 @@ def submit(todo: list[Plan], options: list[str]) -> None:
     parent = todo[0].output.parent.absolute()
     parent.mkdir(parents=True, exist_ok=True)
     folder = Path(tempfile.mkdtemp(prefix="slurm-", dir=parent))
-    script, commands = folder / "array.sh", folder / "commands.txt"
+    script = folder / "array.sh"
+    commands = folder / "commands.txt"
     lines = ""
     for plan in todo:
         lines += shlex.join([sys.executable, "-P", "-m", *plan.command])

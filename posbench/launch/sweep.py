@@ -73,5 +73,5 @@ def sweep(
     status = slots.execute(todo, n_jobs)
     if report and any(pool.is_trained(plan) for plan in todo):
         report(pool.begun(todo))
-    pool.refuse_unfinished(todo, status)
+    pool.raise_unfinished(todo, status)
     return todo
