@@ -20,6 +20,7 @@ _SCRIPT = """#!/bin/bash
 cd {here} || exit 1
 [ "$SLURM_CPUS_PER_TASK" ] && export OMP_NUM_THREADS=$SLURM_CPUS_PER_TASK
 command=$(sed -n "$((SLURM_ARRAY_TASK_ID + 1))p" {commands})
+processes=
 if [ "${{SLURM_NTASKS:-1}}" -gt 1 ]; then  # they are the processes of one run
     command="srun --kill-on-bad-exit $command"
     processes=processes=$SLURM_NTASKS
