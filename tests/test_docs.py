@@ -318,8 +318,8 @@ def test_what_narrowed_attention_gains_is_that_of_the_rows():
     words = words_of_results()
 
     assert f"FoX is {-fox.mean:.3f} ±{fox.half():.3f}" in words
-    assert f"schemes at once the interval is ±{fox.half(0.05 / 6):.3f}" in words
-    assert f"RoPE ends {rope.mean:.3f} ±{rope.half():.3f} above" in words
+    assert f"(±{fox.half(0.05 / 6):.3f} for all six schemes at once)" in words
+    assert f"RoPE is {rope.mean:.3f} ±{rope.half():.3f} above" in words
 
 
 def by_seed_at_each_size() -> dict[tuple[int, int], dict[str, pd.DataFrame]]:
