@@ -711,3 +711,16 @@ def test_the_rates_of_reader_are_those_of_its_rows():
     assert "RoPE in batches of 1,024 tokens has 2.646" in page
     of_batches = rows[(batches == "8") & (rows["length"] == 128)]
     assert of_batches["nll"].round(3).tolist() == [2.646]
+
+
+def test_the_rates_of_reader_wide_are_those_of_its_rows():
+    rows = read([ROOT / "docs" / "rows" / "wide_rates.parquet"])
+    losses = rows[rows["length"] == 256].set_index("learning_rate")["nll"]
+    printed = (
+        f"{losses[0.0055]:.3f} at the rate 0.0055, **{losses[0.008]:.3f}** at 0.008"
+        f" and {losses[0.012]:.3f} at 0.012"
+    )
+    assert printed in words_of_results()
+    assert losses.idxmin() == 0.008
+    config = compose.single(["experiment=reader_wide"])
+    assert config.training.learning_rate == 0.008
