@@ -724,3 +724,19 @@ def test_the_rates_of_reader_wide_are_those_of_its_rows():
     assert losses.idxmin() == 0.008
     config = compose.single(["experiment=reader_wide"])
     assert config.training.learning_rate == 0.008
+
+
+def test_the_rates_of_tasks_are_those_of_its_rows():
+    _, _, table = text_of("docs/results.md").partition("| task | optimizer |")
+    ratios = [1.25, 1.5, 2, 4, 8]
+    rows = read([ROOT / "docs" / "rows" / "tasks_rates.parquet"])
+    rows = rows[(rows["offset"] == 0) & (rows["task"] == rows["trained_task"])]
+    is_muon = rows["settings"].str.contains('"training.optimizer": "muon"')
+    rows["optimizer"] = is_muon.map({True: "Muon", False: "AdamW"})
+    expected = []
+    for key, of_run in rows.groupby(["trained_task", "optimizer", "learning_rate"]):
+        right = of_run.set_index("length_ratio")["accuracy"]
+        gate = of_run["steps_to_gate"].iloc[0]
+        cells = [*key, int(gate), *(f"{right[ratio]:.3f}" for ratio in ratios)]
+        expected.append([str(cell) for cell in cells])
+    assert rows_of(table)[1:9] == expected
