@@ -386,7 +386,7 @@ def evaluate(
         if find.is_model(str(path)):
             from posbench.huggingface.evaluate import evaluate_model
 
-            folder = evaluate_model(str(path), words)[0]
+            folder = evaluate_model(str(path), words)
         else:
             folder = find.of_id(path)
             config = apply(launch.config_with_measured_lengths(folder), words)

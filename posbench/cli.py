@@ -373,12 +373,11 @@ def train(
     from posbench.launch import execute
     from posbench.reports import one_run
 
-    if not execute.run(plan, restart):
-        return
+    split = plan.config.evaluation.split
+    show = functools.partial(one_run.print_results, plan.folder, split)
     if as_json:
-        one_run.print_json([plan.folder])
-    else:
-        one_run.print_results(plan.folder, plan.config.evaluation.split)
+        show = functools.partial(one_run.print_json, [plan.folder])
+    execute.run(plan, restart, show)
 
 
 @app.command(epilog=_KEYS)
@@ -508,10 +507,11 @@ def evaluate(words: Evaluated, quiet: Quiet = False, as_json: AsJson = False) ->
         from posbench.launch import execute
         from posbench.reports import one_run
 
-        show = None if as_json else one_run.print_results
-        is_to_show = execute.evaluate_runs(folders, settings, show)
-        if as_json and is_to_show:
-            one_run.print_json(folders)
+        if as_json:
+            show_all = functools.partial(one_run.print_json, folders)
+            execute.evaluate_runs(folders, settings, None, show_all)
+        else:
+            execute.evaluate_runs(folders, settings, one_run.print_results)
 
 
 @app.command()

@@ -9,6 +9,7 @@ import traceback
 from collections.abc import Iterable
 from pathlib import Path
 
+OUT_OF_MEMORY = "out of memory"  # how the message of such a failure begins
 # what Python raises for a mistake in a program
 _MISTAKES = (
     ArithmeticError,
@@ -75,7 +76,9 @@ class RunFailed(PosbenchError):
 
 
 class RowsFailed(RunFailed):
-    """Some rows of an evaluation failed. All others were measured and written."""
+    """Some rows of an evaluation, or some of several evaluations, failed. All others
+    were measured and written.
+    """
 
 
 class Stopped(PosbenchError):

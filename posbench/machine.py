@@ -16,12 +16,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from posbench.errors import RunFailed, UserError
+from posbench.errors import OUT_OF_MEMORY, RunFailed, UserError
 
 CLEARLY_FASTER = 1.3  # so many times, one CPU thread is said to be
 logger = logging.getLogger(__name__)
-OUT_OF_MEMORY = "out of memory"  # how the reason of such a failure begins
-SHARED_BY = "POSBENCH_RUNS_ON_A_GPU"  # environment variable: how many share it
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 
 

@@ -211,6 +211,18 @@ def snapshot(folder: Path) -> dict[str, bytes]:
     return contents
 
 
+def without_room_beyond(length: int, subject: Any) -> Any:
+    """Return the `logits` of a class of subjects, without memory for longer windows."""
+    measured = subject.logits
+
+    def logits(self: Any, ids: np.ndarray, scored: np.ndarray, first: int) -> Any:
+        if ids.shape[1] > length + 1:
+            raise MemoryError("no room")
+        return measured(self, ids, scored, first)
+
+    return logits
+
+
 def nll_of(subject: Subject, ids: np.ndarray, scored: int, first: int) -> np.ndarray:
     """Return the nats (B, scored) of the last `scored` tokens of windows (B, C + 1);
     `first` as in `Subject.logits`.

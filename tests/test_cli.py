@@ -28,6 +28,7 @@ from posbench.data import tokens
 from posbench.encodings.base import Shape
 from posbench.errors import OptionError
 from posbench.evaluation import probes
+from posbench.evaluation.subjects import TrainedGPT
 from posbench.launch import compose, point
 from posbench.run import start
 from posbench.run.folder import Run, owned
@@ -542,6 +543,32 @@ def test_results_are_one_json_document():
     assert max(row["length"] for row in evaluated["rows"]) == 64
 
 
+def test_a_length_without_room_costs_no_other_result_and_is_tried_again(
+    monkeypatch, capsys
+):
+    with monkeypatch.context() as patch:
+        logits = support.without_room_beyond(16, TrainedGPT)
+        patch.setattr(TrainedGPT, "logits", logits)
+        for seed in (0, 1):
+            assert train(f"seed={seed}") == 1
+            assert "\n16 (1x)" in capsys.readouterr().out
+        assert posbench("evaluate", "outputs/text", "ratio=1,2", "--json") == 1
+    shown = json.loads(capsys.readouterr().out)
+    first, second = [Path(run["run"]) for run in shown]
+    for run in shown:
+        statuses = {row["length"]: row["status"] for row in run["rows"]}
+        assert statuses == {16: "ok", 32: "failed"}
+    record = load_record(first)
+    assert (record.status, record.reason) == ("done", "oom")
+    sweep = ["sweep", *TINY, "data.path=text.txt", "seed=0,1", "--dry-run"]
+
+    assert posbench(*sweep) == 0
+    assert "2 runs: 0 finished, 2 to do, 0 tokens" in capsys.readouterr().out
+    assert train("seed=0") == 0
+    assert posbench(*sweep) == 0
+    assert "2 runs: 1 finished, 1 to do, 0 tokens" in capsys.readouterr().out
+
+
 def test_evaluated_runs_are_a_list_in_json(two_runs, capsys):
     capsys.readouterr()
     assert posbench("evaluate", "outputs/text", "ratio=1,2", "--json") == 0
@@ -689,7 +716,7 @@ def test_evaluate_takes_studies_and_a_run_that_fails_does_not_stop_others(
     printed = capsys.readouterr().err.splitlines()
     why, last = [line for line in printed if line.startswith("error: ")]
     assert "has no checkpoint" in why
-    assert last == f"error: 1 of 2 runs not evaluated: {broken}"
+    assert last == f"error: 1 of 2 not evaluated: {broken}"
 
 
 @pytest.mark.slow

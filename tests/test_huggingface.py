@@ -26,7 +26,7 @@ from hf_models import (
 from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 from safetensors.torch import load_file, save_file
-from support import nll_of, posbench
+from support import change_record, nll_of, posbench, without_room_beyond
 
 from posbench import machine
 from posbench.errors import Undefined, UserError
@@ -652,6 +652,44 @@ def test_random_weights_are_called_not_learned(
     assert code == 0
     printed = capsys.readouterr().out
     assert "a guess among 131 tokens has 4.875" in printed
+
+
+def test_a_length_without_room_costs_no_other_result_of_several_models(
+    folder_of, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    write_text(Path("text.txt"))
+    models = [str(folder_of("llama")), str(folder_of("mistral"))]
+    asked = [*EVALUATE, "length=48,96", "protocol=fixed_target", "windowed=false"]
+    logits = without_room_beyond(LENGTH, HuggingFaceModel)
+    with monkeypatch.context() as patch:
+        patch.setattr(HuggingFaceModel, "logits", logits)
+        code = posbench("evaluate", *models, *asked, "--json")
+
+    assert code == 1
+    for run in json.loads(capsys.readouterr().out):
+        assert run["status"] == "done"
+        statuses = {row["length"]: row["status"] for row in run["rows"]}
+        assert statuses == {48: "ok", 96: "failed"}
+    assert posbench("evaluate", *models, *asked) == 0
+
+
+def test_a_refused_evaluation_leaves_the_record_as_it_was(
+    folder_of, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    write_text(Path("text.txt"))
+    asked = [str(folder_of("llama")), *EVALUATE, "length=48", "protocol=fixed_target"]
+    assert posbench("evaluate", *asked) == 0
+    record = results() / "run.json"
+    change_record(results(), data={"sha256": "another"})
+    before = record.read_bytes()
+
+    code = posbench("evaluate", *asked, "windowed=false")
+
+    assert code == 2
+    assert "has results on another text" in capsys.readouterr().err
+    assert record.read_bytes() == before
 
 
 @pytest.mark.parametrize("kind", MODELS)

@@ -107,12 +107,12 @@ def same_row(
     The precision is compared unless the settings leave it to `auto`, which may choose
     another on another machine.
     """
+    if other.is_to_repeat:
+        return False
     columns = [*EVALUATION_KEY, "extension_options", "targets_sha256"]
     # that a row fails, and why, is known only after its passes
     if other.status != "failed":
         columns += ["status", "reason"]
-    elif (other.reason or "").startswith(machine.OUT_OF_MEMORY):
-        return False  # there may be more room now
     if settings.precision != "auto":
         columns.append("dtype")
     return all(getattr(row, column) == getattr(other, column) for column in columns)

@@ -3,8 +3,10 @@ a run's.
 """
 
 import dataclasses
+import functools
 import json
 import logging
+from collections.abc import Callable
 from pathlib import Path
 
 import tokenizers
@@ -38,14 +40,13 @@ from posbench.evaluation.requests import check_settings
 from posbench.evaluation.subjects import Variant
 from posbench.huggingface.load import TESTED, Source, find, load, position_of
 from posbench.huggingface.subject import HuggingFaceModel
-from posbench.launch import compose
+from posbench.launch import compose, execute
 from posbench.processes import refuse_several
 from posbench.reports import one_run
 from posbench.rope.imports import library_errors, transformers
 from posbench.run import TOKENIZER
 from posbench.run.folder import Run
 from posbench.run.rows import every_row
-from posbench.terminal import console
 from posbench.terminal.signals import signals_as_errors
 
 logger = logging.getLogger(__name__)
@@ -64,21 +65,29 @@ def evaluate_models(words: list[str], overrides: list[str], as_json: bool) -> No
     """Evaluate models, folders or names on the hub, one after the other, and print
     their curves, or in the end their rows as JSON.
     """
-    console.log_to_terminal()
-    machine.keep_freed_memory()
+    execute.set_up_process()
     folders = []
-    for word in words:
-        folder, split = evaluate_model(word, overrides)
+
+    def show(folder: Path, split: str) -> None:
         folders.append(folder)
         if not as_json:
             one_run.print_results(folder, split)
-    if as_json:
-        one_run.print_json(folders)
+
+    def show_all() -> None:
+        if as_json:
+            one_run.print_json(folders)
+
+    with execute.shown(show_all):
+        execute.each(words, lambda word: evaluate_model(word, overrides, show))
 
 
-def evaluate_model(word: str, overrides: list[str]) -> tuple[Path, str]:
-    """Compute the missing rows of one model; return its folder of results and the split
-    of the text.
+def evaluate_model(
+    word: str,
+    overrides: list[str],
+    show: Callable[[Path, str], object] = lambda folder, split: None,
+) -> Path:
+    """Compute the missing rows of one model, show them, and return its folder of
+    results. `show` gets the folder and the split of the text.
     """
     refuse_several()
     source = find(word)
@@ -93,15 +102,19 @@ def evaluate_model(word: str, overrides: list[str]) -> tuple[Path, str]:
 
     folder = Path(settings.runtime.outputs) / STUDY / config.id
     command = ["posbench", "evaluate", word, *overrides]
-    with Run.open(folder, config, command) as run, signals_as_errors():
-        run.begin_attempt(device=str(device), dtype=precision, threads=threads)
+    with (
+        execute.shown(functools.partial(show, folder, evaluation.split)),
+        Run.open(folder, config, command) as run,
+        signals_as_errors(),
+    ):
         refuse_another_text(run, tokens)
+        run.begin_attempt(device=str(device), dtype=precision, threads=threads)
         note_use(tokens, folder)
         record_found(run, subject, tokens, config.reading)
         if not evaluate_into(run, subject, tokens, evaluation):
             logger.info("all requested rows exist; nothing to do: %s", folder)
         run.finish("done")
-    return folder, evaluation.split
+    return folder
 
 
 def parse_words(source: Source, words: list[str]) -> tuple[Config, str | None]:

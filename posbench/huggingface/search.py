@@ -13,13 +13,13 @@ from pathlib import Path
 
 import pandas as pd
 
-from posbench import machine
 from posbench.config.overrides import LENGTH, apply, by_key
 from posbench.errors import UserError
 from posbench.estimate import estimate
 from posbench.evaluation.job import evaluate_run
 from posbench.huggingface.evaluate import evaluate_model, parse_words
 from posbench.huggingface.load import find
+from posbench.launch import execute
 from posbench.processes import refuse_several
 from posbench.reports import one_run
 from posbench.reports.render import Column, Table
@@ -92,8 +92,7 @@ def search(subject: str | Path, words: Sequence[str]) -> None:
     Raises UserError if no length is beyond training, or no candidate has a number
     there.
     """
-    console.log_to_terminal()
-    machine.keep_freed_memory()
+    execute.set_up_process()
     words, length, train_length = _asked(subject, words)
     words += [f"length={train_length},{length}", f"probe={PROBE}"]
 
@@ -167,7 +166,7 @@ def _asked(subject: str | Path, words: Sequence[str]) -> tuple[list[str], int, i
 def _evaluate(subject: str | Path, words: list[str]) -> Path:
     """Evaluate a run or a model, and return the folder with the rows."""
     if isinstance(subject, str):
-        return evaluate_model(subject, words)[0]
+        return evaluate_model(subject, words)
     config = apply(load_config(subject), words)
     refuse_several(config.runtime.processes)
     evaluate_run(subject, config)

@@ -11,14 +11,15 @@ import signal
 import socket
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+from typing import TypeVar
 
 from posbench import machine
 from posbench.config.overrides import apply
 from posbench.config.schema import Config, refuse_uneven
-from posbench.errors import PosbenchError, RunFailed, Stopped, UserError
+from posbench.errors import PosbenchError, RowsFailed, RunFailed, Stopped, UserError
 from posbench.evaluation.job import evaluate_run
 from posbench.launch import pool
 from posbench.launch.plans import Plan
@@ -29,6 +30,7 @@ from posbench.terminal import console, exits
 from posbench.terminal.signals import stop_signals
 from posbench.training import train as training
 
+_Name = TypeVar("_Name", Path, str)
 _PEER_LOST = 76  # exit code of a rank that ended because another one had
 _GRACE_SECONDS = 20.0  # how long the others may go on, once a rank has failed
 
@@ -37,28 +39,29 @@ class RankFailed(RunFailed):
     """A rank that this process had started has failed."""
 
 
-def run(plan: Plan, restart: bool = False) -> bool:
+def run(plan: Plan, restart: bool, show: Callable[[], object]) -> None:
     """Train and evaluate, with the log on the terminal, in a process that does nothing
-    else. Returns whether this process is to show the results.
+    else.
     """
-    _set_up_process()
-    return train(plan, restart)
+    set_up_process()
+    train(plan, restart, show)
 
 
-def _set_up_process() -> None:
+def set_up_process() -> None:
+    """Log to the terminal, and keep freed memory."""
     console.log_to_terminal()
     machine.keep_freed_memory()
 
 
-def train(plan: Plan, restart: bool = False) -> bool:
-    """Train and evaluate a plan in as many processes as it asks for; return as
-    `in_processes` does.
-    """
+def train(
+    plan: Plan, restart: bool = False, show: Callable[[], object] | None = None
+) -> None:
+    """Train and evaluate a plan, as `in_processes` does work."""
     config = plan.config
     command = list(plan.command)
     work = functools.partial(training.train, config, plan.folder, command, restart)
     try:
-        return in_processes(config, work)
+        in_processes(config, work, show)
     except RankFailed as error:  # rank 0 knows at most that another rank has ended
         with (
             contextlib.suppress(PosbenchError, OSError),
@@ -68,12 +71,26 @@ def train(plan: Plan, restart: bool = False) -> bool:
         raise
 
 
-def in_processes(config: Config, work: Callable[[World], object]) -> bool:
-    """Do work: here, in `runtime.processes` new ones while this one waits, or as one
-    that torchrun or srun started. Raises UserError if the batch does not divide among
-    them.
+@contextlib.contextmanager
+def shown(show: Callable[[], object] | None) -> Iterator[None]:
+    """Show results after the work inside, also if some of its rows failed."""
+    show = show or (lambda: None)
+    try:
+        yield
+    except RowsFailed:
+        show()
+        raise
+    show()
 
-    Returns whether this process is to show the results.
+
+def in_processes(
+    config: Config,
+    work: Callable[[World], object],
+    show: Callable[[], object] | None = None,
+) -> None:
+    """Do work: here, in `runtime.processes` new ones while this one waits, or as one
+    that torchrun or srun started. Then show its results, in one process. Raises
+    UserError if the batch does not divide among them.
     """
     asked = config.runtime.processes
     rank_place = place(asked)  # among those that a launcher started, if any
@@ -84,30 +101,32 @@ def in_processes(config: Config, work: Callable[[World], object]) -> bool:
         raise UserError(f"runtime.processes is {asked}, but {size} were started")
     refuse_uneven("training.batch_size", config.training.batch_size, size, "processes")
 
-    if rank_place or size == 1:
-        with joined(rank_place) as world:
-            work(world)
-        return world.rank == 0
-    start_processes(size, config.runtime.threads, work)
-    return True
+    if rank_place and rank_place.rank > 0:
+        show = None
+    with shown(show):
+        if rank_place or size == 1:
+            with joined(rank_place) as world:
+                work(world)
+        else:
+            start_processes(size, config.runtime.threads, work)
 
 
 def evaluate_runs(
     folders: list[Path],
     overrides: list[str],
     show: Callable[[Path, str], object] | None,
-) -> bool:
-    """Evaluate finished runs one after the other and show their curves, in as many
-    processes as they ask for; return as `in_processes` does. `show` gets a run's folder
-    and the split of its text.
+    show_all: Callable[[], object] | None = None,
+) -> None:
+    """Evaluate finished runs one after the other, as `in_processes` does work, and show
+    the curve of each, then all. `show` gets a run's folder and the split of its text.
     """
     configs = {}  # all are read before the first is evaluated
     for folder in folders:
         configs[folder] = apply(config_with_measured_lengths(folder), overrides)
-    _set_up_process()
+    set_up_process()
     config = configs[folders[0]]  # all have the same number of processes
     work = functools.partial(_evaluate_all, configs, show)
-    return in_processes(config, work)
+    in_processes(config, work, show_all)
 
 
 def _evaluate_all(
@@ -115,25 +134,36 @@ def _evaluate_all(
     show: Callable[[Path, str], object] | None,
     world: World,
 ) -> None:
-    """Evaluate runs and show their curves, in the first process. A run that fails does
-    not stop the others, unless other processes wait for it.
+    """Evaluate runs and show their curves, in the first process."""
+
+    def evaluate(folder: Path) -> None:
+        config = configs[folder]
+        show_one = None
+        if show and world.rank == 0:
+            show_one = functools.partial(show, folder, config.evaluation.split)
+        with shown(show_one):
+            evaluate_run(folder, config, world)
+
+    each([*configs], evaluate, world.size)
+
+
+def each(names: Sequence[_Name], work: Callable[[_Name], object], size: int = 1) -> None:
+    """Evaluate runs or models one after the other. One that fails does not stop the
+    others, unless other processes wait for it.
     """
     failed = []
-    for folder, config in configs.items():
+    for name in names:
         try:
-            evaluate_run(folder, config, world)
-            if show and world.rank == 0:
-                show(folder, config.evaluation.split)
+            work(name)
         except PosbenchError as error:
-            is_alone = len(configs) == 1 or world.size > 1
+            is_alone = len(names) == 1 or size > 1
             if is_alone or isinstance(error, Stopped):
                 raise
             exits.report(error)
-            failed.append(str(folder))
+            failed.append(str(name))
     if failed:
-        raise PosbenchError(
-            f"{len(failed)} of {len(configs)} runs not evaluated: {', '.join(failed)}"
-        )
+        listed = ", ".join(failed)
+        raise RowsFailed(f"{len(failed)} of {len(names)} not evaluated: {listed}")
 
 
 def config_with_measured_lengths(folder: Path) -> Config:
@@ -234,7 +264,7 @@ def _rank(place: Place, work: Callable[[World], object]) -> None:
     """Do work as one of several processes. If another has ended, rank 0 prints nothing,
     since `start_processes` says which.
     """
-    _set_up_process()
+    set_up_process()
     try:
         with joined(place) as world:
             work(world)

@@ -113,11 +113,13 @@ def is_finished(plan: Plan) -> bool:
     try:
         trained_with = load_config(plan.folder)
         evaluated = load_record(plan.folder).evaluated
-        existing = {row.key for row in every_row(plan.folder)}
+        rows = every_row(plan.folder)
     except UserError:
         return False
     # A command that is repeated takes back nothing that another one has added since.
     settings = (evaluated, to_container(trained_with)["evaluation"])
+    existing = {row.key for row in rows}
+    existing -= {row.key for row in rows if row.is_to_repeat}
     return wanted in settings and keys_of(plan.config) <= existing
 
 

@@ -115,7 +115,7 @@ def print_json(folders: Sequence[Path]) -> None:
             rows.append(dataclasses.replace(row, units=None).to_json())
         run = {"run": str(folder), "id": record.id, "status": record.status}
         runs.append({**run, "rows": rows})
-    document = runs if len(runs) > 1 else runs[0]
+    document = runs[0] if len(runs) == 1 else runs
     print(json.dumps(json_plain(document), indent=2, ensure_ascii=False))
 
 

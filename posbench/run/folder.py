@@ -32,7 +32,7 @@ from posbench.config.schema import (
     load_saved,
     to_container,
 )
-from posbench.errors import InUse, RunFailed, Stopped, UserError
+from posbench.errors import InUse, RowsFailed, RunFailed, Stopped, UserError
 from posbench.run import CONFIG, RECORD, ROWS, checkpoint
 from posbench.run.rows import json_plain, rows_and_faults, step_of
 from posbench.run.saved import RESTART, RunRecord, load_any, load_record
@@ -217,11 +217,14 @@ class Run:
 
     def ended_by(self, error: BaseException) -> None:
         """Record the error that ended the attempt. A run that is done stays as it is if
-        no attempt had begun.
+        no attempt had begun; one that only lacks rows is done.
         """
+        message = str(error) or type(error).__name__
+        if isinstance(error, RowsFailed):
+            self.finish("done", error.reason, message)
+            return
         if self.record.status == "done" and self.record.reason != ADDING:
             return
-        message = str(error) or type(error).__name__
         if isinstance(error, Stopped | KeyboardInterrupt):
             self.finish("stopped", "signal", message)
         elif isinstance(error, RunFailed):

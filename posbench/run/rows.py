@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from posbench import files
-from posbench.errors import UserError
+from posbench.errors import OUT_OF_MEMORY, UserError
 from posbench.run import ROWS
 from posbench.run.saved import cure, json_types, load_record, other_run
 
@@ -107,6 +107,12 @@ class EvaluationRow:
     def measured(self) -> bool:
         """Whether the row has a number. Numbers that were not finite are null."""
         return self.status == "ok" and self.nll is not None
+
+    @property
+    def is_to_repeat(self) -> bool:
+        """Whether the row failed where another attempt may find more room."""
+        out_of_memory = (self.reason or "").startswith(OUT_OF_MEMORY)
+        return self.status == "failed" and out_of_memory
 
     @property
     def curve(self) -> tuple[str, int, str]:
