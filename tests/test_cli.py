@@ -638,6 +638,7 @@ def test_a_mistake_in_what_to_evaluate_leaves_the_run_as_it_was(capsys):
         "training.tokens=5": "leave out training.tokens=5, or train anew with it",
         "tracking=none": "a finished run keeps its own: leave out tracking=none",
         "extension=yarn:fctor=2": "'yarn' has no option 'fctor'",
+        "extension=yarn:length=64": "'yarn' has no option 'length'",
         "task=repeat": "probe=passkey to evaluate with a probe)",
         "probe=repeet": "unknown probe 'repeet': did you mean 'repeat'?",
     }

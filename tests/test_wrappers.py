@@ -426,7 +426,7 @@ def test_an_extension_in_a_wrapper_goes_by_the_length_that_was_trained_last(
     its own.
     """
     trained = build(name, **options)
-    _, facts = extend_encoding(trained, method, train_length=128, length=256)
+    _, facts = extend_encoding(trained, method, 256, 128)
     (inner,) = facts["extended"].values()
     assert inner["factor"] == factor
 

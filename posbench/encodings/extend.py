@@ -125,6 +125,7 @@ def extend_encoding(
     method: str,
     length: int,
     train_length: int,
+    /,  # options of these names are unknown ones
     layers: str = "all",
     **options: Any,
 ) -> Extended:
