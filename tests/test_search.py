@@ -88,6 +88,7 @@ def frame_of(problems: int) -> pd.DataFrame:
     )
 
 
+TRIED = ["pi", "yarn", "none"]
 ORDERS = [(100, ["pi", "none", "yarn"]), (5, ["none", "pi", "yarn"])]
 
 
@@ -95,23 +96,37 @@ ORDERS = [(100, ["pi", "none", "yarn"]), (5, ["none", "pi", "yarn"])]
 def test_the_worse_rank_counts_where_one_beats_chance_else_the_loss(problems, order):
     """The share of right answers of `pi` is beyond chance in 100 problems, not in 5."""
     frame = frame_of(problems)
-    ranks = ranked(frame, 192)
+    ranks = ranked(frame, 192, TRIED)
     assert list(ranks["extension"]) == order
 
 
-NO_CANDIDATES = [{"variant": "sinks", "extension": "sinks"}, {"newest": False}]
+NO_CANDIDATES = [
+    {"variant": "sinks", "extension": "sinks"},
+    {"variant": "rerope", "extension": "rerope"},
+    {"newest": False},
+]
 
 
 @pytest.mark.parametrize("changes", NO_CANDIDATES)
-def test_baselines_and_rows_on_other_targets_are_no_candidates(changes):
+def test_what_was_not_tried_and_rows_on_other_targets_are_no_candidates(changes):
     frame = frame_of(100)
     others = frame.assign(nll=0.5, **changes)
     both = pd.concat([frame, others], ignore_index=True)
 
-    ranks = ranked(both, 192)
+    ranks = ranked(both, 192, TRIED)
 
-    expected = ranked(frame, 192)
+    expected = ranked(frame, 192, TRIED)
     pd.testing.assert_frame_equal(ranks, expected)
+
+
+def test_who_lacks_the_probe_ranks_last_in_it():
+    frame = frame_of(100)
+    has_no_probe = (frame["extension"] == "yarn") & (frame["protocol"] == "task")
+    frame.loc[frame["extension"] == "yarn", "nll"] = 0.5
+
+    ranks = ranked(frame[~has_no_probe], 192, TRIED)
+
+    assert list(ranks["extension"]) == ["none", "yarn", "pi"]
 
 
 REFUSED = [

@@ -46,17 +46,20 @@ def candidates(ratio: float) -> list[str]:
     return texts
 
 
-def ranked(frame: pd.DataFrame, length: int) -> pd.DataFrame:
-    """Return the candidates that are defined, best first, with `nll` and `accuracy` at
-    a length, and `loss_at_1x`.
+def ranked(
+    frame: pd.DataFrame, length: int, extensions: Sequence[str]
+) -> pd.DataFrame:
+    """Return those of these extensions that are defined, best first, with `nll` and
+    `accuracy` at a length, and `loss_at_1x`.
 
-    `frame`: rows of one run or model on one text. Column `retrieves`: whether a test
+    `frame`: rows of one run or model on one text; `none` is the model as it is. Column `retrieves`: whether a test
     shows that any candidate beats chance in the probe; if not, the loss alone decides.
     """
     from scipy import stats
 
-    is_baseline = frame["variant"].isin(("windowed", "sinks"))
-    rows = frame[frame["newest"] & ~is_baseline].fillna({"extension": "none"})
+    rows = frame[frame["newest"] & (frame["variant"] != "windowed")]
+    rows = rows.fillna({"extension": "none"})
+    rows = rows[rows["extension"].isin(extensions)]
     point = ["protocol", "task", "length", "extension"]
     rows = rows.drop_duplicates(point, keep="last").set_index("extension")
 
@@ -79,7 +82,8 @@ def ranked(frame: pd.DataFrame, length: int) -> pd.DataFrame:
 
     worse = table["nll"].rank()
     if table["retrieves"].any():
-        worse = worse.combine(table["accuracy"].rank(ascending=False), max)
+        by_accuracy = table["accuracy"].rank(ascending=False, na_option="bottom")
+        worse = worse.combine(by_accuracy, max)
     return table.assign(worse=worse).sort_values(["worse", "nll"]).reset_index()
 
 
@@ -96,10 +100,11 @@ def search(subject: str | Path, words: Sequence[str]) -> None:
     words, length, train_length = _asked(subject, words)
     words += [f"length={train_length},{length}", f"probe={PROBE}"]
 
-    trials = f"extension={','.join(candidates(length / train_length))}"
+    tried = candidates(length / train_length)
+    trials = f"extension={','.join(tried)}"
     folder = _evaluate(subject, [*words, trials, "split=validation", *_LEAN])
     validation = read([folder], "validation")
-    table = ranked(validation, length)
+    table = ranked(validation, length, [*tried, "none"])
     if {*table["extension"]} <= {"none"}:
         raise UserError(
             f"no extension has a number at {length} tokens: its RoPE is not plain, or"
@@ -179,7 +184,7 @@ def _print_difference(
     """Print the difference of two candidates' losses with its interval, if both have a
     number.
     """
-    table = ranked(frame, length).set_index("extension")
+    table = ranked(frame, length, [best, rival]).set_index("extension")
     if {best, rival} <= {*table.index}:
         nats = table["unit_nll"]
         row = table.loc[best]
