@@ -171,7 +171,7 @@ BREAKS = np.arange(V) == C  # c ends a line
 
 def readers_of_window(ids: list[int], context: int) -> np.ndarray:
     """Return p of the last token by each reader of the mixture: (readers,)."""
-    mixed = Mixture(text(), V, BREAKS)
+    mixed = Mixture([text()], V, BREAKS)
     written = np.array(ids, np.uint16)
     last = np.array([len(ids) - 1])
     logs = mixed.logs(written, last, np.array([context]))
@@ -203,15 +203,16 @@ def test_a_cached_token_is_half_as_likely_as_one_32_tokens_later():
     assert p[-7] == pytest.approx(0.8 * of_a / weights.sum() + 0.2 * unigram)
 
 
-def test_the_mixture_has_the_ngram_models_of_the_paper():
-    ids = text()
+@pytest.mark.parametrize("spans", SPANS, ids=["all", "parts"])
+def test_the_mixture_has_the_ngram_models_of_the_paper(spans):
+    model = readers(text(), spans)
     places = np.arange(ORDERS, 200)
     scored = repeating(1)
-    mixed = Mixture(ids, V, BREAKS)
+    mixed = Mixture(model.counted(400), V, BREAKS)
 
     logs = mixed.logs(scored, places, places)
 
-    p = readers(ids, [(0, 400)]).probabilities(grams_at(scored, places))
+    p = model.probabilities(grams_at(scored, places))
     ours = logs[:ORDERS, np.arange(len(places)), scored[places]]
     assert_allclose(np.exp(ours), p, rtol=1e-5)
 
@@ -222,7 +223,7 @@ def test_tokens_two_back_counted_by_hand():
     D(1) = 5/9 and D(2) = 7/6.
     """
     train = np.array([A, C, A, B, C, A, B, C, B], np.uint16)
-    mixed = Mixture(train, V, BREAKS)
+    mixed = Mixture([train], V, BREAKS)
     asked = np.array([A, D, A], np.uint16)
 
     logs = mixed.logs(asked, np.array([2]), np.array([2]))
@@ -239,7 +240,7 @@ def test_tokens_two_back_counted_by_hand():
 def test_a_training_text_may_end_with_a_line_break():
     ids = np.append(text(), np.uint16(C))
 
-    mixed = Mixture(ids, V, BREAKS)
+    mixed = Mixture([ids], V, BREAKS)
 
     p = np.exp(mixed.logs(ids, np.array([len(ids) - 1]), np.array([5])))
     assert_allclose(p.sum(axis=2), 1, rtol=1e-5)
@@ -247,7 +248,7 @@ def test_a_training_text_may_end_with_a_line_break():
 
 def test_the_mixture_is_a_probability_that_does_not_know_the_token():
     """For each token of the vocabulary in the target's place: they sum to one."""
-    mixed = Mixture(text(), V, BREAKS)
+    mixed = Mixture([text()], V, BREAKS)
     weights = np.random.default_rng(3).normal(0.1, 0.3, 25)
     for place, n in [(40, 1), (90, 7), (150, 30), (200, 150)]:
         total = 0.0
@@ -263,7 +264,7 @@ def test_the_mixture_reads_nothing_outside_the_window():
     places = np.array([40, 90, 200])
     context = np.array([1, 7, 30])
     scored = repeating(1)
-    mixed = Mixture(text(), V, BREAKS)
+    mixed = Mixture([text()], V, BREAKS)
     logs = mixed.logs(scored, places, context)
     for number, (place, n) in enumerate(zip(places, context, strict=True)):
         others = np.full(len(scored), C, np.uint16)
@@ -274,7 +275,7 @@ def test_the_mixture_reads_nothing_outside_the_window():
 
 
 def test_the_weights_are_the_likeliest_of_validation_text():
-    mixed = Mixture(text(), V, BREAKS)
+    mixed = Mixture([text()], V, BREAKS)
     chosen = repeating(2)
     places = np.arange(20, 200)
     context = np.full(180, 20)

@@ -26,17 +26,16 @@ gaps. Kuhn & De Mori (1990), "A cache-based natural language model for speech
 recognition", IEEE PAMI 12(6): the cache. Those of `ngrams` for the rest.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
-from posbench.evaluation.ngrams import Ids, Readers, discounts
+from posbench.evaluation.ngrams import ORDERS, Ids, Readers, discounts
 from posbench.evaluation.protocols import Integers
 
 Floats = NDArray[np.floating]  # of single precision where there are many
 
-ORDERS = 6  # of n-gram models, and of the window's contexts
 BACKS = (2,), (3,), (4,), (5,), (6,), (2, 3), (3, 4), (1, 3)  # tokens of a context
 HALF_LIFE = 32  # tokens
 CACHED = 0.8  # of the cache's probability; the rest is the unigram model's
@@ -57,9 +56,8 @@ def window_nats(readers: Readers, places: Integers, context: Integers) -> Floats
     `context`: (n,), the number of tokens before each in its window.
     """
     assert readers.breaks is not None
-    parts = [readers.ids[first:end] for first, end in readers.spans]
-    train = np.concatenate(parts)[:COUNTED]
-    mixture = Mixture(train, readers.vocab_size, readers.breaks)
+    parts = readers.counted(COUNTED)
+    mixture = Mixture(parts, readers.vocab_size, readers.breaks)
 
     n = min(VALIDATION, CELLS // readers.vocab_size)
     validation = readers.validation
@@ -100,26 +98,29 @@ class Counts:
 
 
 class Mixture:
-    """The readers of a training text, and how they are weighed."""
+    """The readers of the parts of a training text, and how they are weighed."""
 
-    def __init__(self, train: Ids, vocab_size: int, breaks: NDArray[np.bool_]) -> None:
+    def __init__(
+        self, parts: Sequence[Ids], vocab_size: int, breaks: NDArray[np.bool_]
+    ) -> None:
         """Count. `breaks`: (V,), which tokens end a line."""
         self.vocab_size = vocab_size
         self.breaks = breaks
         self.ngrams: list[Counts] = []  # by order, each as the highest
         self.lower: list[Counts] = []  # the same below the highest
-        places = np.arange(len(train))
-        ngrams, others = self._contexts(train, places, places)
+        train = np.concatenate(parts)
+        n_before = np.concatenate([np.arange(len(part)) for part in parts])
+        ngrams, others = self._contexts(train, np.arange(len(train)), n_before)
         for order, contexts in enumerate(ngrams, 1):
-            # those that have so many tokens before them
-            n_before = order - 1
-            counted = Counts(contexts[n_before:], train[n_before:], vocab_size)
+            is_whole = n_before >= order - 1
+            counted = Counts(contexts[is_whole], train[is_whole], vocab_size)
             self.ngrams.append(counted)
             # each different n-gram with the token before it counts once
-            before, contexts, tokens = train[:-order], contexts[order:], train[order:]
-            longer = _numbers(before, contexts, tokens)
+            places = np.flatnonzero(n_before >= order)
+            longer = _numbers(train[places - order], contexts[places], train[places])
             _, one = np.unique(longer, return_index=True)
-            self.lower.append(Counts(contexts[one], tokens[one], vocab_size))
+            places = places[one]
+            self.lower.append(Counts(contexts[places], train[places], vocab_size))
         self.others = [Counts(contexts, train, vocab_size) for contexts in others]
 
     def _contexts(

@@ -85,6 +85,14 @@ class Readers:
             breaks,
         )
 
+    def counted(self, limit: int) -> list[Ids]:
+        """Return the parts that the run was trained on, up to so many tokens."""
+        parts = []
+        for begin, end in self.spans:
+            parts.append(self.ids[begin:end][:limit])
+            limit -= len(parts[-1])
+        return parts
+
     def ngram(self, places: Integers) -> tuple[int, Floats]:
         """Return the order of the n-gram model, and the nats (n,) of the tokens at
         these places of the text.
@@ -110,11 +118,7 @@ class Readers:
         n). `asked`: (n, 6), tokens.
         """
         size = self.vocab_size
-        parts = []
-        left = COUNTED
-        for begin, end in self.spans:
-            parts.append(self.ids[begin:end][:left])
-            left -= len(parts[-1])
+        parts = self.counted(COUNTED)
 
         # What is asked for is numbered along with the training text, but not counted.
         parts.extend(asked)
