@@ -205,6 +205,10 @@ MISTAKES = [
     ),
     ("train device=gpu", ": a GPU is cuda or mps; choose device=auto or device="),
     ("train ratio=2x", "evaluation.ratios is '2x': expected a number, such as 2 or"),
+    (
+        "train protocol=nonoverlap probe=repeat blocks=4",
+        "evaluation.blocks is 4: expected at least 8, for an interval",
+    ),
     ("train processes=3", "does not divide among 3 processes, nearest: 30 or 33"),
     ("train encoding.base=-1", "encoding.base is -1 for 'rope'"),
     ("train encoding.bse=2", "'rope' has no option 'bse'"),

@@ -246,7 +246,9 @@ def check_settings(
     """Raise UserError for settings that no model can meet; `extended` stretches the
     model to a length in tokens.
     """
-    if settings.blocks < MIN_BLOCKS and "fixed_target" in settings.protocols:
+    # a probe's windows are placed as those of fixed_target
+    needs_blocks = settings.probes or "fixed_target" in settings.protocols
+    if settings.blocks < MIN_BLOCKS and needs_blocks:
         raise UserError(
             f"evaluation.blocks is {settings.blocks}: expected at least {MIN_BLOCKS},"
             " for an interval"
