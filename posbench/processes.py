@@ -178,6 +178,17 @@ def place(processes: int | None) -> Place | None:
     return Place(int(env["SLURM_PROCID"]), size, local_rank, url)
 
 
+def size_of(asked: int | None) -> int:
+    """Return how many processes a run has: as a launcher has started them, else as
+    asked for by `runtime.processes`. Raises UserError if these differ.
+    """
+    found = place(asked)
+    size = found.size if found else asked or 1
+    if asked not in (None, size):
+        raise UserError(f"runtime.processes is {asked}, but {size} were started")
+    return size
+
+
 def refuse_several(processes: int | None = None) -> None:
     """Raise UserError if `processes` asks for several, or this process is one of
     several.

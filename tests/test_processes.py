@@ -181,7 +181,7 @@ def test_posbench_evaluate_starts_processes(config, tmp_path, capfd, usual_mixtu
 
     launch.evaluate_runs([one], ["ratio=4", "threads=1"], print_results)
     printed = capfd.readouterr().out
-    launch.evaluate_runs([two], ["ratio=4", "threads=1", "processes=2"], print_results)
+    launch.evaluate_runs([two], ["ratio=4", "threads=1", "processes=3"], print_results)
 
     assert numbers_of(two) == numbers_of(one)
     assert capfd.readouterr().out.replace(str(two), str(one)) == printed
@@ -190,7 +190,7 @@ def test_posbench_evaluate_starts_processes(config, tmp_path, capfd, usual_mixtu
 def test_the_processes_of_a_training_are_not_those_of_its_evaluation(config):
     config = changed(config, runtime={"processes": 2})
     assert apply(config, []).runtime.processes is None
-    assert apply(config, ["processes=4"]).runtime.processes == 4
+    assert apply(config, ["processes=3"]).runtime.processes == 3
 
 
 def send_signal_at(step: int, rank: int, patch: pytest.MonkeyPatch) -> None:

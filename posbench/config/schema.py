@@ -541,10 +541,6 @@ class Config(Section):
         data = self.data
         attention = self.model.attention
         training = self.training
-        processes = self.runtime.processes or 1
-        refuse_uneven(
-            "training.batch_size", training.batch_size, processes, "processes"
-        )
         if data.path and data.source != "text":
             expected = f"data=text: data={data.source} does not read it"
             raise refused("data.path", data.path, expected)

@@ -18,12 +18,12 @@ from typing import TypeVar
 
 from posbench import machine
 from posbench.config.overrides import apply
-from posbench.config.schema import Config, refuse_uneven
-from posbench.errors import PosbenchError, RowsFailed, RunFailed, Stopped, UserError
+from posbench.config.schema import Config
+from posbench.errors import PosbenchError, RowsFailed, RunFailed, Stopped
 from posbench.evaluation.job import evaluate_run
 from posbench.launch import pool
 from posbench.launch.plans import Plan
-from posbench.processes import PeerLost, Place, World, joined, place
+from posbench.processes import PeerLost, Place, World, joined, place, size_of
 from posbench.run.folder import Run, load_config
 from posbench.run.rows import evaluation_rows
 from posbench.terminal import console, exits
@@ -39,7 +39,9 @@ class RankFailed(RunFailed):
     """A rank that this process had started has failed."""
 
 
-def run(plan: Plan, restart: bool, show: Callable[[], object]) -> None:
+def run(
+    plan: Plan, restart: bool = False, show: Callable[[], object] | None = None
+) -> None:
     """Train and evaluate, with the log on the terminal, in a process that does nothing
     else.
     """
@@ -89,18 +91,11 @@ def in_processes(
     show: Callable[[], object] | None = None,
 ) -> None:
     """Do work: here, in `runtime.processes` new ones while this one waits, or as one
-    that torchrun or srun started. Then show its results, in one process. Raises
-    UserError if the batch does not divide among them.
+    that torchrun or srun started. Then show its results, in one process.
     """
     asked = config.runtime.processes
+    size = size_of(asked)
     rank_place = place(asked)  # among those that a launcher started, if any
-    size = asked or 1
-    if rank_place:
-        size = rank_place.size
-    if asked not in (None, size):
-        raise UserError(f"runtime.processes is {asked}, but {size} were started")
-    refuse_uneven("training.batch_size", config.training.batch_size, size, "processes")
-
     if rank_place and rank_place.rank > 0:
         show = None
     with shown(show):

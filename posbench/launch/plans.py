@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from posbench.config.overrides import begins, by_key, setting_of, shell_words, split
-from posbench.config.schema import Config, Section, validate
+from posbench.config.schema import Config, Section, refuse_uneven, validate
 from posbench.config.shipped import choice_file, load
 from posbench.errors import UserError
 
@@ -48,10 +48,13 @@ def from_config(
     """Return the plan of a configuration and of the words that gave it. Raises
     UserError if parts of it do not fit.
     """
-    # it imports torch, which a mistake in typing need not wait for
+    # these import torch, which a mistake in typing need not wait for
     from posbench.evaluation.requests import check
+    from posbench.processes import size_of
 
     check(config)
+    size = size_of(config.runtime.processes)
+    refuse_uneven("training.batch_size", config.training.batch_size, size, "processes")
     command = ["posbench", "train", *words]
     if config_dir:
         command.append(f"--config-dir={config_dir}")
