@@ -134,6 +134,9 @@ REFUSED = [
     ("length=48", "needs one length beyond 48"),
     ("length=96,192", "needs one length beyond 48"),
     ("length=192 probe=induction", "evaluation.probes cannot be set"),
+    ("length=9k train_length=10k", "needs one length beyond 10000"),
+    ("length=9k", "data.path: no file matches 'text.txt'"),
+    ("length=192 data=task/copy", "data=task/copy is a task"),
     ("length=192 split=test", "evaluation.split cannot be set"),
     ("length=192 protocol=nonoverlap", "evaluation.protocols cannot be set"),
 ]

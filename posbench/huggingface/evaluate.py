@@ -19,7 +19,7 @@ from posbench.config.overrides import (
     OF_A_FINISHED_RUN,
     WORDS,
     by_key,
-    read,
+    value,
 )
 from posbench.config.schema import (
     Config,
@@ -123,7 +123,13 @@ def parse_words(source: Source, words: list[str]) -> tuple[Config, str | None]:
     """
     settings = by_key(words, WORDS | OF_A_FINISHED_RUN)
     bos = settings.pop("bos", None)
-    length = read(settings.pop("train_length", str(source.train_length)))
+    typed_length = settings.pop("train_length", str(source.train_length))
+    length = value("training.train_length", typed_length)
+    name = settings.get("data", "")
+    if name.startswith("task/"):
+        raise UserError(
+            f"data={name} is a task: a HuggingFace model is evaluated on text"
+        )
     for key in settings:
         if key not in _USED:
             hint = did_you_mean(key, _USED)
@@ -145,7 +151,7 @@ def parse_words(source: Source, words: list[str]) -> tuple[Config, str | None]:
     if not settings.keys() & {LENGTH, "evaluation.ratios"}:
         values["evaluation.ratios"] = [*RATIOS]
     values |= settings
-    typed = [f"{key}={value}" for key, value in values.items()]
+    typed = [f"{key}={text}" for key, text in values.items()]
     return compose.single(typed), bos
 
 

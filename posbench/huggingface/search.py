@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from posbench.config.overrides import LENGTH, apply, by_key
+from posbench.config.overrides import LENGTH, apply, by_key, value
 from posbench.errors import UserError
 from posbench.estimate import estimate
 from posbench.evaluation.job import evaluate_run
@@ -146,7 +146,7 @@ def _asked(subject: str | Path, words: Sequence[str]) -> tuple[list[str], int, i
     """
     settings = by_key(words)
     del settings["evaluation.extensions"]
-    length = settings.pop(LENGTH, "")
+    lengths = value(LENGTH, settings.pop(LENGTH, ""))
     for key in _CHOSEN_HERE:
         if key in settings:
             raise UserError(
@@ -160,12 +160,13 @@ def _asked(subject: str | Path, words: Sequence[str]) -> tuple[list[str], int, i
     else:
         config, *_ = parse_words(find(subject), others)
     train_length = config.training.train_length
-    if not length.isdigit() or int(length) <= train_length:
+    is_beyond = [type(length) is int and length > train_length for length in lengths]
+    if is_beyond != [True]:
         raise UserError(
             f"extension=search needs one length beyond {train_length}, such as"
             f" length={4 * train_length}"
         )
-    return others, int(length), train_length
+    return others, lengths[0], train_length
 
 
 def _evaluate(subject: str | Path, words: list[str]) -> Path:
