@@ -89,6 +89,10 @@ def a_null(run, other):
     replace(run / "rows.jsonl", '"length": 16', '"length": null')
 
 
+def no_tokens_of_units(run, other):
+    replace(run / "rows.jsonl", '"tokens": [', '"token": [')
+
+
 MENDED_BY_TRAINING = [
     (edited_config, "config.yaml is that of rope-s0-"),
     (a_key_twice, "the key 'seed' stands there twice"),
@@ -96,6 +100,7 @@ MENDED_BY_TRAINING = [
     (a_loss_that_is_not_that_of_its_units, "the row's sums give"),
     (no_number, "NaN is not JSON"),
     (a_null, "length is null"),
+    (no_tokens_of_units, "its units are no lists of tokens and nll"),
 ]
 REFUSED = [
     (another_runs_record, "expected rope-s1-"),

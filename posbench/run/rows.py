@@ -254,14 +254,18 @@ def refuse_wrong_numbers(row: Mapping[str, Any], units: Mapping[str, Any]) -> No
     found = {name: number(row.get(name)) for name in names}
     means = {}
     if units:
-        if len({len(values) for values in units.values()}) > 1:
+        try:
+            sizes = {len(values) for values in units.values()}
+            n_tokens = sum(units["tokens"])
+            means["nll"] = sum(units["nll"]) / n_tokens
+            if "ngram" in units:
+                means["ngram_nll"] = sum(units["ngram"]) / n_tokens
+        except (LookupError, TypeError, ArithmeticError):
+            raise ValueError("its units are no lists of tokens and nll") from None
+        if len(sizes) > 1:
             raise ValueError("its units are lists of several lengths")
-        n_tokens = sum(units["tokens"])
         if found["n_tokens"] not in (None, n_tokens):
             raise ValueError(f"n_tokens is not {n_tokens:g}, which its units have")
-        means["nll"] = sum(units["nll"]) / n_tokens
-        if "ngram" in units:
-            means["ngram_nll"] = sum(units["ngram"]) / n_tokens
     nll = found["nll"]
     if nll is not None and found["perplexity"] is not None:
         means["perplexity"] = math.exp(min(nll, _LARGEST))
