@@ -487,9 +487,9 @@ def evaluate(words: Evaluated, quiet: Quiet = False, as_json: AsJson = False) ->
             paths.append(Path(word))
 
     folders = list[Path]()
-    if models:  # a run among them is refused, as a setting without a value
-        settings = [word for word in words if word not in models]
-    else:
+    if models and paths:
+        raise UserError(f"{paths[0]} is no model: expected runs or models, not both")
+    if not models:
         folders = find.run_folders(paths, _A_MODEL_IS)
 
     if by_key(settings).get(WORDS["extension"]) == "search":
@@ -507,11 +507,10 @@ def evaluate(words: Evaluated, quiet: Quiet = False, as_json: AsJson = False) ->
         from posbench.launch import execute
         from posbench.reports import one_run
 
-        if as_json:
-            show_all = functools.partial(one_run.print_json, folders)
-            execute.evaluate_runs(folders, settings, None, show_all)
-        else:
-            execute.evaluate_runs(folders, settings, one_run.print_results)
+        print_json = functools.partial(one_run.print_json, folders)
+        show = None if as_json else one_run.print_results
+        show_all = print_json if as_json else None
+        execute.evaluate_runs(folders, settings, show, show_all)
 
 
 @app.command()

@@ -199,6 +199,9 @@ def threads_each(processes: int) -> int:
     return share
 
 
+_first_threads = functools.cache(torch.get_num_threads)  # before any is set
+
+
 def set_threads(threads: int | None) -> int:
     """Use this many CPU threads (None: torch's choice), flush subnormal numbers to 0,
     and return the number of threads.
@@ -208,6 +211,9 @@ def set_threads(threads: int | None) -> int:
     inherit the setting when they start.
     """
     torch.set_flush_denormal(True)
+    first = _first_threads()
+    if threads is None and torch.get_num_threads() != first:
+        threads = first  # an earlier run in this process had a number of its own
     if threads is not None:
         torch.set_num_threads(threads)
     return torch.get_num_threads()

@@ -113,6 +113,7 @@ MISTAKES = [
     ("list task", "unknown section 'task': did you mean 'tasks'?"),
     ("show rope base=100 --text", "'base=100': --text describes all options"),
     ("evaluate length=32", "which runs? name their folders or ids, or their studies"),
+    ("evaluate nix a/b", "nix is no model: expected runs or models, not both"),
     ("evaluate nix", "nix does not exist: expected run folders or study folders"),
     ("report none.parquet", "none.parquet does not exist: expected a study in one"),
     ("report text.tx", "text.tx does not exist: expected run folders"),
@@ -558,11 +559,10 @@ def test_a_length_without_room_costs_no_other_result_and_is_tried_again(
             assert "\n16 (1x)" in capsys.readouterr().out
         assert posbench("evaluate", "outputs/text", "ratio=1,2", "--json") == 1
     shown = json.loads(capsys.readouterr().out)
-    first, second = [Path(run["run"]) for run in shown]
     for run in shown:
         statuses = {row["length"]: row["status"] for row in run["rows"]}
         assert statuses == {16: "ok", 32: "failed"}
-    record = load_record(first)
+    record = load_record(Path(shown[0]["run"]))
     assert (record.status, record.reason) == ("done", "oom")
     sweep = ["sweep", *TINY, "data.path=text.txt", "seed=0,1", "--dry-run"]
 
@@ -643,6 +643,7 @@ def test_a_mistake_in_what_to_evaluate_leaves_the_run_as_it_was(capsys):
         "tracking=none": "a finished run keeps its own: leave out tracking=none",
         "extension=yarn:fctor=2": "'yarn' has no option 'fctor'",
         "extension=yarn:length=64": "'yarn' has no option 'length'",
+        "extension=search,yarn": "'posbench evaluate' also takes search, alone",
         "task=repeat": "probe=passkey to evaluate with a probe)",
         "probe=repeet": "unknown probe 'repeet': did you mean 'repeat'?",
     }

@@ -776,6 +776,15 @@ def test_a_precision_that_is_named_replaces_rows_of_another(trained):
     assert 0 < max(changes) < 0.02
 
 
+def test_a_record_without_an_attempt_leaves_the_precision_to_the_configuration(trained):
+    config, folder = trained
+    change_record(folder, attempt={})
+
+    evaluate_run(folder, apply(config, ["length=48"]))
+
+    assert {row.dtype for row in curve_of(folder)} == {"fp32"}
+
+
 def test_the_precision_auto_takes_the_rows_that_are_there(trained):
     config, folder = trained
     evaluate_run(folder, apply(config, ["precision=bf16"]))

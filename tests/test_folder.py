@@ -100,7 +100,7 @@ MENDED_BY_TRAINING = [
     (a_loss_that_is_not_that_of_its_units, "the row's sums give"),
     (no_number, "NaN is not JSON"),
     (a_null, "length is null"),
-    (no_tokens_of_units, "its units are no lists of tokens and nll"),
+    (no_tokens_of_units, "its units are not tokens, nll and others"),
 ]
 REFUSED = [
     (another_runs_record, "expected rope-s1-"),

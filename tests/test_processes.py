@@ -21,6 +21,7 @@ import torch
 from support import changed, encoded, start_child, write_words
 
 import posbench.training.train
+from posbench import machine
 from posbench.config.overrides import apply
 from posbench.config.schema import Config
 from posbench.errors import RunFailed, Stopped, UserError
@@ -185,6 +186,12 @@ def test_posbench_evaluate_starts_processes(config, tmp_path, capfd, usual_mixtu
 
     assert numbers_of(two) == numbers_of(one)
     assert capfd.readouterr().out.replace(str(two), str(one)) == printed
+
+
+def test_a_run_that_names_no_threads_does_not_have_those_of_an_earlier_one():
+    first = machine.set_threads(None)
+    assert machine.set_threads(first + 1) == first + 1
+    assert machine.set_threads(None) == first
 
 
 def test_the_processes_of_a_training_are_not_those_of_its_evaluation(config):

@@ -340,8 +340,8 @@ class EvaluationConfig(Section, kw_only=True):
         " trained problem"
     )
     at_tokens: tuple[Natural, ...] = setting(
-        "also evaluate during training, after so many tokens: fixed_target at all"
-        " lengths, with the model unchanged"
+        "also evaluate during training, after so many of its tokens: fixed_target at"
+        " all lengths, with the model unchanged"
     )
     offsets: tuple[Count, ...] = setting(
         "tasks only: also test problems whose first token is at these positions"

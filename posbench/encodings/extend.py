@@ -137,7 +137,7 @@ def extend_encoding(
             "extension",
             method,
             methods(),
-            "'posbench list' shows all; extension=search is for evaluate",
+            "'posbench list' shows all; 'posbench evaluate' also takes search, alone",
         )
     entry = methods()[method]
     options = checked(options, entry.hints, entry.options, method)

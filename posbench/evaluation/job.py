@@ -15,7 +15,7 @@ from posbench.config.schema import Config, EvaluationConfig
 from posbench.data.sources import moved
 from posbench.data.tokens import TaskData, Tokens, data_of, note_use
 from posbench.errors import UserError
-from posbench.evaluation.contract import is_own, refuse_later_tokens
+from posbench.evaluation.contract import refuse_later_tokens
 from posbench.evaluation.evaluate import Evaluation, describe, evaluate
 from posbench.evaluation.ngrams import Readers
 from posbench.evaluation.problems import TaskEvaluation
@@ -106,7 +106,8 @@ def evaluate_into(
     precision = settings.precision
     if precision == "auto":  # that of the training, perhaps on another machine
         if run:
-            precision = run.record.attempt.get("dtype", "no precision")
+            recorded = run.record.attempt.get("dtype")
+            precision = recorded or config.training.precision
         precision = world.from_first(precision)
     dtype = machine.resolve_precision(precision, device)
     subject = subject_of(model, config, device, dtype)
@@ -115,7 +116,7 @@ def evaluate_into(
         "settings": settings,
         "checkpoint_step": step,
         "trained_tokens": step * config.training.tokens_per_step,
-        "dtype": precision,
+        "dtype": machine.dtype_name(dtype),
         "device": device,
         "world": world,
     }
@@ -142,12 +143,11 @@ def subject_of(
     model: GPT, config: Config, device: torch.device, dtype: torch.dtype
 ) -> TrainedGPT:
     """Return the model as it is evaluated; UserError if a user's class lets it see
-    later tokens. Ours are tested.
+    later tokens.
     """
     train_length = config.training.train_length
     subject = TrainedGPT(model.eval(), train_length, device, dtype, config.seed)
-    if is_own(model.encoding):
-        refuse_later_tokens(subject)
+    refuse_later_tokens(subject)
     return subject
 
 

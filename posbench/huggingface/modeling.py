@@ -90,7 +90,7 @@ class PosbenchForCausalLM(transformers.PreTrainedModel, transformers.GenerationM
         logits = self.model.logits(hidden[:, -logits_to_keep:])
         loss = None
         if labels is not None:
-            every = self.model.logits(hidden)
+            every = self.model.logits(hidden) if logits_to_keep else logits
             loss = self.loss_function(every, labels, vocab_size=every.shape[-1])
         return CausalLMOutput(loss=loss, logits=logits)
 

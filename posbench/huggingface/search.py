@@ -46,14 +46,13 @@ def candidates(ratio: float) -> list[str]:
     return texts
 
 
-def ranked(
-    frame: pd.DataFrame, length: int, extensions: Sequence[str]
-) -> pd.DataFrame:
+def ranked(frame: pd.DataFrame, length: int, extensions: Sequence[str]) -> pd.DataFrame:
     """Return those of these extensions that are defined, best first, with `nll` and
     `accuracy` at a length, and `loss_at_1x`.
 
-    `frame`: rows of one run or model on one text; `none` is the model as it is. Column `retrieves`: whether a test
-    shows that any candidate beats chance in the probe; if not, the loss alone decides.
+    `frame`: rows of one run or model on one text; `none` is the model as it is. Column
+    `retrieves`: whether a test shows that any candidate beats chance in the probe; if
+    not, the loss alone decides.
     """
     from scipy import stats
 

@@ -142,9 +142,11 @@ def _evaluate_all(
     each([*configs], evaluate, world.size)
 
 
-def each(names: Sequence[_Name], work: Callable[[_Name], object], size: int = 1) -> None:
+def each(
+    names: Sequence[_Name], work: Callable[[_Name], object], size: int = 1
+) -> None:
     """Evaluate runs or models one after the other. One that fails does not stop the
-    others, unless other processes wait for it.
+    others, unless other processes, of `size` in all, wait for it.
     """
     failed = []
     for name in names:

@@ -23,7 +23,8 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import NamedTuple, NoReturn
 
-from posbench import machine
+import torch
+
 from posbench.config.schema import to_container
 from posbench.errors import InUse, PosbenchError, Stopped, UserError
 from posbench.evaluation.evaluate import keys_of
@@ -362,7 +363,7 @@ def _run(
             os.dup2(file.fileno(), 1)
             os.dup2(file.fileno(), 2)
     exits.tolerant_output()
-    machine.set_threads(int(environment["OMP_NUM_THREADS"]))
+    torch.set_num_threads(int(environment["OMP_NUM_THREADS"]))
     code = exits.run(work)
     atexit._run_exitfuncs()  # multiprocessing does not call them
     sys.exit(code)

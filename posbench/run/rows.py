@@ -255,15 +255,14 @@ def refuse_wrong_numbers(row: Mapping[str, Any], units: Mapping[str, Any]) -> No
     means = {}
     if units:
         try:
-            sizes = {len(values) for values in units.values()}
+            (_,) = {len(values) for values in units.values()}  # one length
             n_tokens = sum(units["tokens"])
             means["nll"] = sum(units["nll"]) / n_tokens
             if "ngram" in units:
                 means["ngram_nll"] = sum(units["ngram"]) / n_tokens
-        except (LookupError, TypeError, ArithmeticError):
-            raise ValueError("its units are no lists of tokens and nll") from None
-        if len(sizes) > 1:
-            raise ValueError("its units are lists of several lengths")
+        except (ValueError, LookupError, TypeError, ArithmeticError):
+            expected = "tokens, nll and others, lists of one length"
+            raise ValueError(f"its units are not {expected}") from None
         if found["n_tokens"] not in (None, n_tokens):
             raise ValueError(f"n_tokens is not {n_tokens:g}, which its units have")
     nll = found["nll"]
