@@ -150,6 +150,24 @@ class ModelConfig(Section):
         defaults = {"gelu": 4 * self.d_model, "swiglu": -(-8 * self.d_model // 96) * 32}
         return defaults[self.mlp]
 
+    def shape(
+        self, train_length: int, vocabulary: tuple[str, ...]
+    ) -> "encodings.base.Shape":
+        """Return the shape that an encoding in this model has; `vocabulary` as in
+        `build_encoding`.
+        """
+        from posbench.encodings.base import Shape
+
+        return Shape(
+            self.d_model,
+            self.n_heads,
+            self.n_layers,
+            train_length,
+            vocabulary,
+            self.token_rms,
+            n_kv_heads=self.n_kv_heads or 0,
+        )
+
     def __post_init__(self) -> None:
         refuse_uneven("model.d_model", self.d_model, self.n_heads, "heads")
         refuse_uneven(
@@ -521,18 +539,13 @@ class Config(Section):
         """
         import torch
 
-        from posbench.encodings.base import Shape
-
-        model = self.model
         encoding = self.encoding
         if encoding.file:
             from posbench.encodings.own import Recorded, class_of
 
             code = Recorded(encoding.file, encoding.file_sha256)
             encodings.register(class_of(code)[0])
-        sizes = (model.d_model, model.n_heads, model.n_layers, self.original_length)
-        n_kv_heads = model.n_kv_heads or 0
-        shape = Shape(*sizes, vocabulary, model.token_rms, n_kv_heads=n_kv_heads)
+        shape = self.model.shape(self.original_length, vocabulary)
         # the caller's random numbers stay the same
         with torch.random.fork_rng(devices=[]):
             return encodings.build(encoding.name, shape, encoding.options)

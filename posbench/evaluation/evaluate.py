@@ -37,6 +37,7 @@ from posbench.evaluation.subjects import (
 )
 from posbench.run.rows import (
     EVALUATION_KEY,
+    LARGEST,
     PLAIN,
     EvaluationRow,
     counting_rows,
@@ -80,21 +81,24 @@ def keys_of(config: Config) -> set[tuple[Any, ...]]:
     """Return the keys of the rows that a run has once it is evaluated."""
     settings = config.evaluation
     train_length = config.training.train_length
-    weights = (settings.split, config.training.steps)
-    keys: set[tuple[Any, ...]] = set()
+    columns = []
     if config.data.task is None:
-        for row in requests.measurements(settings, train_length):
-            change = (row.variant.window, row.variant.name, row.task)
-            offset = row.offset or None
-            keys.add((row.protocol, row.length, *change, *weights, None, offset))
-        return keys
+        for measurement in requests.measurements(settings, train_length):
+            columns.append(measurement.columns(train_length))
+    else:
+        task = tasks.build(config.data.task["name"], config.data.task)
+        for point in problems.measurements(settings, task, train_length):
+            columns.append(point.columns(task))
 
-    task = tasks.build(config.data.task["name"], config.data.task)
-    for point in problems.measurements(settings, task, train_length):
-        change = (point.variant.window, point.variant.name, point.name_in(task))
-        length = task.size(point.length)
-        place = (point.length, point.offset)
-        keys.add(("problems", length, *change, *weights, *place))
+    keys = set()
+    for of_row in columns:
+        row = EvaluationRow(
+            split=settings.split,
+            checkpoint_step=config.training.steps,
+            status="ok",
+            **of_row,
+        )
+        keys.add(row.key)
     return keys
 
 
@@ -223,15 +227,7 @@ class Evaluation(AnyEvaluation):
 
 def _row_of(evaluation: Evaluation, measurement: Measurement) -> EvaluationRow:
     """Return the row of a measurement, as far as it is known without its windows."""
-    return evaluation.row(
-        protocol=measurement.protocol,
-        length=measurement.length,
-        length_ratio=measurement.length / evaluation.subject.train_length,
-        window=measurement.variant.window,
-        extension=measurement.variant.name,
-        task=measurement.task,
-        offset=measurement.offset or None,
-    )
+    return evaluation.row(**measurement.columns(evaluation.subject.train_length))
 
 
 def _requested(
@@ -319,7 +315,7 @@ def _measured(
         "nll": _sums(nll, unit),
     }
     perplexity = None
-    if mean < 700:  # math.exp overflows above 709
+    if mean < LARGEST:  # math.exp overflows above 709
         perplexity = math.exp(mean)
     ci_over = "segments"
     if n_documents >= FEW_DOCUMENTS:

@@ -19,7 +19,7 @@ import dataclasses
 import functools
 import hashlib
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -56,9 +56,18 @@ class TaskPoint(NamedTuple):
     of_task: str = ""  # the variant of the task
     offset: int = 0  # the first position
 
-    def name_in(self, task: Task) -> str:
-        """Return the name of the task, and of its variant, as rows have it."""
-        return f"{task.name}:{self.of_task}" if self.of_task else task.name
+    def columns(self, task: Task) -> dict[str, Any]:
+        """Return what its row has in columns that need no problems."""
+        return {
+            "protocol": "problems",
+            "length": task.size(self.length),
+            "length_ratio": self.length / task.longest,
+            "window": self.variant.window,
+            "extension": self.variant.name,
+            "task": f"{task.name}:{self.of_task}" if self.of_task else task.name,
+            "problem_length": self.length,
+            "offset": self.offset,
+        }
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -120,19 +129,10 @@ def _requested(
     problems_of: Callable[[int, str], Problems],
 ) -> Requested:
     """Return the row of a point before its forward passes, and the function that makes
-    them. `problems_of` is `_test_problems`, cached, of this evaluation.
+    them. `problems_of` makes the test problems of a length and a variant of the task.
     """
     task = evaluation.task
-    row = evaluation.row(
-        protocol="problems",
-        length=task.size(point.length),
-        length_ratio=point.length / task.longest,
-        window=point.variant.window,
-        extension=point.variant.name,
-        task=point.name_in(task),
-        problem_length=point.length,
-        offset=point.offset,
-    )
+    row = evaluation.row(**point.columns(task))
 
     # An extension covers at least the training length.
     furthest = max(row.length + point.offset, evaluation.subject.train_length)

@@ -75,6 +75,18 @@ class Measurement:
     pose_from: Callable[[probes.Material], probes.Pose] | None = None
     task: str | None = dataclasses.field(default=None, compare=False)
 
+    def columns(self, train_length: int) -> dict[str, Any]:
+        """Return what its row has in columns that need no windows."""
+        return {
+            "protocol": self.protocol,
+            "length": self.length,
+            "length_ratio": self.length / train_length,
+            "window": self.variant.window,
+            "extension": self.variant.name,
+            "task": self.task,
+            "offset": self.offset or None,
+        }
+
 
 def lengths_of(settings: EvaluationConfig, train_length: int) -> list[int]:
     """Return the lengths to evaluate in tokens, ascending."""

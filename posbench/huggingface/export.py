@@ -43,8 +43,7 @@ _MOST_LOGITS, _MOST_TOKENS = 2**27, 2**13
 _TEXT = (
     "In 1984, two  spaces,\n\ta tab; naïve, 東京, 🙂 e\u0301. <|endoftext|> x=[[1]]\r\n"
 )
-# no cache: its keys would have the frequencies of a shorter input
-_FOLLOW_LENGTH = ("longrope", "dynamic_ntk")
+# its keys would have the frequencies of a shorter input
 _NO_CACHE = (
     " Its frequencies follow the input's length: `use_cache` is false. Load it anew for"
     " a shorter input."
@@ -123,7 +122,7 @@ def stock(model: GPT, config: Config) -> Exported:
     if isinstance(model.encoding, Rotary):
         rope = model.encoding
     train_length = config.training.train_length
-    follows_length = model.encoding.name in _FOLLOW_LENGTH
+    follows_length = model.encoding.length_dependent
     settings = {
         "model_type": "llama",
         "architectures": ["LlamaForCausalLM"],

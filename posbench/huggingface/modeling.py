@@ -13,7 +13,6 @@ from transformers.modeling_utils import local_torch_dtype
 
 from posbench import __version__, encodings
 from posbench.config.schema import Config, ModelConfig, validate
-from posbench.encodings.base import Shape
 from posbench.model.gpt import GPT
 
 KIND, FILE = "posbench", "modeling_posbench.py"
@@ -108,15 +107,7 @@ def _initial_model(config: Any) -> GPT:
     options = dict(config.encoding)
     name = options.pop("name")
     with local_torch_dtype(torch.float32), torch.device("cpu"):
-        shape = Shape(
-            model.d_model,
-            model.n_heads,
-            model.n_layers,
-            config.train_length,
-            tuple(config.vocabulary),
-            model.token_rms,
-            n_kv_heads=model.n_kv_heads or 0,
-        )
+        shape = model.shape(config.train_length, tuple(config.vocabulary))
         return GPT(model, config.vocab_size, encodings.build(name, shape, options))
 
 

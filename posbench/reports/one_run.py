@@ -12,7 +12,6 @@ from typing import Any
 import pandas as pd
 
 from posbench.errors import UserError
-from posbench.estimate import FEW_DOCUMENTS
 from posbench.reports.render import Column, Table
 from posbench.reports.tables import MOVED, other_curves
 from posbench.results.compare import NOT_BEATEN
@@ -248,17 +247,18 @@ def _text_remarks(rows: pd.DataFrame, numbers: Headline) -> Iterator[str]:
         )
 
     # over what the 95 % intervals are
-    n_documents = target["n_documents"].dropna()
-    if len(n_documents) and n_documents.iloc[0] < FEW_DOCUMENTS:
-        yield (
-            "95 %: over segments of the text, which has few documents"
-            f" ({n_documents.iloc[0]}), and for this text alone."
-        )
-    elif len(n_documents):
-        yield (
-            f"95 %: over {n_documents.iloc[0]} documents, for this checkpoint on other"
-            " text like this."
-        )
+    of_documents = target.dropna(subset="n_documents")
+    for row in of_documents.head(1).itertuples():
+        if row.ci_over == "segments":
+            yield (
+                "95 %: over segments of the text, which has few documents"
+                f" ({row.n_documents}), and for this text alone."
+            )
+        else:
+            yield (
+                f"95 %: over {row.n_documents} documents, for this checkpoint on other"
+                " text like this."
+            )
 
 
 def _run_remarks(

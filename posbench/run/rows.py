@@ -142,7 +142,7 @@ COLUMNS = tuple(
     field.name for field in dataclasses.fields(EvaluationRow) if field.name != "units"
 )
 ROW_STATUSES = ("ok", "undefined", "too_short", "failed")
-_LARGEST = 700  # nats per token that have a perplexity
+LARGEST = 700  # nats per token that have a perplexity
 
 _KINDS = json_types(EvaluationRow)
 _KINDS_OF_TRAINING: dict[str, set[type]] = {"step": {int}}
@@ -267,7 +267,7 @@ def refuse_wrong_numbers(row: Mapping[str, Any], units: Mapping[str, Any]) -> No
             raise ValueError(f"n_tokens is not {n_tokens:g}, which its units have")
     nll = found["nll"]
     if nll is not None and found["perplexity"] is not None:
-        means["perplexity"] = math.exp(min(nll, _LARGEST))
+        means["perplexity"] = math.exp(min(nll, LARGEST))
     if nll is not None and found["bits_per_byte"] is not None and found["n_bytes"]:
         n_tokens = found["n_tokens"] or 0
         means["bits_per_byte"] = nll * n_tokens / math.log(2) / found["n_bytes"]
