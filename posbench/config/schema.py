@@ -352,7 +352,7 @@ class EvaluationConfig(Section, kw_only=True):
 
     protocols: Annotated[
         tuple[Literal["fixed_target", "nonoverlap", "problems"], ...], Len(1)
-    ] = setting("one or both of these two")
+    ] = setting("fixed_target, nonoverlap or both; on tasks problems")
     ratios: Annotated[tuple[Positive, ...], Len(1)] = setting(
         "lengths to evaluate, as multiples of the training length or of the longest"
         " trained problem"
@@ -468,8 +468,8 @@ class RuntimeConfig(Section):
 
 
 class StartConfig(Section):
-    """The trained run whose weights training begins from, as it was then (`compose`
-    reads it).
+    """The trained run whose weights training begins from, as it was then
+    (`run.start.finished_run` reads it).
     """
 
     run: str  # its folder, which is not part of the id

@@ -76,8 +76,8 @@ class Trial:
         return self.model.tokens.num_embeddings
 
     def ids(self, length: int = LONGEST, rows: int = 3) -> Tensor:
-        """Return random ids (rows, n + 1), the same at every call; n is as much of
-        `length` as the encoding is defined for.
+        """Return random ids (rows, n + 1), the same at every call; n is `length`, or
+        the encoding's `max_length` if that is smaller.
         """
         ends_at = self.model.encoding.max_length or length
         size = (rows, min(length, ends_at) + 1)
@@ -334,7 +334,7 @@ def traced(parts: Sequence[Encoding]) -> Iterator[list[Result]]:
     """
     results: list[Result] = []
 
-    def traced(place: str, name: str, hook: Any) -> Any:
+    def recorded(place: str, name: str, hook: Any) -> Any:
         def call(*args: Any) -> Any:
             result = hook(*args)
             returned = result if isinstance(result, tuple | list) else [result]
@@ -352,7 +352,7 @@ def traced(parts: Sequence[Encoding]) -> Iterator[list[Result]]:
                 hooks.append((part, name))
     for part, name in hooks:
         place = place_of(type(part), name)
-        object.__setattr__(part, name, traced(place, name, getattr(part, name)))
+        object.__setattr__(part, name, recorded(place, name, getattr(part, name)))
     try:
         yield results
     finally:

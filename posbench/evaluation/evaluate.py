@@ -52,7 +52,7 @@ def evaluate(
     evaluation: AnyEvaluation, existing: Sequence[EvaluationRow] = ()
 ) -> Iterator[EvaluationRow]:
     """Yield the requested rows that are missing from `existing`, each as soon as it is
-    computed. On other targets than the existing ones' a whole curve is missing.
+    computed. If the targets have changed, all rows of the curve are computed again.
 
     A row that fails says why, and the others are measured. Then RowsFailed is raised,
     but not for a loss that is not finite.
@@ -265,7 +265,8 @@ def _requested(
         row, extension_options=json_plain(facts), targets_sha256=digest
     )
 
-    # the problems of all rows would take much memory, so they are made again
+    # Problems are made twice, above for their digest: kept for all rows they would take
+    # much memory.
     if measurement.pose_from is None:
         return row, lambda: _measured(
             row, evaluation, measurement, numbers_of(measurement)

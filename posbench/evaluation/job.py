@@ -185,7 +185,8 @@ def planned_evaluations(config: Config) -> dict[int, EvaluationConfig]:
     """
     training = config.training
     settings = config.evaluation.as_trained(protocols=("fixed_target",))
-    first_step = 0 if config.start else 1  # untrained weights have nothing to show
+    # at step 0 only weights of another run are measured
+    first_step = 0 if config.start else 1
     evaluations = {}
     for tokens in settings.at_tokens:
         step = tokens // training.tokens_per_step

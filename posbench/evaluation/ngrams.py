@@ -75,7 +75,7 @@ class Readers:
 
         breaks = None
         if step == config.training.steps:  # on the way nothing needs it
-            breaks = np.array(["\n" in text for text in tokens.tokenizer.texts])
+            breaks = np.array(["\n" in token for token in tokens.tokenizer.texts])
         return cls(
             tokens.train.ids,
             merge_spans(spans),

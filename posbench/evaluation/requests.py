@@ -181,7 +181,8 @@ def with_windows(
     all their lengths for which the text suffices.
     """
     lengths = sorted({train_length, *(each.length for each in asked)})
-    longest = round((settings.longest or 1) * train_length)  # None: of these alone
+    # None: none longer is allowed for
+    longest = round((settings.longest or 1) * train_length)
 
     @functools.cache  # those with equal windows share their forward passes
     def windows_of(protocol: str, targets: int) -> dict[int, Windows]:

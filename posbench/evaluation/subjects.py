@@ -7,7 +7,7 @@ library, or one spread over devices.
 
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Protocol, TypeVar, runtime_checkable
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -19,7 +19,7 @@ from posbench.config.overrides import parse_choice
 from posbench.data.tokens import TokenSplit
 from posbench.encodings import extend
 from posbench.encodings.base import Encoding, check_length
-from posbench.errors import Undefined, UserError
+from posbench.errors import Undefined
 from posbench.evaluation.protocols import Integers, Windows
 from posbench.model.gpt import GPT, ChangedReading
 from posbench.processes import World
@@ -68,7 +68,6 @@ class Variant:
 AS_TRAINED = Variant()
 
 
-@runtime_checkable
 class Subject(Protocol):
     """A language model to evaluate."""
 
@@ -151,19 +150,6 @@ def logits_differ(logits: Tensor, other: Tensor, precision: str) -> bool:
     """Return whether logits differ by more than rounding."""
     difference = (logits - other).square().mean().sqrt()
     return not bool(difference <= ROUNDING[precision] * logits.std())  # NaN differs
-
-
-def refuse_not_causal(
-    subject: Subject, vocabulary: int, precision: str, name: str
-) -> None:
-    """Raise UserError unless logits are finite, and later tokens change no earlier
-    logits.
-    """
-    why = why_not_causal(subject, vocabulary, precision)
-    if why == NOT_FINITE:
-        raise UserError(f"{name}: {why} in {precision}")
-    if why:
-        raise UserError(f"{name} is no causal model: {why}")
 
 
 def why_not_causal(subject: Subject, vocabulary: int, precision: str) -> str:

@@ -31,8 +31,7 @@ from posbench.config.schema import (
     TrainingElsewhere,
 )
 from posbench.data import sources
-from posbench.data import tokens as data
-from posbench.data.tokens import Tokens, note_use
+from posbench.data.tokens import Tokens, note_use, prepare
 from posbench.errors import UserError, did_you_mean
 from posbench.evaluation.evaluate import Evaluation
 from posbench.evaluation.job import rows_into
@@ -182,7 +181,7 @@ def configuration(
         tokenizer=tokenizer,
         vocab_size=int(text.vocab_size),
     )
-    # another split counts while there is no test
+    # reports show test rows; those of validation only while there are none
     evaluation = dataclasses.replace(settings.evaluation, split="test")
     return TrainedElsewhere(
         study=STUDY,
@@ -266,7 +265,7 @@ def text_of(config: TrainedElsewhere, cache: str | None) -> Tokens:
     for one of them.
     """
     with signals_as_errors():
-        tokens = data.prepare(config.data, cache, config.reading.separator)
+        tokens = prepare(config.data, cache, config.reading.separator)
     table_rows = config.data.vocab_size
     for split in (tokens.train, tokens.validation, tokens.test):
         highest = int(split.ids.max(initial=0))

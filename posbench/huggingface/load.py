@@ -143,7 +143,7 @@ def _problem_of_kind(settings: dict[str, Any]) -> str | None:
         return "its weights are quantised: expected fp32, bf16 or fp16"
     attention = settings.get("attn_config") or {}
     if kind == "mpt" and attention.get("alibi") is False:
-        return "transformers has no such mpt"
+        return "attn_config.alibi is false, but transformers' mpt always adds ALiBi"
     return None
 
 

@@ -149,8 +149,8 @@ def _asked(subject: str | Path, words: Sequence[str]) -> tuple[list[str], int, i
     for key in _CHOSEN_HERE:
         if key in settings:
             raise UserError(
-                f"{key} cannot be set: extension=search uses {PROBE} on validation"
-                " text, then test text"
+                f"{key} cannot be set: extension=search sets it itself: fixed_target"
+                f" and {PROBE} on validation text, then test text"
             )
 
     others = [f"{key}={text}" for key, text in settings.items()]

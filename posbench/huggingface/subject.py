@@ -15,15 +15,16 @@ from torch import Tensor
 
 from posbench import machine
 from posbench.config.overrides import parse_choice
-from posbench.errors import Undefined
+from posbench.errors import Undefined, UserError
 from posbench.evaluation.protocols import Integers
 from posbench.evaluation.subjects import (
+    NOT_FINITE,
     Bools,
     Facts,
     Variant,
     logits_differ,
-    refuse_not_causal,
     tail_length,
+    why_not_causal,
 )
 from posbench.huggingface.load import position_of
 from posbench.randomness import generator
@@ -156,7 +157,11 @@ class HuggingFaceModel:
         logits.
         """
         with library_errors(f"{self.name}: transformers cannot run it"):
-            refuse_not_causal(self, self._vocabulary, self.precision, self.name)
+            why = why_not_causal(self, self._vocabulary, self.precision)
+        if why == NOT_FINITE:
+            raise UserError(f"{self.name}: {why} in {self.precision}")
+        if why:
+            raise UserError(f"{self.name} is no causal model: {why}")
 
     @property
     def _kind(self) -> str:

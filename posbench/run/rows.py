@@ -214,7 +214,8 @@ def rows_and_faults(folder: Path) -> tuple[list[dict[str, Any]], list[str]]:
     record = load_record(folder)
     rows = []
     faults = []
-    for number, line in enumerate(path.read_bytes().split(b"\n")[:-1], 1):
+    lines = path.read_bytes().split(b"\n")[:-1]
+    for line_number, line in enumerate(lines, 1):
         if not line.strip():
             continue
         try:
@@ -225,7 +226,7 @@ def rows_and_faults(folder: Path) -> tuple[list[dict[str, Any]], list[str]]:
             refuse_wrong(row)
             rows.append(row)
         except ValueError as error:
-            faults.append(f"{path}, line {number}: {error}")
+            faults.append(f"{path}, line {line_number}: {error}")
     return rows, faults
 
 
