@@ -20,6 +20,7 @@ from posbench.errors import OUT_OF_MEMORY, RunFailed, UserError
 
 CLEARLY_FASTER = 1.3  # so many times, one CPU thread is said to be
 logger = logging.getLogger(__name__)
+SHARED_BY = "POSBENCH_RUNS_ON_A_GPU"  # environment variable: how many share it
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 
 
