@@ -80,6 +80,13 @@ def log_of_its_own(monkeypatch):
 
 
 @pytest.fixture(autouse=True)
+def collector():
+    """Collect garbage again after a command that leaves it out, as its process ends."""
+    yield
+    gc.enable()
+
+
+@pytest.fixture(autouse=True)
 def no_encodings_of_others():
     """Forget the classes that a test registers."""
     from posbench import encodings
