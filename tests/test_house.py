@@ -26,7 +26,7 @@ CEILINGS = {
     "core": 106_640,  # the aim: 84,000
     "satellites": 55_235,  # the aim: 45,000
     "scripts": 9_845,
-    "tests": 162_110,
+    "tests": 162_130,
 }
 # The same for each scheme: an encoding that is added brings the room that it needs.
 PER_SCHEME = {"encodings": 497, "oracles": 294}  # the aim for encodings: 480
