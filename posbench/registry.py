@@ -86,6 +86,20 @@ def imported(path: Path) -> list[Path]:
     return files
 
 
+def constant(name: str, path: Path) -> Any:
+    """Return the literal to which a file, or one from which it imports, sets a name.
+    Raises NameError if there is none, ValueError if it is no literal.
+    """
+    for file in (path, *imported(path)):
+        for line in parsed(file):
+            if not isinstance(line, ast.Assign | ast.AnnAssign):
+                continue
+            target = line.targets[0] if isinstance(line, ast.Assign) else line.target
+            if line.value and ast.unparse(target) == name:
+                return ast.literal_eval(line.value)
+    raise NameError(name)
+
+
 @functools.cache
 def _docstrings(path: Path) -> dict[str, str]:
     """Return a file's docstrings: of classes, which may say their `name`, else of

@@ -240,10 +240,13 @@ def refuse_values(name: str, options: Mapping[str, Any]) -> None:
         arguments = part.args[::-1]  # the first of these have the defaults
         for argument, default in zip(arguments, part.defaults[::-1], strict=False):
             annotation = ast.unparse(argument.annotation or argument)
-            # types and defaults of the module alone are checked once it is loaded
+            # what only the module knows is checked once it is loaded
             with contextlib.suppress(NameError, ValueError):
                 hints[argument.arg] = eval(annotation, {**known})  # noqa: S307
-                defaults[argument.arg] = ast.literal_eval(default)
+                if isinstance(default, ast.Name):
+                    defaults[argument.arg] = registry.constant(default.id, path)
+                else:
+                    defaults[argument.arg] = ast.literal_eval(default)
     typed = {key: value for key, value in options.items() if key in defaults}
     checked(typed, hints, defaults, name, "encoding.")
 

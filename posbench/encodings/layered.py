@@ -15,7 +15,12 @@ from posbench.encodings.wrapper import Wrapper, build_entry
 from posbench.errors import UserError, unknown
 from posbench.options import Count, Entries, checked
 
-PATTERN: Entries = [*[{"name": "rope", "window": 32}] * 3, {"name": "none"}]
+PATTERN: Entries = [
+    {"name": "rope", "window": 32},
+    {"name": "rope", "window": 32},
+    {"name": "rope", "window": 32},
+    {"name": "none"},
+]
 NAPE: Entries = [{"name": "none"}, {"name": "alibi"}]
 LIMITS = ("window", "chunk")  # of an entry, which are no options of its encoding
 LAYERS = ("all", "global", "local")  # which layers of a pattern an extension changes
