@@ -36,7 +36,7 @@ audit: ## known vulnerabilities of what constraints.txt names (asks a service on
 	build/audit/bin/python -m pip install -q --disable-pip-version-check pip-audit
 	build/audit/bin/pip-audit --disable-pip --no-deps -r constraints.txt
 
-test: $(VENV)/.dev ## the tests: each behaviour, in three minutes on two cores
+test: $(VENV)/.dev ## the tests: each behaviour, in four minutes on two cores
 	$(TESTS) -m "not slow and not gpu"
 	@echo "Left out: further cases, kills and launches (make test-slow), a GPU (make gpu)"
 
