@@ -182,8 +182,10 @@ def size_of(asked: int | None) -> int:
     """Return how many processes a run has: as a launcher has started them, else as
     asked for by `runtime.processes`. Raises UserError if these differ.
     """
-    found = place(asked)
-    size = found.size if found else asked or 1
+    size = asked or 1
+    rank_place = place(asked)
+    if rank_place:  # a launcher has started this process
+        size = rank_place.size
     if asked not in (None, size):
         raise UserError(f"runtime.processes is {asked}, but {size} were started")
     return size

@@ -53,7 +53,7 @@ def constructor(name: str, path: Path) -> ast.arguments | None:
     `load`, or says `name`. It may be that of a base, here or in a file beside it. None
     if there is no such class. Imports nothing.
     """
-    for node in parsed(path):
+    for node in parsed(path).body:
         if not isinstance(node, ast.ClassDef):
             continue
         is_spelt_so = node.name.lower() == name.replace("_", "").lower()
@@ -70,15 +70,15 @@ def constructor(name: str, path: Path) -> ast.arguments | None:
 
 
 @functools.cache
-def parsed(path: Path) -> list[ast.stmt]:
-    """Return the statements of a file."""
-    return ast.parse(path.read_bytes()).body
+def parsed(path: Path) -> ast.Module:
+    """Return the statements of a file, in `body`."""
+    return ast.parse(path.read_bytes())
 
 
 def imported(path: Path) -> list[Path]:
     """Return the files beside this one from which it imports names."""
     files = []
-    for node in parsed(path):
+    for node in parsed(path).body:
         if isinstance(node, ast.ImportFrom) and node.module:
             package, _, module = node.module.rpartition(".")
             if package == f"posbench.{path.parent.name}":
@@ -91,7 +91,7 @@ def constant(name: str, path: Path) -> Any:
     Raises NameError if there is none, ValueError if it is no literal.
     """
     for file in (path, *imported(path)):
-        for line in parsed(file):
+        for line in parsed(file).body:
             if not isinstance(line, ast.Assign | ast.AnnAssign):
                 continue
             target = line.targets[0] if isinstance(line, ast.Assign) else line.target
@@ -105,7 +105,7 @@ def _docstrings(path: Path) -> dict[str, str]:
     """Return a file's docstrings: of classes, which may say their `name`, else of
     functions by their spelling, and of the module as "".
     """
-    module = ast.parse(path.read_bytes())
+    module = parsed(path)
     texts = {"": ast.get_docstring(module) or ""}
     for node in module.body:
         if isinstance(node, ast.FunctionDef):

@@ -733,12 +733,12 @@ def rates(overrides, monkeypatch):
     typed = ["encoding=rope,alibi", "seed=1", "training.learning_rate=0.002"]
     todo = plans.resolve([[*typed, *overrides]])
 
-    def found(loss: Any, grid: Sequence[float] = (0.5, 1.0, 2.0)) -> list[float]:
+    def best_rates(loss: Any, grid: Sequence[float] = (0.5, 1.0, 2.0)) -> list[float]:
         monkeypatch.setattr(pool, "loss_at_train_length", loss)
         chosen = tuning.at_best_rates(todo, list(grid))
         return [plan.config.training.learning_rate for plan in chosen]
 
-    return found
+    return best_rates
 
 
 def loss_of_trial(plan: Plan) -> float:

@@ -229,7 +229,7 @@ def refuse_values(name: str, options: Mapping[str, Any]) -> None:
     declared = [constructor]
     if constructor is None:  # a rule, whose class `rope.scaling` makes from two parts
         declared = [registry.constructor("Scaled", path)]
-        for node in registry.parsed(path):
+        for node in registry.parsed(path).body:
             if isinstance(node, ast.FunctionDef) and node.name == name:
                 declared.append(node.args)
 

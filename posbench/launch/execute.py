@@ -58,7 +58,9 @@ def set_up_process() -> None:
 def train(
     plan: Plan, restart: bool = False, show: Callable[[], object] | None = None
 ) -> None:
-    """Train and evaluate a plan, as `in_processes` does work."""
+    """Train and evaluate a plan in as many processes as it asks for, then show its
+    results in one.
+    """
     config = plan.config
     command = list(plan.command)
     work = functools.partial(training.train, config, plan.folder, command, restart)

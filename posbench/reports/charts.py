@@ -86,7 +86,6 @@ STYLE: dict[Any, Any] = {
     "svg.hashsalt": "posbench",  # the same runs give the same file
     "font.size": 9,
     "axes.titlesize": 9.5,
-    "axes.titley": 1.0,  # matplotlib need not measure all labels to find it
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.grid": True,

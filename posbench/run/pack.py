@@ -26,7 +26,10 @@ from posbench.run.rows import rows_and_faults
 from posbench.run.saved import load_any, load_record, load_settings
 
 logger = logging.getLogger(__name__)
-CODE, TEXT, TOKENIZERS = "code", "text", "tokenizer"  # beside the runs of a study
+# folders beside the runs of a study
+CODE = "code"
+TEXT = "text"
+TOKENIZERS = "tokenizer"
 
 
 def pack(
