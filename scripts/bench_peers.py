@@ -186,6 +186,7 @@ def measure(
     contenders: dict[str, Any] = {}
     ours_of = {}  # by the peer: posbench's model beside it
     typed = [
+        "training.optimizer=adamw",  # whose step a peer takes, too
         "runtime.device=cpu",
         f"runtime.compile={str(compiled).lower()}",
         f"runtime.threads={threads or 'null'}",
