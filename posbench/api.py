@@ -16,7 +16,7 @@ import pandas as pd
 import torch
 
 from posbench import encodings, machine
-from posbench.config.overrides import KEYS, apply
+from posbench.config.overrides import KEYS
 from posbench.config.schema import AnyConfig, value_type
 from posbench.data.tokenizer import Tokenizer
 from posbench.errors import RunFailed, UserError
@@ -28,7 +28,7 @@ from posbench.model.gpt import GPT
 from posbench.results import frame as results
 from posbench.results.headline import TEXTS, Headline, Measure, headline, measures
 from posbench.run import find
-from posbench.run.folder import load_config
+from posbench.run.folder import evaluated_config, load_config
 from posbench.run.model import model_of, tokenizer_of
 from posbench.run.rows import (
     COLUMNS,
@@ -389,7 +389,7 @@ def evaluate(
             folder = evaluate_model(str(path), words)
         else:
             folder = find.of_id(path)
-            config = apply(launch.config_with_measured_lengths(folder), words)
+            config = evaluated_config(folder, words)
             work = functools.partial(evaluate_run, folder, config)
             launch.in_processes(config, work)
         return _load_logged(folder)

@@ -504,13 +504,17 @@ def evaluate(words: Evaluated, quiet: Quiet = False, as_json: AsJson = False) ->
 
         huggingface.evaluate_models(models, settings, as_json)
     else:
-        from posbench.launch import execute
+        from posbench.run.folder import evaluated_config
+
+        configs = {folder: evaluated_config(folder, settings) for folder in folders}
+
+        from posbench.launch import execute  # only now: it takes torch
         from posbench.reports import one_run
 
         print_json = functools.partial(one_run.print_json, folders)
         show = None if as_json else one_run.print_results
         show_all = print_json if as_json else None
-        execute.evaluate_runs(folders, settings, show, show_all)
+        execute.evaluate_runs(configs, show, show_all)
 
 
 @app.command()

@@ -662,23 +662,45 @@ def test_a_mistake_in_what_to_evaluate_leaves_the_run_as_it_was(capsys):
         (["encoding=path", "encoding.start=x"], "should be 'normal' or 'torch'"),
         (["encoding=rope_pp", "encoding.layout=x"], "'half' or 'interleaved'"),
         (["encoding=yarn", "encoding.factor=x"], "encoding.factor is 'x' for 'yarn'"),
+        (["encoding=cca", "encoding.inner=rop"], "unknown encoding 'rop'"),
+        (["encoding=heads", "encoding.heads=[{name: fx}]"], "unknown encoding 'fx'"),
+        (["extension=yarnn"], "unknown extension 'yarnn': did you mean 'yarn'?"),
+        (["probe=repeet"], "unknown probe 'repeet': did you mean 'repeat'?"),
     ],
 )
-def test_a_wrong_value_of_an_encoding_is_refused_without_torch(words, message):
+def test_a_mistake_in_train_is_refused_without_torch(words, message):
+    assert message in refusal_without_torch(["train", *words])
+
+
+@pytest.mark.parametrize(
+    ("word", "message"),
+    [
+        ("lenght=32", "unknown key 'lenght': did you mean 'length'?"),
+        ("ratio=2x", "evaluation.ratios is '2x'"),
+        ("extension=yarnn", "unknown extension 'yarnn': did you mean 'yarn'?"),
+        ("probe=repeet", "unknown probe 'repeet': did you mean 'repeat'?"),
+    ],
+)
+def test_a_mistake_in_evaluate_is_refused_without_torch(tmp_path, word, message):
+    schemes = {"rope": fake_study.SCHEMES["rope"]}
+    fake_study.write_study(tmp_path, schemes, seeds=1)
+    assert message in refusal_without_torch(["evaluate", str(tmp_path), word])
+
+
+def refusal_without_torch(words: list[str]) -> str:
+    """Return what a command that is refused says. It must not import torch."""
     code = f"""
 import sys, posbench.cli
-sys.argv = ["posbench", "train", *{words}]
+sys.argv = ["posbench", *{words}]
 try:
     code = posbench.cli.main()
 except SystemExit as end:
     code = end.code
 sys.exit(code + 10 * ("torch" in sys.modules))
 """
-
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-
-    assert message in done.stderr
     assert done.returncode == 2
+    return done.stderr
 
 
 def test_wrong_values_are_refused_before_torch_is_there_as_with_it():

@@ -28,12 +28,12 @@ from posbench.evaluation.evaluate import Evaluation, evaluate
 from posbench.evaluation.job import evaluate_run
 from posbench.evaluation.protocols import Windows
 from posbench.evaluation.subjects import Facts, Subject, TrainedGPT, Variant
-from posbench.launch.execute import config_with_measured_lengths, evaluate_runs
+from posbench.launch.execute import evaluate_runs
 from posbench.model.gpt import build
 from posbench.reports.one_run import print_results
 from posbench.results import compare
 from posbench.results.frame import read
-from posbench.run.folder import Run
+from posbench.run.folder import Run, evaluated_config
 from posbench.run.rows import (
     PLAIN,
     EvaluationRow,
@@ -664,10 +664,10 @@ def test_a_growth_that_stops_half_way_leads_to_no_third_targets(
 def test_an_extension_after_a_longer_length_has_all_lengths_of_the_curve(trained):
     config, folder = trained
     evaluate_run(folder, apply(config, ["ratio=8"]))
-    with_lengths = config_with_measured_lengths(folder)
+    with_lengths = evaluated_config(folder, [])
     assert with_lengths.evaluation.ratios == (1, 2, 4, 8)
 
-    evaluate_run(folder, apply(with_lengths, ["extension=pi"]))
+    evaluate_run(folder, evaluated_config(folder, ["extension=pi"]))
 
     extended = of_kind(curve_of(folder), "pi")
     assert lengths_in(extended) == [16, 32, 64, 128]
@@ -693,7 +693,9 @@ def main_rows_of(folders: list[Path]) -> pd.DataFrame:
 
 
 def test_a_study_grows_with_its_runs(two, capsys):
-    evaluate_runs(two, ["ratio=8"], print_results)
+    evaluate_runs(
+        {run: evaluated_config(run, ["ratio=8"]) for run in two}, print_results
+    )
 
     rows = main_rows_of(two)
     assert set(rows["run"]) == {"run", "other"}
@@ -704,7 +706,7 @@ def test_a_study_grows_with_its_runs(two, capsys):
 
 def test_a_run_that_is_not_done_does_not_hold_its_study_back(two):
     grown, other = two
-    evaluate_runs([grown], ["ratio=8"], print)
+    evaluate_runs({grown: evaluated_config(grown, ["ratio=8"])}, print)
     digests = digests_of(curve_of(grown), "fixed_target")
     change_record(other, status="failed")
 
@@ -716,7 +718,7 @@ def test_a_run_that_is_not_done_does_not_hold_its_study_back(two):
 def test_a_further_run_takes_no_length_from_a_study_that_has_grown(two):
     further = two[0].with_name("further")
     shutil.copytree(two[0], further)
-    evaluate_runs(two, ["ratio=8"], print)
+    evaluate_runs({run: evaluated_config(run, ["ratio=8"]) for run in two}, print)
 
     rows = main_rows_of([*two, further])
 

@@ -32,6 +32,7 @@ from posbench.launch.plans import Plan
 from posbench.processes import Place, World, joined, place, refuse_several
 from posbench.reports.one_run import print_results
 from posbench.run import checkpoint
+from posbench.run.folder import evaluated_config
 from posbench.run.rows import evaluation_rows, training_rows
 from posbench.run.saved import load_record
 from posbench.terminal import exits
@@ -180,9 +181,14 @@ def test_posbench_evaluate_starts_processes(config, tmp_path, capfd, usual_mixtu
     train(config, one, [])
     shutil.copytree(one, two)
 
-    launch.evaluate_runs([one], ["ratio=4", "threads=1"], print_results)
+    launch.evaluate_runs(
+        {one: evaluated_config(one, ["ratio=4", "threads=1"])}, print_results
+    )
     printed = capfd.readouterr().out
-    launch.evaluate_runs([two], ["ratio=4", "threads=1", "processes=3"], print_results)
+    launch.evaluate_runs(
+        {two: evaluated_config(two, ["ratio=4", "threads=1", "processes=3"])},
+        print_results,
+    )
 
     assert numbers_of(two) == numbers_of(one)
     assert capfd.readouterr().out.replace(str(two), str(one)) == printed

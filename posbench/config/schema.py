@@ -401,6 +401,20 @@ class EvaluationConfig(Section, kw_only=True):
         " replaces rows of other precisions"
     )
 
+    def __post_init__(self) -> None:
+        for text in self.extensions:
+            encodings.refuse_extension(text.partition(":")[0])
+        known = registry.names(registry.PROBES)
+        for text in self.probes:
+            name = text.partition(":")[0]
+            if name not in known:
+                raise unknown(
+                    "probe",
+                    name,
+                    known,
+                    f"there are {', '.join(known)}; to train on a task: data=task/copy",
+                )
+
     def as_trained(self, **changes: Any) -> "EvaluationConfig":
         """Return these settings, changed, for the model as it was trained: without its
         variants, and without probes.

@@ -152,16 +152,32 @@ def _named(cls: Any, name: str) -> "type[Encoding]":
 
 def load(name: str) -> "type[Encoding]":
     """Return the class of an encoding; UserError if no encoding has that name."""
+    refuse_name(name)
     if name in REGISTERED:
         return REGISTERED[name][0]
-    if name not in MODULE_OF:
+    return _named(_class_of(name), name)
+
+
+def refuse_name(name: str) -> None:
+    """Raise UserError if no encoding has that name."""
+    if name not in names():
         raise unknown(
             "encoding",
             name,
             names(),
             "'posbench list' shows all; a class of yours: encoding=FILE.py:CLASS",
         )
-    return _named(_class_of(name), name)
+
+
+def refuse_extension(name: str) -> None:
+    """Raise UserError if no extension has that name."""
+    if name not in EXTENSIONS:
+        raise unknown(
+            "extension",
+            name,
+            EXTENSIONS,
+            "'posbench list' shows all; 'posbench evaluate' also takes search, alone",
+        )
 
 
 def _class_of(name: str) -> "type[Encoding]":
@@ -249,6 +265,16 @@ def refuse_values(name: str, options: Mapping[str, Any]) -> None:
                     defaults[argument.arg] = ast.literal_eval(default)
     typed = {key: value for key, value in options.items() if key in defaults}
     checked(typed, hints, defaults, name, "encoding.")
+    refuse_inner_names(options)
+
+
+def refuse_inner_names(options: Mapping[str, Any]) -> None:
+    """Raise UserError if what is to stand inside another is the name of no encoding."""
+    entries = [*options.get("layers", []), *options.get("heads", [])]
+    inner_names = [entry.get("name") for entry in entries]
+    for name in [options.get("inner"), *inner_names]:
+        if isinstance(name, str):  # `build` refuses other values
+            refuse_name(name)
 
 
 def acts(hooks: frozenset[str]) -> str:

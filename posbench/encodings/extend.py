@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from posbench.encodings import ABF_BASE, EXTENSIONS
+from posbench.encodings import ABF_BASE, EXTENSIONS, refuse_extension
 from posbench.encodings.absolute import Learned, Sinusoidal
 from posbench.encodings.base import Encoding, Extended, Layer, Stretch, expect, part_of
 from posbench.encodings.distance import FIRE, ALiBi, T5Bias
@@ -34,7 +34,7 @@ from posbench.encodings.rope import (
     to_fp64,
 )
 from posbench.encodings.wrapper import Wrapper
-from posbench.errors import OptionError, Undefined, unknown
+from posbench.errors import OptionError, Undefined
 from posbench.options import (
     Above1,
     AtLeast1,
@@ -132,13 +132,7 @@ def extend_encoding(
     """Return a trained encoding, extended to `length` tokens with the same parameters,
     and facts for result rows. `layers` are those of a pattern that it changes.
     """
-    if method not in methods():
-        raise unknown(
-            "extension",
-            method,
-            methods(),
-            "'posbench list' shows all; 'posbench evaluate' also takes search, alone",
-        )
+    refuse_extension(method)
     entry = methods()[method]
     options = checked(options, entry.hints, entry.options, method)
     is_among({}, str(layers))  # refuses other names

@@ -3,7 +3,6 @@ the same; rank 0 writes.
 """
 
 import contextlib
-import dataclasses
 import functools
 import math
 import os
@@ -11,21 +10,19 @@ import signal
 import socket
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import TypeVar
 
 from posbench import machine
-from posbench.config.overrides import apply
 from posbench.config.schema import Config
 from posbench.errors import PosbenchError, RowsFailed, RunFailed, Stopped
 from posbench.evaluation.job import evaluate_run
 from posbench.launch import pool
 from posbench.launch.plans import Plan
 from posbench.processes import PeerLost, Place, World, joined, place, size_of
-from posbench.run.folder import Run, load_config
-from posbench.run.rows import evaluation_rows
+from posbench.run.folder import Run
 from posbench.terminal import console, exits
 from posbench.terminal.signals import stop_signals
 from posbench.training import train as training
@@ -109,25 +106,22 @@ def in_processes(
 
 
 def evaluate_runs(
-    folders: list[Path],
-    overrides: list[str],
+    configs: Mapping[Path, Config],
     show: Callable[[Path, str], object] | None,
     show_all: Callable[[], object] | None = None,
 ) -> None:
-    """Evaluate finished runs one after the other, as `in_processes` does work, and show
-    the curve of each, then all. `show` gets a run's folder and the split of its text.
+    """Evaluate finished runs, by folder, one after the other, as `in_processes` does
+    work, and show the curve of each, then all. `show` gets a run's folder and the split
+    of its text.
     """
-    configs = {}  # all are read before the first is evaluated
-    for folder in folders:
-        configs[folder] = apply(config_with_measured_lengths(folder), overrides)
     set_up_process()
-    config = configs[folders[0]]  # all have the same number of processes
+    config = next(iter(configs.values()))  # all have the same number of processes
     work = functools.partial(_evaluate_all, configs, show)
     in_processes(config, work, show_all)
 
 
 def _evaluate_all(
-    configs: dict[Path, Config],
+    configs: Mapping[Path, Config],
     show: Callable[[Path, str], object] | None,
     world: World,
 ) -> None:
@@ -163,23 +157,6 @@ def each(
     if failed:
         listed = ", ".join(failed)
         raise RowsFailed(f"{len(failed)} of {len(names)} not evaluated: {listed}")
-
-
-def config_with_measured_lengths(folder: Path) -> Config:
-    """Return a run's configuration with the lengths of its curve, so that new rows are
-    paired with old ones.
-    """
-    config = load_config(folder)
-    settings = config.evaluation
-    wanted = ("fixed_target", config.training.steps, settings.split)
-    measured = set[float]()
-    for row in evaluation_rows(folder):
-        found = (row.curve_name, row.checkpoint_step, row.split)
-        if found == wanted and row.measured:
-            measured.add(row.length_ratio)
-    if max(measured, default=0) > max(settings.ratios, default=0):
-        settings = dataclasses.replace(settings, ratios=tuple(sorted(measured)))
-    return dataclasses.replace(config, evaluation=settings)
 
 
 def start_processes(

@@ -26,6 +26,7 @@ from filelock import FileLock, Timeout
 
 import posbench
 from posbench import encodings, files
+from posbench.config.overrides import apply
 from posbench.config.schema import (
     AnyConfig,
     Config,
@@ -34,7 +35,7 @@ from posbench.config.schema import (
 )
 from posbench.errors import InUse, RowsFailed, RunFailed, Stopped, UserError
 from posbench.run import CONFIG, RECORD, ROWS, checkpoint
-from posbench.run.rows import json_plain, rows_and_faults, step_of
+from posbench.run.rows import evaluation_rows, json_plain, rows_and_faults, step_of
 from posbench.run.saved import RESTART, RunRecord, load_any, load_record
 
 logger = logging.getLogger(__name__)
@@ -395,3 +396,21 @@ def load_config(folder: Path) -> Config:
             f"{folder} holds results of a HuggingFace model, not a run: name the model"
         )
     return config
+
+
+def evaluated_config(folder: Path, words: list[str]) -> Config:
+    """Return a finished run's configuration with words of `posbench evaluate`. Without
+    lengths among them it has those of its curve, so that new rows are paired with old
+    ones.
+    """
+    config = load_config(folder)
+    settings = config.evaluation
+    wanted = ("fixed_target", config.training.steps, settings.split)
+    measured = set[float]()
+    for row in evaluation_rows(folder):
+        found = (row.curve_name, row.checkpoint_step, row.split)
+        if found == wanted and row.measured:
+            measured.add(row.length_ratio)
+    if max(measured, default=0) > max(settings.ratios, default=0):
+        settings = dataclasses.replace(settings, ratios=tuple(sorted(measured)))
+    return apply(dataclasses.replace(config, evaluation=settings), words)

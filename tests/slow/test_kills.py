@@ -25,7 +25,7 @@ from posbench.config.schema import Config
 from posbench.launch import execute as launch
 from posbench.launch.plans import Plan
 from posbench.run import checkpoint
-from posbench.run.folder import load_config
+from posbench.run.folder import evaluated_config, load_config
 from posbench.run.rows import evaluation_rows, read_rows, training_rows
 from posbench.run.saved import load_record
 from posbench.terminal import exits
@@ -60,7 +60,7 @@ def work(config: Config, folder: Path) -> None:
     config = changed(config, runtime={"cache": f"{folder}-cache"})
     plan = Plan(config, folder, ("posbench", "train"))
     launch.run(plan)
-    launch.evaluate_runs([folder], ["ratio=1,2,4,6"], print)
+    launch.evaluate_runs({folder: evaluated_config(folder, ["ratio=1,2,4,6"])}, print)
 
 
 def start(

@@ -19,7 +19,6 @@ from numpy.typing import NDArray
 
 from posbench import registry
 from posbench.config.overrides import parse_choice
-from posbench.errors import unknown
 from posbench.options import checked
 from posbench.randomness import derive
 
@@ -95,17 +94,9 @@ def options_of(name: str) -> dict[str, Any]:
 
 def of(text: str, length: int, targets: int, train_length: int) -> list[Probe]:
     """Return the rows of a probe, `repeat` or `shuffle:keep=32`, at a length. Raises
-    UserError for an unknown probe or option.
+    UserError for an unknown option.
     """
     name, options = parse_choice(text)
-    if name not in names():
-        raise unknown(
-            "probe",
-            name,
-            names(),
-            f"there are {', '.join(names())}; to train on a task: data=task/copy",
-        )
-
     rows = _rows_of(name)
     hints = typing.get_type_hints(rows, include_extras=True)
     options = checked(options, hints, options_of(name), name)
