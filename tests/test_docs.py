@@ -634,6 +634,7 @@ def test_a_metric_is_added_as_the_guide_says(on_text):
         assert 0 < row["top1"] < 1
 
 
+@pytest.mark.slow
 def test_an_optimizer_is_added_as_the_guide_says(on_text):
     config = (on_text / "config.yaml").read_text(encoding="utf-8")
     state = checkpoint.trained(on_text).optimizer()["state"]
@@ -667,6 +668,7 @@ def test_the_guides_optimizer_skips_weights_that_nothing_reads_and_lost_updates(
     assert torch.equal(unread, torch.ones(3))
 
 
+@pytest.mark.slow
 def test_a_tracker_is_added_as_the_guide_says(on_text):
     lines = (on_text / "lines.txt").read_text(encoding="utf-8").splitlines()
     assert len(lines) == len(read_rows(on_text)) + 1

@@ -147,14 +147,14 @@ def assert_is_the_definition(case, length, kind, counted, limits):
     assert_same(actual, expected)
 
 
-@pytest.mark.sample(8)
+@pytest.mark.sample(20)
 @CASES
 @pytest.mark.parametrize("setting", SETTINGS)
 def test_the_chosen_attention_equals_the_definition(case, setting):
     assert_is_the_definition(case, *setting)
 
 
-@pytest.mark.sample(5)
+@pytest.mark.sample(9)
 @CASES
 def test_attention_computed_again_equals_the_definition(case, monkeypatch):
     monkeypatch.setattr(attention, "KEPT_BYTES", 0)
@@ -222,7 +222,7 @@ def test_pairs_turn_wherever_they_lie_in_memory(start):
     assert turned.equal(rope.rotate_pairs(x.contiguous(), tables, "interleaved"))
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(8)
 @CASES
 @torch.no_grad()
 def test_fractional_positions_are_used_refused_or_never_read(case):
@@ -260,7 +260,7 @@ def far_positions(encoding: Encoding) -> Tensor:
     return torch.arange(19)[None] + start
 
 
-@pytest.mark.sample(5)
+@pytest.mark.sample(9)
 @CASES
 @torch.no_grad()
 def test_angles_biases_and_codes_are_fp32_under_autocast(case):
@@ -280,7 +280,7 @@ def test_angles_biases_and_codes_are_fp32_under_autocast(case):
     assert_close(cast_output, output, atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.sample(5)
+@pytest.mark.sample(9)
 @CASES
 @torch.no_grad()
 def test_outputs_under_autocast_have_the_dtype_of_inputs(case):
@@ -298,7 +298,7 @@ def test_outputs_under_autocast_have_the_dtype_of_inputs(case):
     assert embedded.dtype == torch.bfloat16
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(8)
 @CASES
 @torch.no_grad()
 def test_a_seed_makes_an_encoding_anew_and_use_leaves_nothing_behind(case):
@@ -315,7 +315,7 @@ def test_a_seed_makes_an_encoding_anew_and_use_leaves_nothing_behind(case):
     assert torch.equal(out, schemes.one_layer(encoding, x))
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(8)
 @CASES
 @torch.no_grad()
 def test_a_checkpoint_holds_the_learned_parameters_and_nothing_else(case):
@@ -355,7 +355,7 @@ def gradients_of(encoding: Encoding, counted: bool) -> dict[str, Tensor | None]:
     return {name: each.grad for name, each in encoding.named_parameters()}
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(8)
 @CASES
 def test_a_finite_gradient_reaches_every_trained_parameter(case):
     encoding = schemes.build(*case, SHAPE)
@@ -369,7 +369,7 @@ def test_a_finite_gradient_reaches_every_trained_parameter(case):
             assert gradient.all(), name
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(8)
 @CASES
 def test_a_finite_gradient_reaches_every_parameter_at_the_start(case):
     encoding = schemes.untrained(*case, SHAPE)

@@ -62,6 +62,7 @@ def imports_of_a_report(study: Path) -> list[str]:
     return done.stdout.splitlines()[-1].split()
 
 
+@pytest.mark.slow
 def test_a_report_of_two_schemes_has_no_page_and_does_not_import_bokeh(tmp_path):
     truths = dict.fromkeys(("rope", "alibi"), Truth(3.6, 0.1))
     study = write_study(tmp_path / "two", truths, seeds=2)
@@ -71,6 +72,7 @@ def test_a_report_of_two_schemes_has_no_page_and_does_not_import_bokeh(tmp_path)
     assert not (study / "report/explore.html").exists()
 
 
+@pytest.mark.slow
 def test_a_report_to_which_nothing_is_missing_imports_no_torch(tmp_path):
     truths = dict.fromkeys(("rope", "alibi", "none"), Truth(3.6, 0.1))
     study = write_study(tmp_path / "three", truths, seeds=5)

@@ -140,7 +140,7 @@ def test_the_command_of_a_run_mends_it(runs, spoil, words, trained):
     assert_mended(runs[0], trained)
 
 
-@pytest.mark.sample(6)
+@pytest.mark.slow
 @pytest.mark.parametrize(("spoil", "words"), MENDED_BY_TRAINING)
 def test_the_sweep_of_a_run_mends_it(runs, spoil, words, trained):
     spoil(*runs)

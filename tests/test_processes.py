@@ -119,6 +119,7 @@ def check_alike(folder: Path, other: Path) -> None:
         assert row.exact_match == expected.exact_match
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
 def test_two_processes_give_what_one_gives(config, tmp_path, optimizer):
     updates = {"accumulation": 2, "tokens": 16 * 8 * STEPS * 2, "optimizer": optimizer}

@@ -114,6 +114,7 @@ def losses_of(study: str) -> list[Any]:
     return found
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("surrounding", CALLERS)
 def test_a_run_is_the_same_whatever_surrounds_it(
     text, losses, monkeypatch, surrounding

@@ -204,6 +204,7 @@ def test_metrics_have_their_axes_and_panels(sent_later):
     assert "eval/loss" not in hidden
 
 
+@pytest.mark.slow
 def test_online_every_row_arrives_once_also_after_a_kill(server, config, folder):
     die(folder, config)
     finish(folder, config, after=5)

@@ -394,6 +394,7 @@ def untimed(row: EvaluationRow) -> EvaluationRow:
     return dataclasses.replace(row, seconds=None, peak_memory_bytes=None)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
 def test_a_run_killed_with_sigkill_has_the_numbers_of_an_uninterrupted_one(
     config, tmp_path, optimizer

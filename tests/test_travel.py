@@ -62,6 +62,7 @@ def test_another_text_at_the_same_path_is_another_run(moved):
     assert len([*Path("outputs/s").glob("rope-*")]) == 2
 
 
+@pytest.mark.slow
 def test_the_same_tokenizer_at_another_path_is_the_same_run(here):
     path = "data.path=text.txt"
     bpe = ("data.tokenizer=bpe", "data.vocab_size=300")
@@ -136,6 +137,7 @@ def test_a_packed_study_is_reported_evaluated_and_extended_elsewhere(
     assert runs("outputs/s")["encoding"].tolist().count("rope") == 2
 
 
+@pytest.mark.slow
 def test_a_pack_with_text_and_optimizer_needs_nothing_else(here):
     assert train("data.path=text.txt", "encoding=alibi") == 0
     (own,) = Path("outputs/s").glob("alibi-*/tokenizer.json")
