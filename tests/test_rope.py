@@ -18,7 +18,6 @@ from torch.testing import assert_close
 
 from posbench.encodings.rope import frequencies
 from posbench.errors import Undefined, UserError
-from posbench.rope import formulas
 from posbench.rope.command import (
     Read,
     compare_ropes,
@@ -33,6 +32,7 @@ from posbench.rope.overrides import joined_words, overridden
 from posbench.rope.reading import (
     Rope,
     bound_by_base,
+    by_paper_if_other,
     configuration,
     findings,
     first_difference,
@@ -652,10 +652,15 @@ def test_a_section_that_is_null_is_no_section():
 def test_the_librarys_types_are_those_of_their_papers(section):
     rope = one(scaled(section))
     for length in (64, 129, 2000):
-        f, factor = rope.at(length)
-        own_f, own_factor = formulas.by_its_paper(rope.parameters, len(f), 512, length)
-        assert_close(own_f, f, rtol=1e-5, atol=1e-9)
-        assert own_factor == pytest.approx(factor)
+        assert by_paper_if_other(rope, length) is None
+
+
+def test_a_trained_length_that_the_library_does_not_read_is_told():
+    """Its `dynamic` starts at max_position_embeddings."""
+    section = {"rope_type": "dynamic", "factor": 2.0, **ORIGINAL}
+    rope = one(scaled(section))
+    assert by_paper_if_other(rope, 128) is None
+    assert by_paper_if_other(rope, 512) is not None
 
 
 def test_a_class_that_never_uses_the_long_divisors_is_told():

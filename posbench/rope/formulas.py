@@ -17,19 +17,23 @@ from posbench.encodings.rope import SCALINGS, Spectrum, frequencies
 
 
 def by_its_paper(
-    parameters: Mapping[str, Any], n_pairs: int, longest: int, length: int
+    parameters: Mapping[str, Any],
+    n_pairs: int,
+    original: int,
+    longest: int,
+    length: int,
 ) -> tuple[Tensor, float]:
     """Return the radians per position of each pair, (P,) fp64, and the factor on q and
     k, of some `rope_parameters` for an input of a length.
 
     Args:
+        original: the trained length, before any stretching.
         longest: the configuration's own length.
     """
     given = {key: value for key, value in parameters.items() if value is not None}
     type_ = given["rope_type"]
     base = float(given["rope_theta"])
     f = frequencies(2 * n_pairs, base)
-    original = given.get("original_max_position_embeddings") or longest
     factor = given.get("factor") or longest / original
 
     if type_ == "linear":
@@ -40,7 +44,7 @@ def by_its_paper(
     if type_ == "dynamic" and "alpha" in given:
         return SCALINGS["ntk"](_spectrum(f, base, 0, 0), given["alpha"])
     if type_ == "dynamic":
-        return SCALINGS["dynamic_ntk"](_spectrum(f, base, longest, length), factor)
+        return SCALINGS["dynamic_ntk"](_spectrum(f, base, original, length), factor)
     if type_ == "llama3":
         low, high = given["low_freq_factor"], given["high_freq_factor"]
         return SCALINGS["llama3"](

@@ -358,7 +358,9 @@ def by_paper_if_other(rope: Rope, length: int) -> tuple[Tensor, float] | None:
     length, where the library's are others.
     """
     f, factor = rope.at(length)
-    own_f, own_factor = by_its_paper(rope.parameters, len(f), rope.longest, length)
+    own_f, own_factor = by_its_paper(
+        rope.parameters, len(f), rope.train_length, rope.longest, length
+    )
     is_alike = torch.allclose(f, own_f, rtol=10 * ROUNDING, atol=ROUNDING * ROUNDING)
     if is_alike and abs(factor - own_factor) < ROUNDING:
         return None
