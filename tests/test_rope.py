@@ -574,6 +574,32 @@ def test_an_outer_base_beside_the_defaults_of_a_class_is_named():
     assert line == "not read by transformers' 'apertus': rope_theta"
 
 
+def test_a_type_of_a_section_that_is_not_read_is_named():
+    """Llama has one RoPE for all kinds of layers."""
+    part = {"rope_type": "default", "rope_theta": 1e6}
+    for settings in (
+        {**LLAMA, "rope_parameters": {"full_attention": part}},
+        {**LLAMA, "rope_scalling": part},
+    ):
+        assert ".rope_type" in " ".join(not_read(settings))
+    assert not_read(scaled({"rope_type": "default"})) == []
+    assert not_read(scaled(YARN)) == []
+
+
+def test_a_length_outside_the_language_model_is_named():
+    text = {**published("gemma3_text"), "max_position_embeddings": 64}
+    settings = {"model_type": "gemma3", "text_config": text}
+
+    (line,) = not_read({**settings, "max_position_embeddings": 999})
+
+    assert line.endswith("'gemma3': max_position_embeddings")
+
+
+def test_a_misspelt_length_is_named():
+    lines = not_read({**LLAMA, "max_position_embedings": 64})
+    assert "max_position_embedings" in " ".join(lines)
+
+
 def test_what_only_images_read_is_not_called_unread():
     section = {"rope_type": "default", "mrope_section": [4, 2, 2]}
     lines = not_read({**LLAMA, "rope_parameters": section})

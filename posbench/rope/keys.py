@@ -42,7 +42,7 @@ KNOWN = (
 
 # Keys outside the sections. Most say a number or a kind of each layer.
 _POSITIONS = re.compile(
-    "rope|rotary|theta|yarn|ntk|position_embeddings|window|sliding|swa|chunk_size"
+    "rope|rotary|theta|yarn|ntk|position_emb|window|sliding|swa|chunk_size"
     "|dual_chunk|layer_types|layers_block|layer_pattern|temperature_tuning|attn_scale"
     "|floor_scale|compress_r|global_attn|local_attention|(?<!v_)head_dim"
 )
@@ -185,8 +185,11 @@ def with_value(settings: Settings, path: Path_, value: Any) -> dict[str, Any]:
 
 def changes(value: Any) -> list[Any]:
     """Return other values of a key: a number is changed by a tenth, then by more, since
-    YaRN rounds and clamps; a flag is turned; a list is changed or shifted.
+    YaRN rounds and clamps; a flag is turned; a list is changed or shifted; a name
+    becomes one that nothing has.
     """
+    if isinstance(value, str):
+        return [f"{value}?"]
     if isinstance(value, bool):
         return [not value]
     if isinstance(value, int):

@@ -207,7 +207,7 @@ def _rope(
         factors = traced.factors(turned_until(length - 1))
         return factors.angle(), float(factors[0].abs())
 
-    longest = getattr(config, "max_position_embeddings", None)
+    longest = _longest(config)
     train_length = longest
     factor = 1.0
     if part["rope_type"] in STRETCHED:
@@ -231,10 +231,15 @@ def _rope(
     )
 
 
+def _longest(config: Any) -> int | None:
+    """Return the tokens of the longest input, as a configuration has them."""
+    return getattr(config, "max_position_embeddings", None)
+
+
 def findings(settings: Settings, read: Reading) -> tuple[list[str], list[str]]:
     """Return the keys on positions of a config.json that are read, as `key=value`, and
-    lines on those that are not: their change moves no frequency, factor, window or
-    layer.
+    lines on those that are not: their change moves no frequency, factor, window, layer
+    or length.
     """
     moves = _Moves(settings, read)
     taken = []
@@ -243,7 +248,7 @@ def findings(settings: Settings, read: Reading) -> tuple[list[str], list[str]]:
     for path, value in of_positions(settings):
         text = ".".join(path)
         name = path[-1]
-        if name in ("rope_type", "type", "max_position_embeddings") or moves(path):
+        if moves(path):
             taken.append(f"{text}={in_short(value)}")
         elif OF_IMAGES.search(name):
             of_images.append(f"{text}={in_short(value)}")
@@ -310,6 +315,8 @@ class _Moves:
                     _of_library(with_value(self.settings, path, other))
                     for other in others
                 ]
+                if {*map(_longest, configs)} - {_longest(self.base.config)}:
+                    return True
                 if any(self._turns(config, self.is_shared) for config in configs):
                     return True
                 # a list may change any layer
