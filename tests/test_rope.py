@@ -539,6 +539,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     (scaled({**YARN, "factor": "4"}), "factor is '4': expected a number"),
     (scaled({"rope_type": "yarn", "facter": 4}), "facter is not read: did"),
     ({**LLAMA, "hidden_size": "64"}, "expected int, got str"),
+    (scaled({"rope_type": None, "factor": 4.0}), "unknown rope_type 'None'"),
 ]
 
 
@@ -644,7 +645,19 @@ WRONG_VALUES = [
     ({"rope_scaling": {**YARN, "factor": -4.0}}, "factor is -4.0: expected a number"),
     ({"rope_scaling": {**YARN, "factor": 0}}, "factor is 0: expected a number above"),
     ({"rope_scaling": {**YARN, "mscale": -1}}, "mscale is -1: expected a number, 0"),
+    ({"rope_scaling": {**YARN, "factor": {"a": 4}}}, "factor is .*: expected a number"),
+    ({"rope_scaling": {**YARN, "truncate": "false"}}, "truncate is 'false': expected t"),
     ({"max_position_embeddings": 0.5}, "max_position_embeddings is 0.5: expected a wh"),
+    ({"max_position_embeddings": -1}, "max_position_embeddings is -1: expected a whole"),
+    (
+        {"rope_scaling": {**YARN, "original_max_position_embeddings": 0}},
+        "original_max_position_embeddings is 0: expected a whole number above 0",
+    ),
+    (
+        {"rope_scaling": {**LONGROPE, "long_factor": 8 * [0]}},
+        "long_factor is .*: expected numbers above 0",
+    ),
+    ({"text_config": [1]}, "text_config is .1.: expected keys and values"),
     (
         {"rope_scaling": {**LONGROPE, "long_factor": [1, float("nan")]}},
         "long_factor is .*: expected numbers that are not negative",
@@ -662,6 +675,12 @@ def test_a_value_that_no_model_has_is_refused_with_its_key(others, message):
     with pytest.raises(UserError, match=message) as refusal:
         configuration({**LLAMA, **others})
     assert "\n" not in str(refusal.value)
+
+
+def test_a_trained_length_with_a_point_is_shown_without():
+    rope = one(scaled({**YARN, "original_max_position_embeddings": 128.0}))
+    lines = describe("a", [rope], [])
+    assert "at 128 and 512 tokens" in "\n".join(lines)
 
 
 def test_a_file_that_is_a_set_of_overrides_says_where_they_belong():

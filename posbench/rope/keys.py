@@ -52,6 +52,7 @@ _COUNT = re.compile(
     "(max_position_embeddings|^sliding_window|window_size|chunk_size|(rotary|head)_dim)$"
 )
 _ABOVE_0 = re.compile("theta|base_freq|emb_base|factor|beta_(fast|slow)|alpha|_pct")
+_FLAG = re.compile("truncate|interleave")
 _NUMBER = re.compile("mscale|scaling_beta|attn_scale|floor_scale")
 # former names of types
 _FORMER = {"mrope": "default", "su": "longrope"}
@@ -63,7 +64,10 @@ def language_part(settings: Settings) -> Settings:
     """Return the part of a config.json on the language model: a section if the model
     has several parts, else all.
     """
-    return settings.get("text_config") or settings
+    part: Settings = settings.get("text_config") or settings
+    if not isinstance(part, Mapping):
+        raise UserError(f"text_config is {part}: expected keys and values")
+    return part
 
 
 def rope_sections(text: Settings) -> Iterator[tuple[str, Settings]]:
@@ -87,7 +91,7 @@ def of_positions(
     for key, value in settings.items():
         path = (*parents, key)
         is_of_positions = is_section or _POSITIONS.search(key) or key in SECTIONS
-        if isinstance(value, Mapping):
+        if isinstance(value, Mapping) and key not in KNOWN:
             if is_of_positions or _PARTS.search(key):
                 yield from of_positions(value, path)
         elif is_of_positions and value not in (None, []):
@@ -128,15 +132,21 @@ def _expected(name: str, value: Any) -> str:
         return "keys and values, such as rope_type and factor"
     if name in ("rope_type", "type"):
         return "" if isinstance(value, str) else "a name, such as yarn"
+    if _FLAG.search(name):
+        return "" if isinstance(value, bool) else "true or false"
     if _LIST.search(name):
         numbers = value if isinstance(value, list) else [value]
-        is_right = all(_is_number(number) for number in numbers)
-        return "" if is_right else "numbers that are not negative"
+        if not all(_is_number(number) for number in numbers):
+            return "numbers that are not negative"
+        is_right = all(numbers) or "factor" not in name
+        return "" if is_right else "numbers above 0"
     if _NUMBER.search(name):
         return "" if _is_number(value) else "a number, 0 or above"
     if _COUNT.search(name):
         # Some files have -1 for no window; a list is by layer
         is_count = _is_number(value) and value == int(value)
+        if "position" in name:
+            return "" if is_count and value else "a whole number above 0"
         is_right = is_count or value == -1 or isinstance(value, list)
         return "" if is_right else "a whole number"
     if _ABOVE_0.search(name):

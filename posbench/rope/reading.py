@@ -128,8 +128,9 @@ def reading(config: Any) -> Reading:
     types = ("default", *ROPE_INIT_FUNCTIONS)
     parameters = getattr(config, "rope_parameters", None)
     for _, part in rope_sections({"rope_parameters": parameters}):
-        if part["rope_type"] not in types:
-            raise unknown("rope_type", part["rope_type"], types)
+        type_ = str(part.get("rope_type", "default"))
+        if type_ not in types:
+            raise unknown("rope_type", type_, types)
 
     with library_errors(f"transformers cannot try a '{config.model_type}'", Undefined):
         base = TracedModel(config).read()
@@ -223,7 +224,7 @@ def _rope(
         key=key,
         parameters=part,
         base=float(part["rope_theta"]),
-        train_length=train_length,
+        train_length=int(train_length),
         longest=max(longest or 0, round(factor * train_length)),
         window=kind.window,
         scale=kind.scale,
