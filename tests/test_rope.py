@@ -764,12 +764,45 @@ def test_a_scale_without_a_type_is_linear_as_in_llama_cpp():
     assert rope.type == "linear"
 
 
-def test_attn_factor_multiplies_yarns_own():
-    words = "--rope-scaling yarn --rope-scale 4 --yarn-attn-factor 2"
+FLAGS_IN_ANY_ORDER = [
+    "--rope-scaling yarn --rope-scale 4 --yarn-attn-factor 2",
+    "--yarn-attn-factor 2 --rope-scale 4 --rope-scaling yarn",
+]
+
+
+@pytest.mark.parametrize("words", FLAGS_IN_ANY_ORDER)
+def test_attn_factor_multiplies_yarns_own(words):
     (rope,) = read(overridden(LLAMA, joined_words(words.split())))
     _, factor = rope.at(512)
     _, own = one(scaled({"rope_type": "yarn", "factor": 4.0})).at(512)
     assert factor == pytest.approx(2 * own)
+
+
+def test_a_scale_is_not_read_without_scaling():
+    words = joined_words("--rope-scaling none --rope-scale 4".split())
+    assert turn_alike(one(overridden(LLAMA, words)), one(LLAMA))
+
+
+FLAGS_WITHOUT_A_NUMBER = [
+    ("--rope-freq-scale 0", "1/factor is 0: expected a number above 0"),
+    ("--rope-freq-scale x", "1/factor is 'x': expected a number above 0"),
+    ("--yarn-attn-factor x", "attn_factor is 'x': expected a number above 0"),
+    ("--rope-scale -4 --yarn-attn-factor 2", "factor is -4: expected a number"),
+]
+
+
+@pytest.mark.parametrize(("words", "message"), FLAGS_WITHOUT_A_NUMBER)
+def test_a_flag_to_compute_with_has_a_number(words, message):
+    with pytest.raises(UserError, match=message):
+        overridden(LLAMA, joined_words(words.split()))
+
+
+def test_flags_are_for_the_layers_without_a_window():
+    text = published("gemma4_text")
+    words = joined_words(["--rope-freq-base", "5e5"])
+    full, sliding = read(overridden(text, words))
+    assert full.base == 5e5
+    assert sliding.base == 1e4
 
 
 def test_notes_on_engines_are_those_of_the_type_and_the_keys():

@@ -10,13 +10,14 @@ from collections.abc import Sequence
 from typing import Any
 
 from posbench.errors import UserError, unknown
-from posbench.rope.keys import SECTIONS, Settings
+from posbench.rope.keys import SECTIONS, Settings, refuse_values
 
-# Flags of llama.cpp, and the keys of a section that they set.
+# Flags of llama.cpp, and the keys of a section that they set, in this order: a type
+# replaces that of a lone factor, and `attn_factor` depends on the factor.
 FLAGS = {
-    "--rope-scaling": "rope_type",
     "--rope-scale": "factor",
     "--rope-freq-scale": "1/factor",
+    "--rope-scaling": "rope_type",
     "--rope-freq-base": "rope_theta",
     "--yarn-orig-ctx": "original_max_position_embeddings",
     "--yarn-attn-factor": "attn_factor",
@@ -64,19 +65,23 @@ def overridden(settings: Settings, words: Sequence[str]) -> dict[str, Any]:
     """Return a config.json with overrides, each a word key=value."""
     changed = copy.deepcopy(dict(settings))
     text = changed.get("text_config") or changed
+    named = {}
     for word in words:
         key, _, typed = word.partition("=")
         if key in JSONS:
             _replace(changed, typed)
         elif key in FLAGS:
-            _set(text, FLAGS[key], _value(typed))
+            named[FLAGS[key]] = _value(typed)
         elif _GGUF_KEY.fullmatch(key):
             _, _, name = key.partition(".")
             if name not in GGUF:
                 raise unknown("GGUF key", name, GGUF)
-            _set(text, GGUF[name], _value(typed))
+            named[GGUF[name]] = _value(typed)
         else:
             _set_path(changed, text, key.split("."), _value(typed))
+    for name in ("max_position_embeddings", *FLAGS.values()):
+        if name in named:
+            _set(text, name, named[name])
     return changed
 
 
@@ -116,6 +121,10 @@ def _set(text: dict[str, Any], name: str, value: Any) -> None:
         text[name] = value
         return
     section = _section(text)
+    # of several kinds of layers, flags are for those without a window
+    section = section.get("full_attention", section)
+    if name in ("1/factor", "attn_factor"):  # to compute with
+        refuse_values({"rope_scaling": {**section, name: value}})
     if name == "rope_theta":
         place = section if "rope_theta" in section else text
         place[name] = value
