@@ -759,6 +759,31 @@ def test_a_json_replaces_the_section_as_engines_do():
     assert "low_freq_factor" not in rope.parameters
 
 
+@pytest.mark.parametrize("part", ["", "text_config."])
+def test_a_path_names_the_section_that_is_there(part):
+    settings = {"model_type": "gemma3", "text_config": published("gemma3_text")}
+    full, _ = read(overridden(settings, [f"{part}rope_parameters.factor=2"]))
+    f, _ = full.at(64)
+    assert stretch_words(full, f) == "pairs 0 to 7 slowed 2 times"
+
+
+SAME_BASE = [
+    "rope_parameters.rope_theta=5e5",
+    'rope_parameters={"rope_theta": 5e5, "rope_type": "default"}',
+    '{"rope_parameters": {"rope_theta": 5e5, "rope_type": "default"}}',
+]
+
+
+@pytest.mark.parametrize("word", SAME_BASE)
+def test_a_base_that_is_typed_into_the_section_replaces_the_one_beside_it(word):
+    assert one(overridden(scaled(YARN), joined_words([word]))).base == 5e5
+
+
+def test_a_section_is_taken_away_by_either_of_its_names():
+    settings = overridden(scaled(YARN), ["rope_parameters=null"])
+    assert one(settings).type == "default"
+
+
 def test_a_scale_without_a_type_is_linear_as_in_llama_cpp():
     (rope,) = read(overridden(LLAMA, joined_words(["--rope-scale", "4"])))
     assert rope.type == "linear"

@@ -109,10 +109,20 @@ def _replace(changed: dict[str, Any], typed: str) -> None:
         if key.endswith("_config") and isinstance(value, dict):
             part = changed.setdefault(key, {})
             keys = value
-        for name in keys:
-            for other in SECTIONS if name in SECTIONS else ():
-                part.pop(other, None)
-            part[name] = keys[name]
+        for name, given_value in keys.items():
+            if name in SECTIONS:
+                _put_section(part, name, given_value)
+            else:
+                part[name] = given_value
+
+
+def _put_section(text: dict[str, Any], name: str, section: Any) -> None:
+    """Put a section on RoPE in place of the file's, with its base if it has one."""
+    for other in SECTIONS:
+        text.pop(other, None)
+    if isinstance(section, dict) and "rope_theta" in section:
+        text.pop("rope_theta", None)
+    text[name] = section
 
 
 def _set(text: dict[str, Any], name: str, value: Any) -> None:
@@ -158,13 +168,21 @@ def _set_path(
     changed: dict[str, Any], text: dict[str, Any], keys: list[str], value: Any
 ) -> None:
     """Set a key by its path. The section on RoPE has two names, and stands in the part
-    on the language model.
+    on the language model; its base replaces one beside it.
     """
     *parents, last = keys
     part = changed if keys[0] in changed else text
+    if parents[:1] == ["text_config"]:
+        part = text
+        del parents[0]
+    if last in SECTIONS and not parents:
+        _put_section(text, last, value)
+        return
     if parents and parents[0] in SECTIONS:
         part = _section(text)
         del parents[0]
+        if last == "rope_theta" and not parents:
+            text.pop(last, None)
     for key in parents:
         part = part.setdefault(key, {})
         if not isinstance(part, dict):
