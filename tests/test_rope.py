@@ -326,6 +326,14 @@ def test_channels_that_stand_still_are_not_said_to_turn():
     assert "8 channels of a head turn" in "\n".join(lines)
 
 
+def test_a_window_to_both_sides_is_a_window():
+    settings = {**SIZES, "model_type": "modernbert", "local_attention": 20}
+    full, sliding = read({**settings, "global_attn_every_n_layers": 2})
+    assert full.window is None
+    # the token itself, and 10 on either side
+    assert sliding.window == (11, False)
+
+
 def test_the_base_is_not_guessed_from_an_odd_number_of_channels():
     """Half of a head of 42 channels is 21, of which the module makes 11 pairs."""
     rope = one({"model_type": "glm4_moe", "num_hidden_layers": 2})

@@ -222,6 +222,7 @@ class TracedModel(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if window in self.hidden:
             # each token sees itself alone
             options["mask_function"] = lambda batch, head, query, key: query == key
+            options["allow_is_bidirectional_skip"] = False
         return original(**options)
 
     def __torch_dispatch__(
