@@ -541,6 +541,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"model_type": "biogpt"}, "'biogpt' has no RoPE"),
     ({"model_type": "granitemoehybrid"}, "'granitemoehybrid' has no RoPE"),
     ({"model_type": "falcon", "alibi": True}, "'falcon' has no RoPE"),
+    ({**LLAMA, "model_type": "smollm3", "no_rope_layers": [0, 0]}, "no layer hears"),
     (scaled({**YARN, "rope_type": "yarm"}), "did you mean 'yarn'"),
     ({**LLAMA, "rope_theta": "1e4"}, "rope_theta is '1e4': expected a number"),
     *[({**LLAMA, key: "1"}, f"{key} is '1': expected a ") for key in NUMBERS],

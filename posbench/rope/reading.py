@@ -157,7 +157,10 @@ def reading(config: Any) -> Reading:
                 text = f"no RoPE{described(kind.window, kind.scale)}"
             others.append(f"{titled(layers, share)}: {text}")
     if not every_rope:
-        raise traced.no_rope(config)
+        raise Undefined(
+            f"this '{config.model_type}' has no RoPE: no layer hears of it, or no pair"
+            " turns"
+        )
     every_rope.sort(key=lambda rope: rope.layers or "")
     return Reading(base, kinds, every_rope, others)
 
