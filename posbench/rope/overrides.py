@@ -38,7 +38,7 @@ GGUF = {
     "rope.scaling.yarn_beta_fast": "beta_fast",
     "rope.scaling.yarn_beta_slow": "beta_slow",
 }
-_GGUF_KEY = re.compile(r"[\w-]+\.(context_length|rope\..+)")
+_GGUF_KEY = re.compile(r"[\w-]+\.(context_length|block_count|(rope|attention)\..+)")
 
 
 def joined_words(words: Sequence[str]) -> list[str]:
