@@ -6,7 +6,9 @@ import dataclasses
 import importlib
 import json
 import math
+import os
 import re
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -655,9 +657,15 @@ WRONG_VALUES = [
     ({"rope_scaling": {**YARN, "factor": 0}}, "factor is 0: expected a number above"),
     ({"rope_scaling": {**YARN, "mscale": -1}}, "mscale is -1: expected a number, 0"),
     ({"rope_scaling": {**YARN, "factor": {"a": 4}}}, "factor is .*: expected a number"),
-    ({"rope_scaling": {**YARN, "truncate": "false"}}, "truncate is 'false': expected t"),
+    (
+        {"rope_scaling": {**YARN, "truncate": "false"}},
+        "truncate is 'false': expected t",
+    ),
     ({"max_position_embeddings": 0.5}, "max_position_embeddings is 0.5: expected a wh"),
-    ({"max_position_embeddings": -1}, "max_position_embeddings is -1: expected a whole"),
+    (
+        {"max_position_embeddings": -1},
+        "max_position_embeddings is -1: expected a whole",
+    ),
     (
         {"rope_scaling": {**YARN, "original_max_position_embeddings": 0}},
         "original_max_position_embeddings is 0: expected a whole number above 0",
@@ -813,7 +821,7 @@ def test_attn_factor_multiplies_yarns_own(words):
 
 
 def test_a_scale_is_not_read_without_scaling():
-    words = joined_words("--rope-scaling none --rope-scale 4".split())
+    words = joined_words(["--rope-scaling", "none", "--rope-scale", "4"])
     assert turn_alike(one(overridden(LLAMA, words)), one(LLAMA))
 
 
@@ -1096,6 +1104,7 @@ WRONG_WORDS = [
     ("one.json --rope-scal yarn", "did you mean '--rope-scale'"),
     ("one.json --hf-overrides yarn", "overrides are yarn: expected JSON"),
     ("one.json llama.rope.freq_bas=1", "did you mean 'rope.freq_base'"),
+    ("one.json llama.attention.sliding_window=8", "unknown GGUF key 'attention.slid"),
     ("twice.json", "the key 'rope_theta' stands there twice"),
     ("yarn train_length=8,16", "train_length is 8,16: expected one whole number"),
     ("layered/gemma3", "no configuration of RoPE"),
@@ -1114,6 +1123,20 @@ def test_wrong_words_are_refused_in_one_line(words, message, files, capsys):
     code = posbench("rope", *words.split())
     assert code == 2
     assert message in capsys.readouterr().err
+
+
+def test_what_the_library_logs_is_not_printed_beside_its_error(files):
+    """It would print all of a Falcon's keys."""
+    Path("falcon.json").write_text('{"model_type": "falcon", "head_dim": 64}')
+    command = [sys.executable, "-m", "posbench", "rope", "falcon.json"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    environment.pop("TRANSFORMERS_VERBOSITY", None)
+
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
+    assert "head_dim" in line
 
 
 def test_without_transformers_words_and_runs_are_read_and_a_file_says_what_it_needs(

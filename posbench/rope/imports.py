@@ -13,7 +13,8 @@ from posbench.errors import PosbenchError, UserError, is_own_mistake
 
 def transformers() -> Any:
     """Import transformers; UserError if it is not installed."""
-    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    # what it logs as an error of a configuration, it also raises
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "critical")
     # kernels are programs: the library would fetch them from the hub
     os.environ.setdefault("USE_HUB_KERNELS", "NO")
     try:
