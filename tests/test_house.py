@@ -24,9 +24,9 @@ ROOT = Path(__file__).parents[1]
 SATELLITES = ("reports", "huggingface", "rope", "show", "claims", "bench", "check")
 CEILINGS = {
     "core": 106_767,  # the aim: 84,000
-    "satellites": 55_235,  # the aim: 45,000
+    "satellites": 55_539,  # the aim: 45,000
     "scripts": 9_845,
-    "tests": 162_399,
+    "tests": 163_218,
 }
 # The same for each scheme: an encoding that is added brings the room that it needs.
 PER_SCHEME = {"encodings": 498, "oracles": 294}  # the aim for encodings: 480

@@ -253,7 +253,9 @@ class TracedModel(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
         if "device" in options:
             options["device"] = torch.device("meta")
-        args, options = pytree.tree_map(_to_meta, (args, options))
+        args, options = pytree.tree_map_only(
+            Tensor, lambda tensor: tensor.to("meta"), (args, options)
+        )
         return pytree.tree_map(_stand_in, operation(*args, **options))
 
 
@@ -344,10 +346,6 @@ def _without_large(result: Any) -> Any:
     if isinstance(result, Tensor) and result.numel() > _MOST_NUMBERS:
         return result.to("meta")
     return result
-
-
-def _to_meta(argument: Any) -> Any:
-    return argument.to("meta") if isinstance(argument, Tensor) else argument
 
 
 def _stand_in(result: Any) -> Any:
