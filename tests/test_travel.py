@@ -218,6 +218,7 @@ def test_a_spoilt_pack_is_refused_whole(here, spoil, expected, capsys):
     assert posbench("runs", "s.zip", "--unpack") == 2
     error = capsys.readouterr().err
     assert expected in error
+    assert error.endswith("; pack it anew\n")
     assert ".tmp-" not in error
     assert snapshot(Path("outputs")) == {}
 
@@ -229,6 +230,21 @@ def test_nothing_of_a_pack_leaves_the_folder_of_outputs(here):
     before = {*here.rglob("*")}
     assert posbench("runs", "s.zip", "--unpack") == 0
     assert not [path for path in {*here.rglob("*")} - before if path.name == "outside"]
+
+
+def test_a_pack_changes_no_file_that_is_there(here):
+    assert train("data.path=text.txt") == 0
+    assert posbench("runs", "outputs/s", "--pack", "s.zip", "--with-text") == 0
+    assert posbench("runs", "s.zip", "--unpack") == 0
+    (text,) = Path("outputs/s/text").rglob("*.txt")
+    before = text.read_bytes()
+
+    def another_text(files):
+        files[text.relative_to("outputs").as_posix()] = b"x"
+
+    rewrite(Path("s.zip"), another_text)
+    assert posbench("runs", "s.zip", "--unpack") == 0
+    assert text.read_bytes() == before
 
 
 def test_a_text_is_no_pack(here, capsys):

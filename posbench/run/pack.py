@@ -93,7 +93,7 @@ def _contents(folder: Path, optimizer: bool, text: bool) -> dict[str, Path]:
 
 def unpack(path: Path, outputs: Path) -> list[Path]:
     """Take the runs of a packed file into `outputs`, and return their folders. A run
-    that is there already stays as it is.
+    or file that is there already stays as it is.
 
     Raises UserError, before any run is taken in, if the file is no pack, or if a run's
     id or a digest is not that of its files.
@@ -113,15 +113,16 @@ def unpack(path: Path, outputs: Path) -> list[Path]:
             try:
                 _refuse_faults(run)
             except UserError as error:
-                fault = str(error).replace(f"{new}/", "")
-                raise UserError(f"{path}: {fault}") from None
+                fault, _, _ = str(error).replace(f"{new}/", "").partition("; ")
+                raise UserError(f"{path}: {fault}; pack it anew") from None
             _write_places(run, outputs / run.parent.name)
         for part in new.glob("*/*"):
             if part.name in (CODE, TEXT, TOKENIZERS):
                 for file in filter(Path.is_file, part.rglob("*")):
                     place = outputs / file.relative_to(new)
-                    place.parent.mkdir(parents=True, exist_ok=True)
-                    file.replace(place)
+                    if not place.exists():  # names have digests
+                        place.parent.mkdir(parents=True, exist_ok=True)
+                        file.rename(place)
         taken = []
         for run in found:
             place = outputs / run.relative_to(new)
