@@ -157,7 +157,8 @@ def why_not_causal(subject: Subject, vocabulary: int, precision: str) -> str:
     length = min(64, subject.train_length)
     half = min(64, subject.train_length + 1) // 2
     ids = np.random.default_rng(0).integers(vocabulary, size=(2, length + 1))
-    ids[1, :half] = ids[0, :half]
+    # later tokens that repeat earlier ones show what counts equal tokens
+    ids[1] = np.resize(ids[0, :half], length + 1)
     scored = np.arange(length)[None] < half
 
     logits = torch.cat([*subject.logits(ids[:1], scored, 0)])
