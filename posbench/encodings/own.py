@@ -29,6 +29,7 @@ _EXPECTED: dict[str, Callable[..., tuple[int, ...]]] = {
         ("map_values", "map_outputs", "scores", "rotate"),
         lambda _, x, *__: tuple(x.shape),
     ),
+    "positions": lambda _, ids, __: tuple(ids.shape),
     "embed": lambda self, x, *_: (*x.shape[:2], self.shape.d_model),
     "distance_bias": lambda self, distance, _: (self.shape.n_heads, *distance.shape),
     "bias": lambda _, q, k, __: (*q.shape[:3], k.shape[2]),
@@ -160,7 +161,7 @@ def construct(cls: type[Encoding], *args: Any, **options: Any) -> Encoding:
     or hides tensors.
     """
     encoding: Encoding = _in_one_line(cls, "__init__", guarded(cls), *args, **options)  # type: ignore[arg-type]
-    if "shape" not in vars(encoding):
+    if not {"shape", "_modules"} <= vars(encoding).keys():
         text = f"{place_of(cls, '__init__')}: expected super().__init__(shape) first"
         raise HookError(text, "__init__")
     _refuse_signatures(cls)
@@ -251,7 +252,8 @@ def _guarded(cls: type[Encoding], name: str) -> Any:
                 f" read: expected a new tensor, as {first} = {first} * 2 makes one"
             )
             _survived(HookError(text, name))
-        if name in _EXPECTED and result is not None:
+        is_optional = name in ("distance_bias", "bias")
+        if name in _EXPECTED and not (is_optional and result is None):
             expected = _EXPECTED[name](self, *args)
             is_double = _has_double(self, args)
             _refuse_result(cls, name, result, expected, is_double)
@@ -278,10 +280,11 @@ def _refuse_result(
     shapes = [tuple(getattr(part, "shape", ())) for part in parts]
     place = place_of(cls, name)
     if not _fits(name, shapes, expected):
+        given = "nothing" if result is None else shapes
         description = str(expected)
         if name == "rotate":
             description = f"two of {expected}"
-        raise HookError(f"{place}: gave {shapes}, expected {description}", name)
+        raise HookError(f"{place}: gave {given}, expected {description}", name)
     if name == "attend":  # it has the dtype of its values
         return
     for part in parts:
@@ -327,6 +330,8 @@ def _fits(name: str, shapes: list[tuple[int, ...]], expected: tuple[int, ...]) -
     if name == "bias":  # a bias that can be expanded is enough
         from_last = zip(shapes[0][::-1], expected[::-1], strict=False)
         return all(size in (1, full) for size, full in from_last)
+    if name == "positions":  # one row serves all
+        return shapes[0] in (expected, (1, *expected[1:]))
     return shapes == [expected]
 
 
