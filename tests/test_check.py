@@ -170,6 +170,62 @@ class OfKeys(posbench.Encoding):
     def rotate(self, q, k, layer):
         k.mul_(2)
         return q, k
+
+
+class Repeats(posbench.Encoding):
+    def embed(self, x, positions, ids=None):
+        is_last = ids == ids[:, -1:]
+        return x + is_last[..., None] * torch.arange(x.shape[2], device=x.device)
+
+
+class FirstRow(posbench.Encoding):
+    def prepare(self, q, k, layer):
+        return layer.x[:1, :, 0]
+
+    def bias(self, q, k, layer):
+        return layer.state[:, None, None, layer.keys]
+
+
+class Root(posbench.Encoding):
+    def __init__(self, shape):
+        super().__init__(shape)
+        self.slope = torch.nn.Parameter(torch.ones(()))
+
+    def distance_bias(self, distance, layer):
+        root = (self.slope * distance).sqrt()
+        return -root.expand(self.shape.n_heads, *distance.shape)
+
+
+class Dead(posbench.Encoding):
+    def __init__(self, shape):
+        super().__init__(shape)
+        self.slope = torch.nn.Parameter(-torch.ones(()))
+
+    def scores(self, logits, q, k, layer):
+        return logits - self.slope.relu() * layer.distance[:, None]
+
+
+class Double(posbench.Encoding):
+    def embed(self, x, positions, ids=None):
+        return x + positions[..., None].double().sin()
+
+
+class Flat(posbench.Encoding):
+    def positions(self, ids, generator):
+        return torch.arange(ids.shape[1], device=ids.device)
+
+
+class Silent(posbench.Encoding):
+    def rotate(self, q, k, layer):
+        q = q * 2
+
+
+class Uninitialised(posbench.Encoding):
+    def __init__(self, shape):
+        self.shape = shape
+
+    def rotate(self, q, k, layer):
+        return 2 * q, k
 """
 
 # class, hook and line, what is wrong, what to do
@@ -178,7 +234,7 @@ FINDINGS = [
     ("Attribute", "map_values: mine.py, line 21: WrongDevice", "register_buffer"),
     ("OnCpu", "distance_bias: mine.py, line 25: gave a tensor on the CPU", "device="),
     ("Softmax", "attend: mine.py, line 31: RuntimeError", "expected .to(v.dtype)"),
-    ("Shared", "map_values: mine.py, line 35: a row alone", "the size of axis 0"),
+    ("Shared", "map_values: mine.py, line 35: a row alone", "depends on axis 0"),
     ("Relative", "embed: mine.py, line 40: outputs at the", "length_dependent = True"),
     ("FromZero", "bias: mine.py, line 45: a block of rows", "layer.distance"),
     ("Average", "map_values: mine.py, line 52: later tokens", "over the tokens"),
@@ -195,6 +251,14 @@ FINDINGS = [
     ("Infinite", "distance_bias: mine.py, line 125: its logits are not", "by 0"),
     ("Normed", "map_outputs: mine.py, line 130: another row", "axis 0, the batch"),
     ("Remembering", "embed: mine.py, line 137: use changes", "stay as they are"),
+    ("Repeats", "embed: mine.py, line 163: later tokens", "over the tokens"),
+    ("FirstRow", "bias: mine.py, line 172: a row alone", "depends on axis 0"),
+    ("Root", "distance_bias: mine.py, line 181: its gradients are not", "root"),
+    ("Dead", "__init__: mine.py, line 187: nothing uses self.slope", "not trained"),
+    ("Double", "embed: mine.py, line 196: gave torch.float64", "leave out .double()"),
+    ("Flat", "positions: mine.py, line 201: gave [(32,)]", "expected (3, 32)"),
+    ("Silent", "rotate: mine.py, line 206: gave nothing", "expected two of (3, 4"),
+    ("Uninitialised", "__init__: mine.py, line 211: expected super()", "first"),
 ]
 
 

@@ -1,5 +1,5 @@
-"""A user's own encoding is tried before training, with the initial weights: what fails
-later would cost a trained run, and what is wrong without an error a wrong number.
+"""A user's own encoding is tried before training: what fails later would cost a trained
+run, and what is wrong without an error a wrong number.
 
 A rule is a generator of what it finds wrong. Training raises the first finding;
 `posbench check` prints all of them.
@@ -106,6 +106,7 @@ def refuse_broken(
     )
     with torch.random.fork_rng():  # a user's class may draw from torch's own
         model = build(config, tokenizer.vocab_size, tokenizer.texts).to(device)
+        perturb(model.encoding)
         train_length = config.training.train_length
         subject = TrainedGPT(model, train_length, device, torch.float32, config.seed)
         trial = Trial(subject, own_parts(model.encoding), _lengths(config, tokens))
@@ -127,6 +128,16 @@ def refuse_later_tokens(subject: TrainedGPT) -> None:
     for rule in (repeated, causal):
         for error in rule(trial):
             raise error
+
+
+@torch.no_grad()
+def perturb(encoding: Encoding) -> None:
+    """Add noise to the parameters of an encoding: zeros would hide faults."""
+    for number, weight in enumerate(encoding.parameters()):
+        size = weight.abs().max().clamp(min=0.1)
+        rng = generator(0, "check", number)
+        drawn = torch.randn(weight.shape, generator=rng)
+        weight.add_(0.1 * size * drawn.to(weight))
 
 
 def own_parts(encoding: Encoding) -> list[Encoding]:
@@ -229,6 +240,19 @@ def with_gradients(trial: Trial) -> Findings:
     gradient if outputs depend on them.
     """
     model, ids, states, of_embedding, by_weight = _differentiated(trial)
+
+    def overflows() -> bool:
+        *_, of_embedding, by_weight = _differentiated(trial)
+        for gradient in (of_embedding, *by_weight.values()):
+            if gradient is not None and not gradient.isfinite().all():
+                return True
+        return False
+
+    if states.isfinite().all() and overflows():
+        cure = "expected no root, power or log of 0"
+        yield at_fault(trial, f"its gradients are not finite: {cure}", overflows)
+        return
+
     if of_embedding is None or not of_embedding.any():
         table = model.tokens.weight
         yield _cut(trial, ids, table, "the token embeddings", ("embed",))
@@ -269,8 +293,8 @@ def used(trial: Trial) -> Findings:
 def _without_gradient(
     trial: Trial, by_weight: dict[Tensor, Tensor | None]
 ) -> Iterator[tuple[Encoding, str, Tensor]]:
-    """Yield the parameters of encodings that have no gradient, each once, with its
-    encoding and its name there.
+    """Yield the parameters of encodings whose gradient is nowhere but 0, each once, with
+    its encoding and its name there.
     """
     seen = set[Tensor]()
     # inner encodings come first
@@ -278,7 +302,8 @@ def _without_gradient(
         for name, weight in part.named_parameters():
             is_trained = weight.requires_grad and weight not in seen
             seen.add(weight)
-            if is_trained and by_weight[weight] is None:
+            gradient = by_weight[weight]
+            if is_trained and (gradient is None or not gradient.any()):
                 yield part, name, weight
 
 
