@@ -19,7 +19,7 @@ from posbench.config.shipped import GROUPS
 from posbench.encodings import EXTENSIONS
 from posbench.errors import UserError
 from posbench.terminal import exits
-from posbench.typed import Typed
+from posbench.typed import Typed, rewritten
 
 _HELP = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 app = typer.Typer(
@@ -525,9 +525,13 @@ def sample(
     seed: int = 0,
 ) -> None:
     """Print how a run's model continues a prompt."""
-    from posbench.run import find, model
+    from posbench.run import find
 
-    print(model.sample(find.run_folder(run), prompt, tokens, seed))
+    folder = find.run_folder(run)
+
+    from posbench.run import model  # only now: it takes torch
+
+    print(model.sample(folder, prompt, tokens, seed))
 
 
 @app.command()
@@ -594,10 +598,14 @@ def runs(
     if unpack and not paths:
         raise UserError("--unpack: expected the files of --pack before it")
 
+    from posbench.run.find import run_folders
+
+    if paths and not (unpack or delete_tokens):
+        run_folders(paths)  # which refuses unknown ones before torch is imported
+
     from posbench.reports import runs as listed
     from posbench.run import delete as deleted
     from posbench.run import pack as packed
-    from posbench.run.find import run_folders
     from posbench.terminal import console
 
     if delete_tokens:
@@ -627,6 +635,20 @@ def runs(
         listed.main(paths or [Path("outputs")])
         return
     print(f"Deleted {what}.")
+
+
+def _refuse_unknown(words: list[str] | None) -> None:
+    """Raise UserError for the name of no encoding, file or run: before torch is
+    imported.
+    """
+    from posbench.config.shipped import chosen_files
+    from posbench.run.find import of_id
+
+    for word in words or []:
+        name = word.removeprefix("encoding=")
+        is_path = "/" in name or of_id(Path(name)).exists()
+        if "=" not in name and not is_path:
+            chosen_files({"encoding": rewritten(word, name)}, ())
 
 
 def _ask(what: str, yes: bool) -> None:
@@ -683,6 +705,7 @@ def check(words: Checked = None, new: New = None) -> None:
     Says all that is wrong, a line each: the hook, the file's line, what to do. --new
     writes a commented file to begin with.
     """
+    _refuse_unknown(words)
     from posbench import check as contract
 
     if new:
@@ -699,6 +722,7 @@ def properties(names: AnySchemes = None, as_json: AsJson = False) -> None:
     These are: order, uniqueness, relative, continuous, invariant, purpose, mean, spread
     and the share of key pairs whose order flips with distance.
     """
+    _refuse_unknown(names)
     from posbench.show import properties
 
     properties.main(names, as_json)
@@ -719,6 +743,7 @@ def show(
     prints the share of key pairs whose order flips with distance.
     """
     if not text:
+        _refuse_unknown(names)
         from posbench.show import command
 
         command.main(names, png, phrase, words)
@@ -759,6 +784,7 @@ def bench(
 
     On a GPU their peak memory and the share of the GPU's peak, too.
     """
+    _refuse_unknown(words)
     from posbench import bench as speed
     from posbench.terminal import console
 

@@ -687,6 +687,12 @@ def test_a_mistake_in_evaluate_is_refused_without_torch(tmp_path, word, message)
     assert message in refusal_without_torch(["evaluate", str(tmp_path), word])
 
 
+@pytest.mark.parametrize("words", [["show"], ["properties"], ["bench"], ["check"]])
+def test_a_mistyped_encoding_is_refused_without_torch(words):
+    says = "unknown encoding 'ropee': did you mean 'rope'?"
+    assert says in refusal_without_torch([*words, "ropee"])
+
+
 def refusal_without_torch(words: list[str]) -> str:
     """Return what a command that is refused says. It must not import torch."""
     code = f"""

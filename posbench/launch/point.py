@@ -147,9 +147,9 @@ def _plain(
             f"'{function[0]}': only other keys may be interpolated, such as"
             " ${training.tokens}"
         )
-    plain: dict[str, Any] = OmegaConf.to_container(  # type: ignore[assignment]
-        cfg, resolve=True, throw_on_missing=True
-    )
+    for key in OmegaConf.missing_keys(cfg):
+        raise UserError(f"{key} has no default: expected {key}=VALUE")
+    plain: dict[str, Any] = OmegaConf.to_container(cfg, resolve=True)  # type: ignore[assignment]
     for key in KEYS:
         section, _, name = key.partition(".")
         if section == "data" and name not in plain["data"]:
