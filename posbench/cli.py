@@ -724,7 +724,9 @@ def properties(names: AnySchemes = None, as_json: AsJson = False) -> None:
     """
     _refuse_unknown(names)
     from posbench.show import properties
+    from posbench.terminal import console
 
+    console.log_to_terminal()
     properties.main(names, as_json)
 
 

@@ -5,6 +5,7 @@ Encodings (Part 2)"; "Evolution of Positional Encoding in the Transformer Module
 ai course, slides) for mean, spread and relative logits.
 """
 
+import logging
 import math
 from collections.abc import Callable
 
@@ -22,6 +23,7 @@ from posbench.reports.render import Column, Row, Table
 from posbench.show import command, flips, panels
 from posbench.terminal import console
 
+logger = logging.getLogger(__name__)
 # One head. train_length is above T5's max_distance, and no power of 2: the ends of
 # `binary` and `learned` differ.
 SHAPE = Shape(d_model=32, n_heads=1, n_layers=2, train_length=160, token_rms=0.02)
@@ -43,6 +45,8 @@ PROPERTIES = (*ABOVE, *BELOW, "purpose", "mean", "spread", *FLIPS)
 def main(words: list[str] | None = None, as_json: bool = False) -> None:
     """Print a table of what the numbers say, or the numbers themselves as JSON."""
     torch.set_num_threads(1)
+    if not words:
+        logger.info("all %d encodings: a minute", len(encodings.names()))
     frame = measure(words)
     if as_json:
         print(frame.to_json(orient="records", indent=2))
