@@ -23,13 +23,13 @@ ROOT = Path(__file__).parents[1]
 # posbench. A ceiling rises only in a commit that says why.
 SATELLITES = ("reports", "huggingface", "rope", "show", "claims", "bench", "check")
 CEILINGS = {
-    "core": 106_767,  # the aim: 84,000
+    "core": 107_126,  # the aim: 84,000
     "satellites": 55_539,  # the aim: 45,000
     "scripts": 9_845,
-    "tests": 163_218,
+    "tests": 163_446,
 }
 # The same for each scheme: an encoding that is added brings the room that it needs.
-PER_SCHEME = {"encodings": 498, "oracles": 294}  # the aim for encodings: 480
+PER_SCHEME = {"encodings": 499, "oracles": 294}  # the aim for encodings: 480
 # Tokens per statement in a room, and in the rooms that formulas make denser.
 DENSITY = 11.5
 DENSER = {"cli": 11.9, "encodings": 13.0, "model": 12.0, "show": 12.0, "tasks": 11.9}
