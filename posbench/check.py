@@ -157,16 +157,7 @@ def findings(tried: Trial) -> list[UserError]:
                 with contextlib.ExitStack() as stack:
                     for hook in left_out:
                         stack.enter_context(without(tried.parts, hook))
-                    errors: list[UserError] = []
-                    raised: list[UserError] = []
-                    try:
-                        errors.extend(rule(tried))  # what came before it raises stays
-                    except UserError as error:
-                        raised.append(error)
-                    except RuntimeError:  # torch's, of a result in another precision
-                        if not survived:
-                            raise
-                        raised.extend(survived)
+                    errors, raised = _found_by(rule, tried, survived)
                     overridden = [part.overridden for part in tried.parts]
                 separate = frozenset().union(*overridden) & {*contract.SEPARATE}
                 for finding in [*survived, *errors, *raised]:
@@ -187,6 +178,22 @@ def findings(tried: Trial) -> list[UserError]:
                 if rule in COMPARISONS:
                     unequal |= hooks
     return list(found.values())
+
+
+def _found_by(
+    rule: Rule, tried: Trial, survived: list[HookError]
+) -> tuple[list[UserError], list[UserError]]:
+    """Return what a rule finds, and what it cannot go on from."""
+    errors: list[UserError] = []
+    try:
+        errors.extend(rule(tried))  # what came before it raises stays
+    except UserError as error:
+        return errors, [error]
+    except RuntimeError:  # torch's, of a result in another precision
+        if not survived:
+            raise
+        return errors, [*survived]
+    return errors, []
 
 
 def _hooks_of(errors: list[UserError]) -> set[str]:
@@ -428,7 +435,11 @@ _EARLY: tuple[Rule, ...] = (
     alone,
     of_any_length,
 )
-AT_ONCE = (contract.with_gradients, contract.used)  # they report all in one pass
+AT_ONCE = (
+    contract.of_finite_gradients,
+    contract.with_gradients,
+    contract.used,
+)  # they report all in one pass
 RULES: tuple[Rule, ...] = (
     runs,
     *_EARLY,

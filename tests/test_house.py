@@ -23,7 +23,7 @@ ROOT = Path(__file__).parents[1]
 # posbench. A ceiling rises only in a commit that says why.
 SATELLITES = ("reports", "huggingface", "rope", "show", "claims", "bench", "check")
 CEILINGS = {
-    "core": 107_126,  # the aim: 84,000
+    "core": 107_144,  # the aim: 84,000
     "satellites": 55_539,  # the aim: 45,000
     "scripts": 9_845,
     "tests": 163_446,

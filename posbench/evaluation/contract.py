@@ -110,7 +110,14 @@ def refuse_broken(
         train_length = config.training.train_length
         subject = TrainedGPT(model, train_length, device, torch.float32, config.seed)
         trial = Trial(subject, own_parts(model.encoding), _lengths(config, tokens))
-        for rule in (repeated, causal, at_lengths, beside_others, with_gradients):
+        for rule in (
+            repeated,
+            causal,
+            at_lengths,
+            beside_others,
+            of_finite_gradients,
+            with_gradients,
+        ):
             for error in rule(trial):
                 raise error
         for error in used(trial):
@@ -235,24 +242,26 @@ def beside_others(trial: Trial) -> Findings:
         )
 
 
+def of_finite_gradients(trial: Trial) -> Findings:
+    """Gradients are finite where outputs are."""
+
+    def fails() -> bool:
+        _, _, states, of_embedding, by_weight = _differentiated(trial)
+        gradients = [of_embedding, *by_weight.values()]
+        known = [gradient for gradient in gradients if gradient is not None]
+        are_finite = all(gradient.isfinite().all() for gradient in known)
+        return bool(states.isfinite().all()) and not are_finite
+
+    if fails():
+        cure = "expected no root, power or log of 0"
+        yield at_fault(trial, f"its gradients are not finite: {cure}", fails)
+
+
 def with_gradients(trial: Trial) -> Findings:
     """Token embeddings, queries, keys, values and an encoding's parameters get a
     gradient if outputs depend on them.
     """
     model, ids, states, of_embedding, by_weight = _differentiated(trial)
-
-    def overflows() -> bool:
-        *_, of_embedding, by_weight = _differentiated(trial)
-        for gradient in (of_embedding, *by_weight.values()):
-            if gradient is not None and not gradient.isfinite().all():
-                return True
-        return False
-
-    if states.isfinite().all() and overflows():
-        cure = "expected no root, power or log of 0"
-        yield at_fault(trial, f"its gradients are not finite: {cure}", overflows)
-        return
-
     if of_embedding is None or not of_embedding.any():
         table = model.tokens.weight
         yield _cut(trial, ids, table, "the token embeddings", ("embed",))
@@ -293,7 +302,7 @@ def used(trial: Trial) -> Findings:
 def _without_gradient(
     trial: Trial, by_weight: dict[Tensor, Tensor | None]
 ) -> Iterator[tuple[Encoding, str, Tensor]]:
-    """Yield the parameters of encodings whose gradient is nowhere but 0, each once, with
+    """Yield the parameters of encodings that have no gradient but 0, each once, with
     its encoding and its name there.
     """
     seen = set[Tensor]()

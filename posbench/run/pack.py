@@ -116,13 +116,12 @@ def unpack(path: Path, outputs: Path) -> list[Path]:
                 fault, _, _ = str(error).replace(f"{new}/", "").partition("; ")
                 raise UserError(f"{path}: {fault}; pack it anew") from None
             _write_places(run, outputs / run.parent.name)
-        for part in new.glob("*/*"):
-            if part.name in (CODE, TEXT, TOKENIZERS):
-                for file in filter(Path.is_file, part.rglob("*")):
-                    place = outputs / file.relative_to(new)
-                    if not place.exists():  # names have digests
-                        place.parent.mkdir(parents=True, exist_ok=True)
-                        file.rename(place)
+        for part in (CODE, TEXT, TOKENIZERS):
+            for file in filter(Path.is_file, new.glob(f"*/{part}/**/*")):
+                place = outputs / file.relative_to(new)
+                if not place.exists():  # names have digests
+                    place.parent.mkdir(parents=True, exist_ok=True)
+                    file.rename(place)
         taken = []
         for run in found:
             place = outputs / run.relative_to(new)
