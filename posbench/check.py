@@ -5,7 +5,6 @@ Its rules are those of training (`evaluation/contract.py`), and further ones tha
 cost a run too much. All that they find is printed, a line each.
 """
 
-import contextlib
 import copy
 import dataclasses
 import re
@@ -154,10 +153,17 @@ def findings(tried: Trial) -> list[UserError]:
             left_out = failing | unequal if rule in COMPARISONS else set(failing)
             hooks: set[str] | None = None
             while hooks is None or hooks:
-                with contextlib.ExitStack() as stack:
-                    for hook in left_out:
-                        stack.enter_context(without(tried.parts, hook))
-                    errors, raised = _found_by(rule, tried, survived)
+                with without(tried.parts, *left_out):
+                    errors: list[UserError] = []
+                    raised: list[UserError] = []
+                    try:
+                        errors.extend(rule(tried))  # what came before it raises stays
+                    except UserError as error:
+                        raised.append(error)
+                    except RuntimeError:  # torch's, of a result in another precision
+                        if not survived:
+                            raise
+                        raised.extend(survived)
                     overridden = [part.overridden for part in tried.parts]
                 separate = frozenset().union(*overridden) & {*contract.SEPARATE}
                 for finding in [*survived, *errors, *raised]:
@@ -178,22 +184,6 @@ def findings(tried: Trial) -> list[UserError]:
                 if rule in COMPARISONS:
                     unequal |= hooks
     return list(found.values())
-
-
-def _found_by(
-    rule: Rule, tried: Trial, survived: list[HookError]
-) -> tuple[list[UserError], list[UserError]]:
-    """Return what a rule finds, and what it cannot go on from."""
-    errors: list[UserError] = []
-    try:
-        errors.extend(rule(tried))  # what came before it raises stays
-    except UserError as error:
-        return errors, [error]
-    except RuntimeError:  # torch's, of a result in another precision
-        if not survived:
-            raise
-        return errors, [*survived]
-    return errors, []
 
 
 def _hooks_of(errors: list[UserError]) -> set[str]:

@@ -341,19 +341,23 @@ def at_fault(trial: Trial, text: str, fails: Callable[[], bool]) -> UserError:
 
 
 @contextlib.contextmanager
-def without(parts: Sequence[Encoding], hook: str) -> Iterator[None]:
-    """Let encodings act within the block as if they did not override a hook."""
-    changed = [part for part in parts if hook in part.overridden]
-    before = [part.overridden for part in changed]
-    for part in changed:
+def without(parts: Sequence[Encoding], *hooks: str) -> Iterator[None]:
+    """Let encodings act within the block as if they did not override these hooks."""
+    changed = []
+    for part in parts:
+        for hook in part.overridden.intersection(hooks):
+            changed.append((part, hook))
+    before = [part.overridden for part in parts]
+    for part, hook in changed:
         part.leave_out(hook)
         # a model calls some hooks whether or not they are overridden
         object.__setattr__(part, hook, getattr(Encoding, hook).__get__(part))
     try:
         yield
     finally:
-        for part, overridden in zip(changed, before, strict=True):
+        for part, overridden in zip(parts, before, strict=True):
             part.overridden = overridden
+        for part, hook in changed:
             object.__delattr__(part, hook)
 
 
