@@ -470,7 +470,8 @@ def reproduce(
 def evaluate(words: Evaluated, quiet: Quiet = False, as_json: AsJson = False) -> None:
     """Evaluate runs or HuggingFace models beyond training length.
 
-    Existing rows are not computed again. A model also takes data=NAME data.path=...
+    Existing rows are not computed again. Of several runs each prints a line per curve,
+    one alone a table. A model also takes data=NAME data.path=...
     train_length=N bos=window; its results go to outputs/models/MODEL.
     """
     from posbench.run import find
@@ -511,9 +512,7 @@ def evaluate(words: Evaluated, quiet: Quiet = False, as_json: AsJson = False) ->
         from posbench.launch import execute  # only now: it takes torch
         from posbench.reports import one_run
 
-        print_json = functools.partial(one_run.print_json, folders)
-        show = None if as_json else one_run.print_results
-        show_all = print_json if as_json else None
+        show, show_all = one_run.printers(folders, as_json)
         execute.evaluate_runs(configs, show, show_all)
 
 

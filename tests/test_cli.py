@@ -747,8 +747,12 @@ def test_evaluate_takes_studies_and_a_run_that_fails_does_not_stop_others(
     # what was asked at training stays
     config = load_saved(whole / "config.yaml")
     assert config.evaluation.ratios == (1, 2)
-    printed = capsys.readouterr().err.splitlines()
-    why, last = [line for line in printed if line.startswith("error: ")]
+    printed = capsys.readouterr()
+    (of_whole,) = printed.out.splitlines()
+    assert of_whole.startswith(f"{whole}: ")
+    assert of_whole.endswith("x")
+    lines = printed.err.splitlines()
+    why, last = [line for line in lines if line.startswith("error: ")]
     assert "has no checkpoint" in why
     assert last == f"error: 1 of 2 not evaluated: {broken}"
 

@@ -3,9 +3,10 @@ length of the problems.
 """
 
 import dataclasses
+import functools
 import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,13 @@ from posbench.results.frame import GATE, read
 from posbench.results.headline import Headline, headline
 from posbench.results.tasks import as_trained
 from posbench.results.words import NOT_RESOLVED, USES_LIMIT
-from posbench.run.rows import PLAIN, evaluation_rows, json_plain, multiple
+from posbench.run.rows import (
+    PLAIN,
+    WINDOWED,
+    evaluation_rows,
+    json_plain,
+    multiple,
+)
 from posbench.run.saved import load_record
 from posbench.terminal import console
 from posbench.terminal.console import plural
@@ -61,6 +68,22 @@ _LEGEND = (
 Row = dict[str, Any]
 
 
+Printer = Callable[[Path, str], None]  # of a run, on one split of its text
+
+
+def printers(
+    folders: Sequence[Path], as_json: bool
+) -> tuple[Printer | None, Callable[[], None] | None]:
+    """Return what prints each run as soon as it is evaluated, and what prints all of
+    them in the end: a table of one run, lines for each of several, or JSON.
+    """
+    if as_json:
+        return None, functools.partial(print_json, folders)
+    if len(folders) > 1:
+        return print_lines, None
+    return print_results, None
+
+
 def print_results(folder: Path, split: str | None = None) -> None:
     """Print a run's curve on one text, what else was measured there, and where the
     files are.
@@ -99,6 +122,27 @@ def print_results(folder: Path, split: str | None = None) -> None:
     for remark in _offset_remarks(rows[rows["task"] == MOVED]):
         out.print(remark, soft_wrap=True)
     out.print(f"Run folder: {folder}", soft_wrap=True)
+
+
+def print_lines(folder: Path, split: str | None = None) -> None:
+    """Print each curve of a run as one line: its losses by context, or its shares of
+    right answers.
+    """
+    if is_quiet():
+        print(f"Run folder: {folder}")
+        return
+    frame = read([folder], split)
+    is_shown = frame["newest"] & (frame["variant"] != WINDOWED)
+    is_shown &= frame["protocol"] != "nonoverlap"
+    for curve, rows in frame[is_shown].groupby("curve"):
+        cells = []
+        for row in rows.sort_values("length").to_dict("records"):
+            text = _loss_text(row)
+            if not pd.isna(row["accuracy"]):
+                text = f"{row['accuracy']:.1%}"
+            cells.append(f"{text} at {multiple(row['length_ratio'])}")
+        name = "" if curve == SERIES[0] else f", {curve}"
+        print(f"{folder}{name}: {', '.join(cells)}")
 
 
 def print_json(folders: Sequence[Path]) -> None:
