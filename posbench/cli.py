@@ -645,8 +645,9 @@ def _refuse_unknown(words: list[str] | None) -> None:
 
     for word in words or []:
         name = word.removeprefix("encoding=")
-        is_path = "/" in name or of_id(Path(name)).exists()
-        if "=" not in name and not is_path:
+        is_path = "/" in name and Path(name).parent.is_dir()
+        is_run = is_path or of_id(Path(name)).exists()
+        if "=" not in name and not is_run:
             chosen_files({"encoding": rewritten(word, name)}, ())
 
 
@@ -675,7 +676,6 @@ def export(run: ExportedRun, folder: NewFolder, code: OwnClass = "code=false") -
     of its encodings; who loads it needs posbench. The folder is kept only if its logits
     equal those of the run. It has tokenizer and model card. Needs transformers.
     """
-    from posbench.huggingface import export
     from posbench.run import find
 
     if code not in ("code=true", "code=false") or "=" in folder.name:
@@ -683,7 +683,11 @@ def export(run: ExportedRun, folder: NewFolder, code: OwnClass = "code=false") -
             f"after RUN come '{folder}' and '{code}': expected a folder, then code=true"
             " or nothing"
         )
-    print(export.export(find.run_folder(run), folder, code == "code=true"))
+    path = find.run_folder(run)
+
+    from posbench.huggingface import export  # only now: it takes torch
+
+    print(export.export(path, folder, code == "code=true"))
 
 
 @app.command("list")

@@ -85,7 +85,9 @@ def read_json(path: Path, has_nan: bool = False) -> dict[str, Any]:
     """
     try:
         return json_object(path.read_bytes(), has_nan)
-    except (OSError, ValueError) as error:
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror}") from None
+    except ValueError as error:
         raise UserError(f"cannot read {path}: {error}") from None
 
 

@@ -37,12 +37,9 @@ def resolve(name: str) -> torch.device:
     if name == "auto":
         return torch.device(here[0])
     if name.partition(":")[0] not in here:
-        cure = f"choose device=auto or device={here[0]}"
-        if name == "gpu":
-            cure = f"a GPU is cuda or mps; {cure}"
         raise UserError(
             f"runtime.device is '{name}', which this machine does not have (here: auto,"
-            f" {', '.join(here)}): {cure}"
+            f" {', '.join(here)}): choose device=auto or device={here[0]}"
         )
     return torch.device(name)
 

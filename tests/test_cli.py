@@ -201,10 +201,10 @@ MISTAKES = [
         "training.betas is [0.9]: expected two numbers, such as [0.9,0.95]",
     ),
     (
-        "train device=gpu",
-        "runtime.device is 'gpu', which this machine does not have (here: auto, ",
+        "train device=mps",
+        "runtime.device is 'mps', which this machine does not have (here: auto, ",
     ),
-    ("train device=gpu", ": a GPU is cuda or mps; choose device=auto or device="),
+    ("train device=gpu", "expected auto or cpu; a GPU is cuda, one of Apple mps"),
     ("train ratio=2x", "evaluation.ratios is '2x': expected a number, such as 2 or"),
     (
         "train protocol=nonoverlap probe=repeat blocks=4",
@@ -666,6 +666,8 @@ def test_a_mistake_in_what_to_evaluate_leaves_the_run_as_it_was(capsys):
         (["encoding=heads", "encoding.heads=[{name: fx}]"], "unknown encoding 'fx'"),
         (["extension=yarnn"], "unknown extension 'yarnn': did you mean 'yarn'?"),
         (["probe=repeet"], "unknown probe 'repeet': did you mean 'repeat'?"),
+        (["device=gpu"], "runtime.device is 'gpu': expected auto or cpu"),
+        (["encoding=nofile.py:Mine"], "there is no file nofile.py"),
     ],
 )
 def test_a_mistake_in_train_is_refused_without_torch(words, message):

@@ -18,7 +18,7 @@ from posbench.claims.claim import Entry
 from posbench.claims.judge import judge
 from posbench.config.overrides import split
 from posbench.errors import UserError
-from posbench.launch import compose, cost, plans, pool, slots
+from posbench.launch import compose, plans
 from posbench.launch.plans import Plan
 from posbench.reports.render import Column, Table
 from posbench.results import frame as frames
@@ -75,6 +75,10 @@ def reproduce(
         )
     entries = claim.read(names, config_dir)
     plans_of = plans_of_claims(entries, overrides, config_dir)
+
+    # only now: they import torch, which a mistake in typing need not wait for
+    from posbench.launch import cost, pool, slots
+
     plan_of: dict[str, Plan] = {}  # several claims may need one
     for runs in plans_of.values():
         for plan in itertools.chain(*runs.values()):

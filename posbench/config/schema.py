@@ -480,6 +480,11 @@ class RuntimeConfig(Section):
         "on CUDA use only kernels that give the same bits twice; slower. CPUs always do"
     )
 
+    def __post_init__(self) -> None:
+        if self.device.partition(":")[0] not in ("auto", "cpu", "cuda", "mps"):
+            expected = "auto or cpu; a GPU is cuda, one of Apple mps"
+            raise refused("runtime.device", self.device, expected)
+
 
 class StartConfig(Section):
     """The trained run whose weights training begins from, as it was then

@@ -99,12 +99,15 @@ def chosen_files(
     groups: Mapping[str, str], folders: Sequence[Path] = ()
 ) -> dict[str, str]:
     """Return the choices, by group, that have a file: all but a class of an encoding
-    without one. Raises UserError for a choice that does not exist, and for numbers in a
-    user's file that YAML reads as others: 010 as 8, 12:30 as 750.
+    without one. Raises UserError for a choice or a file of code that does not exist,
+    and for numbers in a user's file that YAML reads as others: 010 as 8, 12:30 as 750.
     """
     files = dict(groups)
     name = groups.get("encoding", "")
-    is_class = PLACE.fullmatch(name) or name in encodings.names()
+    place = PLACE.fullmatch(name)
+    if place and not Path(place[1]).expanduser().is_file():
+        raise UserError(f"encoding={name}: there is no file {place[1]}")
+    is_class = place or name in encodings.names()
     if is_class and name not in choices("encoding", folders, EVERY):
         del files["encoding"]
     for group, choice in files.items():
