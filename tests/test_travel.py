@@ -198,6 +198,12 @@ def settings_of_another(files):
             files[name] = files[name].replace(b"seed: 0", b"seed: 7")
 
 
+def tokenizer_of_another(files):
+    for name in files:
+        if name.endswith("tokenizer.json"):
+            files[name] = files[name].replace(b"<|endoftext|>", b"<|end|>")
+
+
 def a_name_outside(files):
     files["../../outside"] = b"x"
 
@@ -207,6 +213,7 @@ def a_name_outside(files):
     [
         (weights_of_another, "step-00000008 is incomplete"),
         (settings_of_another, "config.yaml is that of rope-s7-"),
+        (tokenizer_of_another, "is not the tokenizer that the run was trained with"),
     ],
 )
 def test_a_spoilt_pack_is_refused_whole(here, spoil, expected, capsys):

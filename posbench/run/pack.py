@@ -22,6 +22,7 @@ from posbench.data import sources, tokenizer
 from posbench.errors import InUse, UserError
 from posbench.run import CONFIG, RECORD, ROWS, TOKENIZER, checkpoint
 from posbench.run.folder import in_use
+from posbench.run.model import tokenizer_of
 from posbench.run.rows import rows_and_faults
 from posbench.run.saved import load_any, load_record, load_settings
 
@@ -139,6 +140,8 @@ def _refuse_faults(run: Path) -> None:
     load_any(run)
     if load_record(run).id != run.name:
         raise UserError(f"{run} is another run: expected {load_record(run).id}")
+    if (run / TOKENIZER).is_file():
+        tokenizer_of(run)
     _, faults = rows_and_faults(run)
     for saved in checkpoint.every(run):
         fault = saved.fault((checkpoint.WEIGHTS, checkpoint.STATE))
