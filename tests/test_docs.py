@@ -204,6 +204,7 @@ def cells_of_rows(rows: pd.DataFrame) -> dict[str, set[str]]:
     [
         ("six", "results", "### Beyond the"),
         ("six", "results", "### Against"),
+        ("six_django", "results", "## The same six on a second text"),
         ("six_wide", "results", "### The larger"),
         ("patterns", "longer", "## Which"),
     ],
