@@ -729,17 +729,28 @@ def test_the_rates_of_reader_wide_are_those_of_its_rows():
     assert config.training.learning_rate == 0.008
 
 
-def test_the_rates_of_tasks_are_those_of_its_rows():
-    _, _, table = text_of("docs/results.md").partition("| task | optimizer |")
-    ratios = [1.25, 1.5, 2, 4, 8]
+def test_the_table_of_tasks_is_that_of_its_rows():
+    _, _, table = text_of("docs/results.md").partition("| task | | rope |")
     rows = read([ROOT / "docs" / "rows" / "tasks_rates.parquet"])
-    rows = rows[(rows["offset"] == 0) & (rows["task"] == rows["trained_task"])]
     is_muon = rows["settings"].str.contains('"training.optimizer": "muon"')
     rows["optimizer"] = is_muon.map({True: "Muon", False: "AdamW"})
-    expected = []
-    for key, of_run in rows.groupby(["trained_task", "optimizer", "learning_rate"]):
-        right = of_run.set_index("length_ratio")["accuracy"]
-        gate = of_run["steps_to_gate"].iloc[0]
-        cells = [*key, int(gate), *(f"{right[ratio]:.3f}" for ratio in ratios)]
-        expected.append([str(cell) for cell in cells])
-    assert rows_of(table)[1:9] == expected
+    rows = rows[(rows["offset"] == 0) & (rows["task"] == rows["trained_task"])]
+    at_default = ~is_muon | (rows["learning_rate"] == 0.006)
+    at_4x = rows[at_default & (rows["length_ratio"] == 4)]
+    runs = at_4x.set_index(["trained_task", "encoding", "optimizer"])
+    schemes = ("rope", "none", "alibi", "t5", "fox")
+    printed = rows_of(table)[1:9]
+    for task, measure, *cells in printed:
+        for scheme, cell in zip(schemes, cells, strict=True):
+            expected = []
+            for optimizer in ("AdamW", "Muon"):
+                run = runs.loc[task, scheme, optimizer]
+                gate = run["steps_to_gate"]
+                text = "-" if pd.isna(gate) else str(gate)
+                if measure == "right at 4x":
+                    text = f"{run['accuracy']:.3f}"
+                expected.append(text)
+            assert cell == ", ".join(expected)
+    assert len(printed) == 8
+    config = compose.single(["experiment=tasks"])
+    assert config.training.learning_rate == 0.006
