@@ -729,6 +729,19 @@ def test_the_rates_of_reader_wide_are_those_of_its_rows():
     assert config.training.learning_rate == 0.008
 
 
+def test_the_rates_of_small_are_those_of_its_rows():
+    rows = read([ROOT / "docs" / "rows" / "small_rates.parquet"])
+    losses = rows[rows["length"] == 128].set_index("learning_rate")["nll"]
+    printed = (
+        f"AdamW has {losses[0.0015]:.3f} after 8.0M tokens, Muon after 3.0M has"
+        f" {losses[0.0055]:.3f} at the rate 0.0055, **{losses[0.008]:.3f}** at 0.008"
+        f" and {losses[0.012]:.3f} at 0.012"
+    )
+    assert printed in words_of_results()
+    config = compose.single(["experiment=small"])
+    assert config.training.learning_rate == 0.008
+
+
 def test_the_table_of_tasks_is_that_of_its_rows():
     _, _, table = text_of("docs/results.md").partition("| task | | rope |")
     rows = read([ROOT / "docs" / "rows" / "tasks_rates.parquet"])
