@@ -261,3 +261,19 @@ def test_a_study_without_the_reference_or_long_contexts_lacks_them():
     assert parts_of(learned) == []
     assert parts_of(others) == ["a reference (rope)"]
     assert parts_of(short) == ["a reference (rope)", "lengths (to 4x)"]
+
+
+@pytest.mark.parametrize(("first", "in_common"), [(2, 3), (5, 0)])
+def test_seeds_that_the_reference_has_not_are_none_for_a_verdict(
+    tmp_path, first, in_common
+):
+    for seed in range(5):
+        write_run(tmp_path, configured("rope", seed), Truth(3.6, 0.1))
+        write_run(tmp_path, configured("alibi", first + seed), Truth(3.6, 0.1))
+    frame = read([tmp_path])
+
+    missing = missing_on_text(frame, compare(frame))
+
+    assert missing.parts == [f"seeds ({in_common} of 5)"]
+    all_seeds = ",".join(map(str, range(first + 5)))
+    assert missing.changes == {"seed": all_seeds}

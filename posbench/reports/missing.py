@@ -51,7 +51,14 @@ def missing_on_text(frame: pd.DataFrame, comparison: Comparison) -> Missing:
     missing = Missing()
     measured = comparison.measured
     if len(measured) > 1:
-        n_seeds = min(scheme.seeds for scheme, _ in measured)
+        counts = []
+        for scheme, _ in measured:
+            difference = scheme.nll_difference
+            counts.append(scheme.seeds)
+            if difference:  # over the seeds that the reference has, too
+                paired = difference.interval
+                counts.append(len(paired.seeds) if paired else 0)
+        n_seeds = min(counts)
         if not comparison.silence and n_seeds < ENOUGH_SEEDS:
             missing.parts.append(f"seeds ({n_seeds} of {ENOUGH_SEEDS})")
             missing.changes["seed"] = _seed_list(frame, ENOUGH_SEEDS)
