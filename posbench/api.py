@@ -388,7 +388,7 @@ def evaluate(
 
             folder = evaluate_model(str(path), words)
         else:
-            folder = find.of_id(path)
+            folder = find.run_folder(path)
             config = evaluated_config(folder, words)
             work = functools.partial(evaluate_run, folder, config)
             launch.in_processes(config, work)

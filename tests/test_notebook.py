@@ -281,6 +281,24 @@ def test_any_text_in_a_value_comes_back():
     assert yaml.safe_load(typed) == entries
 
 
+@pytest.mark.parametrize(
+    ("work", "message"),
+    [
+        (lambda run: posbench.load(run.parent), "has several runs: name one"),
+        (lambda run: posbench.evaluate(run.parent), "has several runs: name one"),
+        (lambda run: posbench.report(run, least=-1), "least is -1: expected 0 or more"),
+        (lambda run: posbench.report(run, least=np.nan), "least is nan: expected 0"),
+        (lambda run: posbench.sweep(seed=[0, 1], n_jobs=0), "n_jobs is 0: expected 1"),
+        (lambda run: posbench.sweep(seed=[0, 1], n_jobs=-1), "n_jobs is -1: expected"),
+        (lambda run: posbench.train(config_dir="not/there"), "not/there: expected a fo"),
+    ],
+)
+def test_values_that_the_command_line_refuses_are_refused(study, work, message):
+    (folder,) = study.glob("alibi-s0-*")
+    with pytest.raises(UserError, match=message):
+        work(folder)
+
+
 def test_overrides_in_one_string_are_refused():
     with pytest.raises(UserError, match=r"overrides are a list, a string each: \["):
         posbench.train("encoding=rope seed=1")

@@ -42,6 +42,8 @@ def configs(
     """
     folders: tuple[Path, ...] = ()
     if config_dir:
+        if not config_dir.is_dir():
+            raise UserError(f"{config_dir}: expected a folder of YAML files")
         folders = (config_dir.absolute(),)
     axes = axes_of(words, folders)
     for key, texts in axes.items():

@@ -39,6 +39,8 @@ def sweep(
             "nothing to compare: give a list, such as encoding=rope,alibi, or"
             " sweep=NAME"
         )
+    if n_jobs is not None and n_jobs < 1:
+        raise UserError(f"n_jobs is {n_jobs}: expected 1 or more runs at a time")
     if slurm_options is not None and (n_jobs or grid):
         raise UserError(
             "--slurm submits what is missing and ends: leave out --n-jobs and tune=true"

@@ -204,6 +204,8 @@ def main(
     compare.reference_label(readable, reference)  # refuses an unknown one
     if least is None:
         least = words.LEAST
+    if not least >= 0:
+        raise UserError(f"least is {least}: expected 0 or more nats per token")
 
     title = ", ".join(sorted(set(runs["study"].dropna())))
     warnings = _warning_lines(frame, runs)
