@@ -105,6 +105,8 @@ def test_a_test_is_a_sum_of_losses_and_its_margin(tmp_path):
     [
         ({"test": "alibi 4x alibi 1x < 1"}, "test: cannot read 'alibi 1x': expected"),
         ({"test": "alibi 1x = 1"}, "test: cannot read 'alibi 1x = 1': expected"),
+        ({"test": "alibi/nonverlap 1x < 1"}, "test: cannot read 'alibi/nonverlap 1x'"),
+        ({"runs": [{"a": ""}, {"a": "seed=1"}]}, "run 'a' stands in runs twice$"),
         ({"test": "alibi 1x = 1 ± 0"}, "test: .* accepts no difference"),
         ({"test": "rope 4x < 0"}, r"run 'rope' is not among runs \(alibi\)$"),
         ({"test": "alibi 4x - alibi 1x = 1 ± 1"}, "test is .*: expected one run and"),

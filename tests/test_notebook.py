@@ -290,7 +290,10 @@ def test_any_text_in_a_value_comes_back():
         (lambda run: posbench.report(run, least=np.nan), "least is nan: expected 0"),
         (lambda run: posbench.sweep(seed=[0, 1], n_jobs=0), "n_jobs is 0: expected 1"),
         (lambda run: posbench.sweep(seed=[0, 1], n_jobs=-1), "n_jobs is -1: expected"),
-        (lambda run: posbench.train(config_dir="not/there"), "not/there: expected a fo"),
+        (
+            lambda run: posbench.train(config_dir="not/there"),
+            "not/there: expected a fo",
+        ),
     ],
 )
 def test_values_that_the_command_line_refuses_are_refused(study, work, message):

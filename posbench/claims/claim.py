@@ -24,7 +24,7 @@ _TEST = re.compile(
     r"(?P<figure>[^<>]+?)\s*(?P<side>[<>]|(?<=\s)=)\s*(?P<margin>[+-]?\d*\.?\d+)(\s*±\s*(?P<within>\d*\.?\d+))?"
 )
 _TERM = re.compile(
-    r"(?P<sign>[+-]?)\s*(?:(?P<weight>\d*\.?\d+)\s*\*\s*)?(?P<run>\w+)(?:/(?P<protocol>\w+))?(?::(?P<kind>\S+))?"
+    r"(?P<sign>[+-]?)\s*(?:(?P<weight>\d*\.?\d+)\s*\*\s*)?(?P<run>\w+)(?:/(?P<protocol>fixed_target|nonoverlap|problems|exact))?(?::(?P<kind>\S+))?"
     r"\s+(?P<ratio>\d*\.?\d+)x\s*"
 )
 _EXPECTED = (
@@ -196,6 +196,8 @@ class Entry:
         runs: dict[str, str] = {}
         for run in claim.runs:
             if isinstance(run, dict):
+                for twice in runs.keys() & run.keys():
+                    raise UserError(f"run '{twice}' stands in runs twice")
                 runs |= run
             elif run in shared:
                 runs[run] = shared[run]
