@@ -260,7 +260,7 @@ def test_a_study_without_the_reference_or_long_contexts_lacks_them():
 
     assert parts_of(learned) == []
     assert parts_of(others) == ["a reference (rope)"]
-    assert parts_of(short) == ["a reference (rope)", "lengths (to 4x)"]
+    assert parts_of(short) == ["a reference (rope)", "lengths (4x)"]
 
 
 @pytest.mark.parametrize(("first", "in_common"), [(2, 3), (5, 0)])

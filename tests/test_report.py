@@ -262,6 +262,20 @@ def test_runs_without_a_loss_are_a_report_that_says_so(tmp_path):
     assert "Of 1 run not done: 1 stopped" in text
 
 
+@pytest.mark.usefixtures("undrawn")
+def test_runs_without_their_training_length_get_the_command_that_adds_it(tmp_path):
+    run = write_run(tmp_path / "fake", configured("rope", 0), Truth(3.6, 0.1))
+    lines = (run / "rows.jsonl").read_text("utf-8").splitlines(keepends=True)
+    longer = [line for line in lines if json.loads(line)["length_ratio"] > 1]
+    (run / "rows.jsonl").write_text("".join(longer), "utf-8")
+
+    text = report_words(tmp_path / "fake")
+
+    assert "No run has a loss at its training length yet." in text
+    command = "posbench sweep encoding=rope seed=0 ratio=1,2,4,8,16"
+    assert f"Missing for verdicts: lengths (1x). Type: {command}" in text
+
+
 # -- sets of runs, and runs that are left out --
 
 

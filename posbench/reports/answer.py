@@ -78,8 +78,10 @@ def text_answer(frame: pd.DataFrame, comparison: Comparison) -> Answer:
     `results.compare.compare` returns for rows `frame`.
     """
     measured = comparison.measured
+    missing = missing_on_text(frame, comparison)
     if not measured:
-        return Answer(["No run has a loss at its training length yet."], "")
+        sentence = "No run has a loss at its training length yet."
+        return _answer_with_missing([sentence], frame, missing)
     unlearned = []
     judged = []
     unbeaten = []
@@ -122,7 +124,7 @@ def text_answer(frame: pd.DataFrame, comparison: Comparison) -> Answer:
     if comparison.silence:
         why = comparison.silence[0].upper() + comparison.silence[1:]
         sentences.append(f"{why}: nothing is said of other text.")
-    return _answer_with_missing(sentences, frame, missing_on_text(frame, comparison))
+    return _answer_with_missing(sentences, frame, missing)
 
 
 def _answer_with_missing(

@@ -50,7 +50,9 @@ def missing_on_text(frame: pd.DataFrame, comparison: Comparison) -> Missing:
     """
     missing = Missing()
     measured = comparison.measured
+    needed = {1}
     if len(measured) > 1:
+        needed.add(ENDPOINT_RATIO)
         counts = []
         for scheme, _ in measured:
             difference = scheme.nll_difference
@@ -66,12 +68,13 @@ def missing_on_text(frame: pd.DataFrame, comparison: Comparison) -> Missing:
             missing.parts.append(f"a reference ({REFERENCE})")
             missing.reference = REFERENCE
 
-        # rises are compared at one length, which may not have been asked for
-        ratios = set(main_rows(frame)["length_ratio"])
-        if ENDPOINT_RATIO not in ratios:
-            missing.parts.append(f"lengths (to {ENDPOINT_RATIO}x)")
-            asked = sorted(ratios | {1, 2, ENDPOINT_RATIO})
-            missing.changes[RATIOS] = ",".join(f"{ratio:g}" for ratio in asked)
+    # lengths at which losses and rises are compared may not have been asked for
+    ratios = set(main_rows(frame)["length_ratio"])
+    if ratios and not needed <= ratios:
+        lacking = ", ".join(f"{ratio}x" for ratio in sorted(needed - ratios))
+        missing.parts.append(f"lengths ({lacking})")
+        asked = sorted(ratios | {1, 2, ENDPOINT_RATIO})
+        missing.changes[RATIOS] = ",".join(f"{ratio:g}" for ratio in asked)
     if any(numbers.learned in NOT_BEATEN for _, numbers in measured):
         _add_tokens(missing, frame)
     return missing
