@@ -420,6 +420,20 @@ def test_a_run_without_the_shared_targets_gets_the_command_that_computes_them(
     assert line in text
 
 
+@pytest.mark.usefixtures("undrawn")
+def test_a_run_in_another_precision_gets_the_command_that_evaluates_all_alike(tmp_path):
+    study = write_study(tmp_path / "fake", TWO, seeds=2)
+    path = min(study.glob("rope-*")) / "rows.jsonl"
+    path.write_text(path.read_text("utf-8").replace("fp32", "bf16"), "utf-8")
+
+    text = report_words(study)
+
+    words = "ratio=1,2,4,8,16 longest=16 precision=fp32"
+    command = f"'posbench evaluate {study} {words}'"
+    lacking = "1 of 4 runs without the targets and the precision of 16x"
+    assert f"{lacking} that others have: {command} computes them" in text
+
+
 # -- the page and the other files --
 
 

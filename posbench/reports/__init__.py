@@ -315,8 +315,8 @@ def _warning_lines(frame: pd.DataFrame, runs: pd.DataFrame) -> list[str]:
 
 
 def _target_lines(frame: pd.DataFrame) -> list[str]:
-    """Return a line for each setting of which runs lack the targets that most share at
-    its longest length, with the command that evaluates all runs there.
+    """Return a line for each setting of which runs lack the targets, or the precision,
+    that most share at its longest length, with the command that evaluates all runs so.
     """
     is_done = (frame["run_status"] == "done") & ~frame["repeated"]
     rows = frame[is_done & (frame["curve"] == "fixed_target")]
@@ -324,8 +324,8 @@ def _target_lines(frame: pd.DataFrame) -> list[str]:
     for _, group in rows.groupby("setting"):
         longest = group["length_ratio"].max()
         at_longest = group[group["length_ratio"] == longest]
-        shared = at_longest["targets_sha256"].mode().max()
-        is_alike = at_longest["targets_sha256"] == shared
+        measured_on = at_longest["targets_sha256"] + at_longest["dtype"]
+        is_alike = measured_on == measured_on.mode().max()
         has_them = is_alike | (at_longest["status"] != "ok")
 
         n_runs = group["folder"].nunique()
@@ -335,9 +335,13 @@ def _target_lines(frame: pd.DataFrame) -> list[str]:
             ratios = [f"{ratio:g}" for ratio in asked_ratios]
             studies = sorted({str(Path(folder).parent) for folder in group["folder"]})
             words = [f"ratio={','.join(ratios)}", f"longest={ratios[-1]}"]
+            what = "targets"
+            if at_longest["dtype"].nunique() > 1:
+                what = "targets and the precision"
+                words.append(f"precision={at_longest.loc[is_alike, 'dtype'].iloc[0]}")
             command = shlex.join(["posbench", "evaluate", *studies, *words])
             lines.append(
-                f"{n_lacking} of {plural(n_runs, 'run')} without the targets of"
+                f"{n_lacking} of {plural(n_runs, 'run')} without the {what} of"
                 f" {ratios[-1]}x that others have: '{command}' computes them"
             )
     return lines
