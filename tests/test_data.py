@@ -483,6 +483,24 @@ def test_a_tokenizer_file_gets_a_separator_that_no_text_has(bpe, tmp_path):
     assert made.separator not in ids
 
 
+def of_words(folder: Path, *words: str) -> Path:
+    """Return the file of a tokenizer that knows some words and no others."""
+    ids = {word: number for number, word in enumerate(words)}
+    inner = tokenizers.Tokenizer(tokenizers.models.WordLevel(ids))
+    inner.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return saved(inner, folder)
+
+
+def test_a_tokenizer_that_reads_a_separator_within_a_document_is_refused(tmp_path):
+    file = of_words(tmp_path, "one", "two", "<|endoftext|>")
+    texts = {f"{i:02}.txt": "one two <|endoftext|> " * (i + 1) for i in range(20)}
+    folder = write(tmp_path / "texts", texts)
+    settings = text_in(folder, tokenizer=str(file))
+
+    with pytest.raises(UserError, match="which is to separate documents alone"):
+        tokens.prepare(settings, tmp_path / "cache")
+
+
 @pytest.mark.parametrize(
     ("part", "value", "is_exact"),
     [

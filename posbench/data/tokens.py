@@ -27,7 +27,7 @@ from posbench.data import batches, sources, text, tokenizer
 from posbench.data.batches import Batch, ProblemBatches, TrainingBatches
 from posbench.data.tokenizer import MADE_HERE, Tokenizer
 from posbench.errors import UserError
-from posbench.tasks.base import Task
+from posbench.tasks.base import SEPARATOR, Task
 from posbench.terminal import console
 
 logger = logging.getLogger(__name__)
@@ -415,9 +415,17 @@ def _encode(
     starts = list[int]()
     size = 0
     token_bytes = made.token_bytes
+    # of models trained elsewhere it may be a word
+    is_ours = made.decode([made.separator]) == SEPARATOR
     is_exact = token_bytes is not None
     with path.with_suffix(".ids").open("xb") as file:
         for begins, piece, ids in made.encode_pieces(texts):
+            if is_ours and made.separator in ids:
+                raise UserError(
+                    f"data.tokenizer: it reads '{SEPARATOR}', which is to separate"
+                    " documents alone, within one: expected a tokenizer without that"
+                    " word, or a text without it"
+                )
             if token_bytes is not None:
                 n_bytes = len(piece.encode())
                 is_exact = is_exact and token_bytes[ids].sum() == n_bytes
