@@ -501,6 +501,15 @@ def test_a_tokenizer_that_reads_a_separator_within_a_document_is_refused(tmp_pat
         tokens.prepare(settings, tmp_path / "cache")
 
 
+def test_a_tokenizer_without_a_token_for_unknown_words_is_refused(tmp_path):
+    file = of_words(tmp_path, "one", "two")
+    folder = write(tmp_path / "texts", {"a.txt": "one two three " * 90})
+    settings = text_in(folder, tokenizer=str(file))
+
+    with pytest.raises(UserError, match="has a token for what it does not know"):
+        tokens.prepare(settings, tmp_path / "cache")
+
+
 @pytest.mark.parametrize(
     ("part", "value", "is_exact"),
     [

@@ -78,9 +78,15 @@ class Tokenizer:
             batch = list(itertools.islice(cut, AT_ONCE))
             if not batch:
                 return
-            encodings = self._inner.encode_batch_fast(
-                [piece for _, piece in batch], add_special_tokens=False
-            )
+            try:
+                encodings = self._inner.encode_batch_fast(
+                    [piece for _, piece in batch], add_special_tokens=False
+                )
+            except Exception as error:  # the library's only class
+                raise UserError(
+                    f"data.tokenizer: {error}: expected a tokenizer that has a token"
+                    " for what it does not know"
+                ) from None
             for (begins, piece), encoding in zip(batch, encodings, strict=True):
                 yield begins, piece, np.array(encoding.ids, np.uint32)
 
