@@ -202,6 +202,13 @@ def test_files_that_are_no_text_are_refused(tmp_path, names, path, line):
         of_files(tmp_path / "data", files, path)
 
 
+def test_splits_of_files_are_not_given_by_a_setting(tmp_path):
+    write(tmp_path, {"a.txt": "a", "b.txt": "b"})
+    settings = config(path=tmp_path, splits={"train": "a", "test": "b"})
+    with pytest.raises(UserError, match="since names of files say their"):
+        sources.locate(settings)
+
+
 LINKS = [("loop", "."), ("beside.txt", "a.txt")]
 
 

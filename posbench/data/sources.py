@@ -27,7 +27,7 @@ from pyarrow import parquet
 
 from posbench import files
 from posbench.config.digest import relative_path
-from posbench.config.schema import DataConfig
+from posbench.config.schema import DataConfig, refused
 from posbench.data import hub
 from posbench.data.tokenizer import MADE_HERE, file_of
 from posbench.errors import UserError, did_you_mean, nearest
@@ -293,7 +293,8 @@ def local_files(config: DataConfig) -> dict[str, dict[str, Path]]:
     _log_read(found, matching)
     if not root.is_dir():
         root = Path(os.path.commonpath([file.parent for file in found]))
-    return _by_split({file.relative_to(root).as_posix(): file for file in found})
+    by_name = {file.relative_to(root).as_posix(): file for file in found}
+    return _by_split(by_name, config.splits)
 
 
 def _log_read(found: Sequence[Path], matching: Sequence[Path]) -> None:
@@ -332,10 +333,15 @@ def text_ending(path: Path) -> str:
     return _unpacked(path).suffix.lower()
 
 
-def _by_split(paths: dict[str, Path]) -> dict[str, dict[str, Path]]:
+def _by_split(
+    paths: dict[str, Path], setting: dict[str, str]
+) -> dict[str, dict[str, Path]]:
     """Return files by split, if every path has a word that names one. The first such
-    word of a path counts.
+    word of a path counts; a setting of splits is refused.
     """
+    if setting:
+        expected = "{}, since names of files say their splits, such as train.txt"
+        raise refused("data.splits", setting, expected)
     splits: dict[str, dict[str, Path]] = {}
     for name, path in paths.items():
         words = re.split(r"[-._ 0-9/]+", name.lower())
