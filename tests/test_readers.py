@@ -209,6 +209,14 @@ def test_splits_of_files_are_not_given_by_a_setting(tmp_path):
         sources.locate(settings)
 
 
+def test_links_that_lead_back_are_not_followed(tmp_path):
+    write(tmp_path, {"a/1.txt": "1", "b/2.txt": "2", "b/.hidden/3.txt": "3"})
+    for link, target in [("x", "."), ("y", "."), ("a/b", "../b"), ("b/a", "../a")]:
+        (tmp_path / link).symlink_to(target)
+    splits = local_files(config(path=tmp_path))
+    assert list(splits[""]) == ["a/1.txt", "b/2.txt"]
+
+
 LINKS = [("loop", "."), ("beside.txt", "a.txt")]
 
 

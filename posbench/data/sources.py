@@ -260,14 +260,14 @@ def local_files(config: DataConfig) -> dict[str, dict[str, Path]]:
     if names give none.
     """
     root = Path(str(config.path))
-    pattern = str(root)
-    if root.exists():
-        pattern = glob.escape(pattern)  # a name may contain the signs of a glob
     kinds: tuple[tuple[str, ...], ...] = (READABLE,)  # a glob may mix them
     if root.is_dir():
-        pattern += "/**"
+        paths = _below(root)
         kinds = KINDS
-    paths = map(Path, glob.glob(pattern, recursive=True))
+    elif root.exists():  # its name may contain the signs of a glob
+        paths = iter([root])
+    else:
+        paths = map(Path, glob.iglob(str(root), recursive=True))
     matching = _each_once(path for path in paths if path.is_file())
 
     found: list[Path] = []
@@ -295,6 +295,20 @@ def local_files(config: DataConfig) -> dict[str, dict[str, Path]]:
         root = Path(os.path.commonpath([file.parent for file in found]))
     by_name = {file.relative_to(root).as_posix(): file for file in found}
     return _by_split(by_name, config.splits)
+
+
+def _below(folder: Path, above: tuple[Path, ...] = ()) -> Iterator[Path]:
+    """Yield what is below a folder, but for hidden names. A link that leads back to a
+    folder above is not followed: two of them would have paths without end.
+    """
+    place = folder.resolve()
+    if place in above:
+        return
+    for path in folder.glob("[!.]*"):
+        if path.is_dir():
+            yield from _below(path, (*above, place))
+        else:
+            yield path
 
 
 def _log_read(found: Sequence[Path], matching: Sequence[Path]) -> None:
