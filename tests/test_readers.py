@@ -189,6 +189,7 @@ def test_the_first_word_of_a_path_that_names_a_split_counts(
 
 
 NO_TEXT = [
+    ([], ".", r"data' \(expected .txt .jsonl"),
     (["train.txt", "valid.txt", "c.txt"], ".", "c.txt' names no split, but others"),
     (["c.jsonl", "c.jsonl.gz"], ".", r"c.jsonl' and '.*c.jsonl.gz' are one text"),
     (["dracula.txt"], "dracula.text", "no file matches .*: did you mean 'dracula"),
@@ -198,6 +199,7 @@ NO_TEXT = [
 @pytest.mark.parametrize(("names", "path", "line"), NO_TEXT)
 def test_files_that_are_no_text_are_refused(tmp_path, names, path, line):
     files = dict.fromkeys(names, "a")
+    (tmp_path / "data").mkdir()
     with pytest.raises(UserError, match=line):
         of_files(tmp_path / "data", files, path)
 

@@ -276,7 +276,7 @@ def local_files(config: DataConfig) -> dict[str, dict[str, Path]]:
             found = [path for path in matching if text_ending(path) in endings]
     if not found:
         expected = f" (expected {' '.join(READABLE)}, also as {' '.join(PACKED)})"
-        if not matching:
+        if not matching and not root.exists():
             neighbours = [file.name for file in root.parent.glob("*")]
             expected = did_you_mean(root.name, neighbours) or expected
         raise NoFile(f"data.path: no file matches '{config.path}'{expected}")
