@@ -388,7 +388,7 @@ def read_all(paths: Iterable[Path], column: str) -> Iterator[str]:
                 refuse_unclear(column, [*row])
                 yield cell_text(row[column], column)
                 number += 1
-        except (ValueError, OSError, csv.Error) as error:
+        except (ValueError, OSError, RecursionError, csv.Error) as error:
             if isinstance(error, UnicodeDecodeError):
                 raise _not_utf8(path) from None
             reason = str(error).partition("\n")[0]
