@@ -111,7 +111,14 @@ LIST = b'["a", "b"]\n'
 TWICE = b'{"text": "a", "text": "b"}'
 FRENCH = "Déjà vu: où étaient les élèves, et ça va très bien. " * 20
 RUSSIAN = "Привет, это текст на русском языке.\n" * 20
+LATIN = pyarrow.array([b"d\xe9j\xe0"]).view("string")
 WRONG = [
+    ("a.parquet", parquet([LATIN], ["text"]), "row 1: 'utf-8' codec can't decode"),
+    (
+        "a.md.gz",
+        packed(FRENCH.encode("cp1252"), "gzip"),
+        "a.md.gz' is not UTF-8, .*: unpack it, convert .*/a.md > converted.md'",
+    ),
     ("a.txt", FRENCH.encode("cp1252"), "probably cp1252: .*iconv -f CP1252 -t UTF-8"),
     ("a.csv", RUSSIAN.encode("cp1251"), "probably cp1251: .*iconv -f CP1251 .*/a.csv"),
     ("a.txt", bytes([255, 0, 129] * 9), "a.txt' is not UTF-8: .*iconv -f ENCODING"),

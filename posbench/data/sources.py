@@ -389,7 +389,8 @@ def read_all(paths: Iterable[Path], column: str) -> Iterator[str]:
                 yield cell_text(row[column], column)
                 number += 1
         except (ValueError, OSError, RecursionError, csv.Error) as error:
-            if isinstance(error, UnicodeDecodeError):
+            is_table = text_ending(path) == ".parquet"
+            if isinstance(error, UnicodeDecodeError) and not is_table:
                 raise _not_utf8(path) from None
             reason = str(error).partition("\n")[0]
             if isinstance(error, json.JSONDecodeError):
@@ -413,9 +414,11 @@ def _not_utf8(path: Path) -> UserError:
         likely = f", but probably {guess.encoding}"
         name = guess.encoding.upper()
     new = f"converted{text_ending(path)}"
+    unpacked = _unpacked(path)
+    before = "" if unpacked == path else "unpack it, "
     return UserError(
-        f"'{path}' is not UTF-8{likely}: convert it by 'iconv -f {name}"
-        f" -t UTF-8 {shlex.quote(str(path))} > {new}', and move it away"
+        f"'{path}' is not UTF-8{likely}: {before}convert it by 'iconv -f {name}"
+        f" -t UTF-8 {shlex.quote(str(unpacked))} > {new}', and move it away"
     )
 
 
