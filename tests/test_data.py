@@ -263,6 +263,12 @@ def test_what_all_documents_share_leaves_no_training_text(tmp_path):
         load(folder, test_pieces=None)
 
 
+def test_a_text_of_equal_documents_is_refused_as_such(tmp_path):
+    folder = write(tmp_path / "equal", {f"{i}.txt": "a poem" for i in range(40)})
+    with pytest.raises(UserError, match="equal ones stay together: expected more"):
+        load(folder)
+
+
 @pytest.mark.parametrize(("large", "every"), [(10**6, 1), (1000, 16)])
 def test_in_a_large_text_every_16th_passage_is_sought(
     tmp_path, monkeypatch, large, every

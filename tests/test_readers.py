@@ -134,7 +134,7 @@ WRONG = [
     ("a.jsonl", b'{"text": "a\\ud800b"}\n', "row 1: .*surrogates"),
     ("a.csv", b"text\nbye\nHello, world\n", "row 2: there are not as many cells"),
     ("a.csv", b"text,text\na,b\n", "row 1: there are 2 columns 'text'"),
-    ("a.json", b"[" * 100_000, "a.json' row 1: maximum recursion depth exceeded"),
+    ("a.json", b"[" * 100_000, "a.json' row 1: "),
     ("a.jsonl", TWICE, "row 1: there are 2 columns 'text'"),
     ("a.json", b"[%b]" % TWICE, "there are 2 columns 'text'"),
     ("a.parquet", parquet([["a"], ["b"]], ["text", "text"]), "there are 2 columns"),

@@ -104,7 +104,8 @@ def load(
                 f"data '{config.name}': the split '{split}' is empty: of the"
                 f" {len(train):,} training documents {len(dropped):,} share"
                 f" {PASSAGE_WORDS} words in a row with held-out ones, such as a"
-                " licence: expected more documents, or these without it"
+                " licence, and equal ones stay together: expected more documents that"
+                " differ, or these without it"
             )
 
     def parts() -> Iterator[bytes]:
