@@ -212,6 +212,12 @@ def test_files_that_are_no_text_are_refused(tmp_path, names, path, line):
         of_files(tmp_path / "data", files, path)
 
 
+@pytest.mark.parametrize(("path", "typed"), [("", "''"), (None, "null")])
+def test_no_path_is_not_the_current_folder(path, typed):
+    with pytest.raises(UserError, match=f"data.path is {typed}: expected a file"):
+        sources.locate(config(path=path))
+
+
 def test_splits_of_files_are_not_given_by_a_setting(tmp_path):
     write(tmp_path, {"a.txt": "a", "b.txt": "b"})
     settings = config(path=tmp_path, splits={"train": "a", "test": "b"})

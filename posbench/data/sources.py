@@ -237,7 +237,7 @@ def _is_saved(config: DataConfig) -> bool:
     """Return whether a text is a folder that `save_to_disk` of `datasets` wrote."""
     folder = Path(str(config.path))
     of_splits, of_one = folder / "dataset_dict.json", folder / "state.json"
-    return config.source == "text" and (of_splits.is_file() or of_one.is_file())
+    return bool(config.path) and (of_splits.is_file() or of_one.is_file())
 
 
 def builtin_modules() -> dict[str, Path]:
@@ -259,19 +259,17 @@ def local_files(config: DataConfig) -> dict[str, dict[str, Path]]:
     """Return the files of text on this machine by split and name. The only split is ""
     if names give none.
     """
-    root = Path(str(config.path))
-    kinds: tuple[tuple[str, ...], ...] = (READABLE,)  # a glob may mix them
-    if root.is_dir():
+    if not config.path:  # which would be the current folder
+        raise refused("data.path", config.path, "a file, a folder or a glob")
+    root = Path(config.path)
+    if root.exists():  # its name may contain the signs of a glob
         paths = _below(root)
-        kinds = KINDS
-    elif root.exists():  # its name may contain the signs of a glob
-        paths = iter([root])
     else:
         paths = map(Path, glob.iglob(str(root), recursive=True))
     matching = _each_once(path for path in paths if path.is_file())
 
     found: list[Path] = []
-    for endings in kinds:
+    for endings in KINDS if root.is_dir() else [READABLE]:  # a glob may mix them
         if not found:
             found = [path for path in matching if text_ending(path) in endings]
     if not found:
@@ -297,18 +295,15 @@ def local_files(config: DataConfig) -> dict[str, dict[str, Path]]:
     return _by_split(by_name, config.splits)
 
 
-def _below(folder: Path, above: tuple[Path, ...] = ()) -> Iterator[Path]:
-    """Yield what is below a folder, but for hidden names. A link that leads back to a
-    folder above is not followed: two of them would have paths without end.
+def _below(path: Path, above: tuple[Path, ...] = ()) -> Iterator[Path]:
+    """Yield a file, or the files below a folder but for hidden names. A link that leads
+    back to a folder above is not followed: two of them would have paths without end.
     """
-    place = folder.resolve()
-    if place in above:
-        return
-    for path in folder.glob("[!.]*"):
-        if path.is_dir():
-            yield from _below(path, (*above, place))
-        else:
-            yield path
+    if not path.is_dir():
+        yield path
+    elif path.resolve() not in above:
+        for inner in path.glob("[!.]*"):
+            yield from _below(inner, (*above, path.resolve()))
 
 
 def _log_read(found: Sequence[Path], matching: Sequence[Path]) -> None:
