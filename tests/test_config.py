@@ -332,6 +332,7 @@ def test_a_list_is_a_configuration_for_each_value(words, key, expected):
         "seed=range(0,5)",
         "encoding=glob(t*)",
         "data.vocab_size=256",
+        "data.vocab_size=1e9",
     ],
 )
 def test_a_value_that_a_key_does_not_have_is_refused_in_one_line(word):

@@ -579,8 +579,8 @@ class Config(Section):
         if data.dataset and data.source != "hub":
             expected = f"data=hub: data={data.source} does not read it"
             raise refused("data.dataset", data.dataset, expected)
-        if data.tokenizer == "bpe" and data.vocab_size < 257:
-            expected = "at least 257, the bytes and the separator"
+        if data.tokenizer == "bpe" and not 257 <= data.vocab_size <= 2**20:
+            expected = "257 (the bytes and the separator) to 1,048,576"
             raise refused("data.vocab_size", data.vocab_size, expected)
         if attention.sinks and attention.window is None:
             raise refused(
