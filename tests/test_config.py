@@ -333,6 +333,8 @@ def test_a_list_is_a_configuration_for_each_value(words, key, expected):
         "encoding=glob(t*)",
         "data.vocab_size=256",
         "data.vocab_size=1e9",
+        "data.revision=main",
+        "data.offset=5",
     ],
 )
 def test_a_value_that_a_key_does_not_have_is_refused_in_one_line(word):

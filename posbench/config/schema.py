@@ -198,6 +198,16 @@ def refuse_uneven(key: str, value: int, divisor: int, parts: str) -> None:
         )
 
 
+# the source that reads a setting of data; others would leave it out
+_READ_BY = {
+    "path": "text",
+    "dataset": "hub",
+    "subset": "hub",
+    "revision": "hub",
+    "offset": "task",
+}
+
+
 class DataConfig(Section):
     """Which text, and how it becomes tokens; or which synthetic task."""
 
@@ -573,12 +583,11 @@ class Config(Section):
         data = self.data
         attention = self.model.attention
         training = self.training
-        if data.path and data.source != "text":
-            expected = f"data=text: data={data.source} does not read it"
-            raise refused("data.path", data.path, expected)
-        if data.dataset and data.source != "hub":
-            expected = f"data=hub: data={data.source} does not read it"
-            raise refused("data.dataset", data.dataset, expected)
+        for key, source in _READ_BY.items():
+            value = getattr(data, key)
+            if value and data.source != source:
+                expected = f"data={source}: data={data.source} does not read it"
+                raise refused(f"data.{key}", value, expected)
         if data.tokenizer == "bpe" and not 257 <= data.vocab_size <= 2**20:
             expected = "257 (the bytes and the separator) to 1,048,576"
             raise refused("data.vocab_size", data.vocab_size, expected)
