@@ -800,6 +800,16 @@ def test_copies_within_training_are_said_and_counted(tmp_path, caplog):
     assert line in caplog.text
 
 
+def test_a_vocabulary_that_a_text_does_not_fill_is_said(tmp_path, caplog):
+    folder = write(tmp_path / "texts", {"a.txt": "abc " * 500})
+    settings = text_in(folder, vocab_size=300)
+
+    made = tokens.prepare(settings, tmp_path / "cache")
+
+    n_tokens = made.tokenizer.vocab_size
+    assert f"the text gives only {n_tokens} tokens, not 300" in caplog.text
+
+
 @pytest.mark.parametrize(
     "normalizer", [normalizers.Lowercase(), normalizers.Replace("e", "")]
 )

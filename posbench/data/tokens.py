@@ -352,6 +352,12 @@ def _write(
         elif config.tokenizer == "bpe":
             sample = splits["train"].sample(BPE_CHARACTERS)
             made = tokenizer.train_bpe(sample, config.vocab_size)
+            if made.vocab_size < config.vocab_size:
+                logger.warning(
+                    "data.vocab_size: the text gives only %s tokens, not %s",
+                    f"{made.vocab_size:,}",
+                    f"{config.vocab_size:,}",
+                )
         else:
             made = tokenizer.raw_bytes()
         made.save(new / "tokenizer.json")
