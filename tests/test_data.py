@@ -765,7 +765,7 @@ def test_what_map_leaves_beside_a_data_set_changes_nothing(tmp_path):
     assert after.sha256 == before.sha256
 
 
-def test_splits_of_a_data_set_on_disk_are_kept(tmp_path):
+def test_splits_of_a_data_set_on_disk_are_kept_and_unread_ones_said(tmp_path, caplog):
     import datasets
 
     texts = list(prose(40).values())
@@ -774,14 +774,17 @@ def test_splits_of_a_data_set_on_disk_are_kept(tmp_path):
     by_split["train"] = rows.select(range(30))
     by_split["validation"] = rows.select(range(30, 35))
     by_split["test"] = rows.select(range(35, 40))
+    by_split["unsupervised"] = rows.select(range(5))
     by_split.save_to_disk(tmp_path / "saved")
 
+    caplog.set_level("INFO", logger="posbench")
     splits, record = load(tmp_path / "saved")
 
     assert record["split"] == "given"
     assert splits["train"] == texts[:30]
     assert splits["validation"] == texts[30:35]
     assert splits["test"] == texts[35:]
+    assert "saved': splits that are not read: unsupervised" in caplog.text
 
 
 def test_copies_within_training_are_said_and_counted(tmp_path, caplog):

@@ -213,6 +213,10 @@ def _of_rows(config: DataConfig, name: str, rows: Any) -> dict[str, Iterable[str
             " data.splits={train: NAME}"
         )
 
+    unread = [split for split in rows if split not in splits.values()]
+    if unread:
+        logger.info("'%s': splits that are not read: %s", name, ", ".join(unread))
+
     def cells(rows: Any) -> Iterator[str]:
         with hub.one_line(name):
             refuse_unclear(config.column, [*(rows.features or [config.column])])
