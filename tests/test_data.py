@@ -709,6 +709,13 @@ def test_what_is_in_the_cache_is_read_without_datasets(
     assert after.meta == before.meta
 
 
+def test_a_tokenizer_that_nobody_has_is_told_the_choices(tmp_path):
+    folder = write(tmp_path / "texts", {"a.txt": "abc " * 500})
+    settings = text_in(folder, tokenizer="byte/")  # no name on the hub
+    with pytest.raises(UserError, match=r"data.tokenizer: .*\(expected bpe, bytes, a"):
+        tokens.prepare(settings, tmp_path)
+
+
 def test_ids_beyond_16_bits_are_kept_whole(tmp_path):
     words = {f"w{i}": i for i in range(70_000)}
     words["?"] = 70_000

@@ -186,7 +186,13 @@ def find(setting: str, separator: int | None = None) -> tuple[Tokenizer, str | N
     path = file_of(setting)
     revision = None
     if not path.exists() and path.suffix != ".json":
-        folder, revision = hub.model_folder(setting, ["tokenizer.json"])
+        try:
+            folder, revision = hub.model_folder(setting, ["tokenizer.json"])
+        except UserError as error:
+            raise UserError(
+                f"data.tokenizer: {error} (expected bpe, bytes, a tokenizer.json, a"
+                " folder with one, or a model on the hub)"
+            ) from None
         path = folder / "tokenizer.json"
     return from_file(path, separator), revision
 
