@@ -7,6 +7,7 @@ import torch
 
 from posbench.data import tokens
 from posbench.launch import compose
+from posbench.machine import DTYPES
 from posbench.model.gpt import build
 from posbench.model.standalone import attention_output
 from posbench.training.step import Trainer, begin_update, learning_rate
@@ -26,13 +27,13 @@ WORDS = [
 ]
 
 
-def losses(dtype: torch.dtype) -> torch.Tensor:
+def losses(precision: str) -> torch.Tensor:
     """Return the loss of every step on the built-in corpus: (STEPS,)."""
-    config = compose.single(WORDS)
+    config = compose.single([*WORDS, f"training.precision={precision}"])
     corpus = tokens.prepare(config.data, config.runtime.cache)
     tokenizer = corpus.tokenizer
     model = build(config, tokenizer.vocab_size, tokenizer.texts)
-    trainer = Trainer(model, config, CPU, dtype)
+    trainer = Trainer(model, config, CPU, DTYPES[precision])
     batches = corpus.batches(config.training, config.seed)
 
     losses = []
@@ -49,11 +50,11 @@ def by_definition(encoding, q, k, v, layer, last, compiles):
 
 
 def test_training_loses_what_it_loses_by_definition(monkeypatch):
-    fast = losses(torch.float32)
-    half = losses(torch.bfloat16)
+    fast = losses("fp32")
+    half = losses("bf16")
 
     monkeypatch.setattr("posbench.model.gpt.attention", by_definition)
-    exact = losses(torch.float32)
+    exact = losses("fp32")
 
     assert exact[-1] < exact[0] - 1  # it did learn
     torch.testing.assert_close(fast, exact, atol=1e-4, rtol=0)
