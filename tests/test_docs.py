@@ -711,6 +711,19 @@ def test_the_rates_of_reader_are_those_of_its_rows():
         config = compose.single([f"encoding={name}", "experiment=reader"])
         assert config.training.learning_rate == best
     assert len(lines) == len(nll.index.unique(0)) == 6
+    again = read([ROOT / "docs" / "rows" / "reader_rates_again.parquet"])
+    at_128 = again[again["length"] == 128].sort_values("learning_rate")
+    for title, name in {
+        "RoPE": "rope",
+        "FoX": "fox",
+        "T5": "t5",
+        "ALiBi": "alibi",
+    }.items():
+        of_rates = at_128.loc[at_128["encoding"] == name, "nll"]
+        cells = [f"{loss:.3f}" for loss in of_rates]
+        best = of_rates.reset_index(drop=True).idxmin()
+        cells[best] = f"**{cells[best]}**"
+        assert f"{title} {', '.join(cells)}" in page
     assert "RoPE in batches of 1,024 tokens has 2.646" in page
     of_batches = rows[(batches == "8") & (rows["length"] == 128)]
     assert of_batches["nll"].round(3).tolist() == [2.646]
