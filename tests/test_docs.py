@@ -718,6 +718,7 @@ def test_the_rates_of_reader_are_those_of_its_rows():
         "FoX": "fox",
         "T5": "t5",
         "ALiBi": "alibi",
+        "NoPE": "none",
     }.items():
         of_rates = at_128.loc[at_128["encoding"] == name, "nll"]
         cells = [f"{loss:.3f}" for loss in of_rates]

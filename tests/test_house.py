@@ -26,7 +26,7 @@ CEILINGS = {
     "core": 107_562,  # the aim: 84,000
     "satellites": 55_816,  # the aim: 45,000
     "scripts": 9_845,
-    "tests": 165_047,
+    "tests": 165_051,
 }
 # The same for each scheme: an encoding that is added brings the room that it needs.
 PER_SCHEME = {"encodings": 499, "oracles": 294}  # the aim for encodings: 480
@@ -36,7 +36,7 @@ DENSER = {"cli": 11.9, "encodings": 13.0, "model": 12.0, "show": 12.0, "tasks": 
 # Private functions that one place calls: a reader jumps for each, so each must be an
 # idea of its own.
 USED_ONCE = 130
-WORDS = {"docs": 25_501, "README": 1_000}
+WORDS = {"docs": 25_505, "README": 1_000}
 COMMANDS = """bench check evaluate export list prepare properties report reproduce rope runs
     sample show sweep sync train"""
 PUBLIC = """Encoding LoadedRun attention attention_logits attention_output
