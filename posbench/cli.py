@@ -640,14 +640,14 @@ def _refuse_unknown(words: list[str] | None) -> None:
     """Raise UserError for the name of no encoding, file or run: before torch is
     imported.
     """
-    from posbench.config.shipped import chosen_files
+    from posbench.config.shipped import chosen_files, configs_dir
     from posbench.run.find import of_id
 
     for word in words or []:
         name = word.removeprefix("encoding=")
-        is_path = "/" in name and Path(name).parent.is_dir()
-        is_run = is_path or of_id(Path(name)).exists()
-        if "=" not in name and not is_run:
+        # a path to a run or a file of code is in no folder of ours: it is read later
+        may_be_ours = Path(f"{configs_dir()}/encoding/{name}").parent.is_dir()
+        if "=" not in name and may_be_ours and not of_id(Path(name)).exists():
             chosen_files({"encoding": rewritten(word, name)}, ())
 
 

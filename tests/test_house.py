@@ -26,7 +26,7 @@ CEILINGS = {
     "core": 107_562,  # the aim: 84,000
     "satellites": 55_816,  # the aim: 45,000
     "scripts": 9_845,
-    "tests": 165_051,
+    "tests": 165_068,
 }
 # The same for each scheme: an encoding that is added brings the room that it needs.
 PER_SCHEME = {"encodings": 499, "oracles": 294}  # the aim for encodings: 480

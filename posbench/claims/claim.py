@@ -24,8 +24,9 @@ _TEST = re.compile(
     r"(?P<figure>[^<>]+?)\s*(?P<side>[<>]|(?<=\s)=)\s*(?P<margin>[+-]?\d*\.?\d+)(\s*±\s*(?P<within>\d*\.?\d+))?"
 )
 _TERM = re.compile(
-    r"(?P<sign>[+-]?)\s*(?:(?P<weight>\d*\.?\d+)\s*\*\s*)?(?P<run>\w+)(?:/(?P<protocol>fixed_target|nonoverlap|problems|exact))?(?::(?P<kind>\S+))?"
-    r"\s+(?P<ratio>\d*\.?\d+)x\s*"
+    r"(?P<sign>[+-]?)\s*(?:(?P<weight>\d*\.?\d+)\s*\*\s*)?(?P<run>\w+)"
+    r"(?:/(?P<protocol>fixed_target|nonoverlap|problems|exact))?"
+    r"(?::(?P<kind>\S+))?\s+(?P<ratio>\d*\.?\d+)x\s*"
 )
 _EXPECTED = (
     "expected such as 'fire 8x - fire 1x - alibi 8x + alibi 1x < 0', or"

@@ -66,8 +66,6 @@ _LEGEND = (
     " attention narrowed to the training length; nonoverlap: whole windows"
 )
 Row = dict[str, Any]
-
-
 Printer = Callable[[Path, str], None]  # of a run, on one split of its text
 
 
@@ -79,7 +77,7 @@ def printers(
     """
     if as_json:
         return None, functools.partial(print_json, folders)
-    if len(folders) > 1:
+    if len(folders) > 1 and not is_quiet():
         return print_lines, None
     return print_results, None
 
@@ -128,9 +126,6 @@ def print_lines(folder: Path, split: str | None = None) -> None:
     """Print each curve of a run as one line: its losses by context, or its shares of
     right answers.
     """
-    if is_quiet():
-        print(f"Run folder: {folder}")
-        return
     frame = read([folder], split)
     is_shown = frame["newest"] & (frame["variant"] != WINDOWED)
     is_shown &= frame["protocol"] != "nonoverlap"
