@@ -769,9 +769,12 @@ def rope(words: Ropes, png: Drawing = None) -> None:
     Give two to compare them. No weights are read. A config.json needs transformers.
     """
     gc.disable()  # as in a report
-    from posbench.rope import command
+    from posbench.rope.words import schemes_of
 
-    ropes, lengths = command.main(words)
+    schemes, lengths = schemes_of(words)
+    from posbench.rope import command  # it imports torch and transformers
+
+    ropes = command.main(schemes, lengths)
     if png:
         from posbench.show import rope_picture
 

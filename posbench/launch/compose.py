@@ -5,6 +5,7 @@ Keys and names of files are checked first, and all points are composed before on
 built: a mistake in typing waits neither for Hydra nor for torch.
 """
 
+import dataclasses
 import itertools
 from pathlib import Path
 
@@ -29,16 +30,27 @@ _OPEN = ("encoding.", "data.task.", "data.splits.")
 _WITH_OPTIONS = ("encoding.name", "data.source", "data.task", "data.task.name")
 
 
-def single(words: list[str], config_dir: Path | None = None) -> Config:
+def single(
+    words: list[str], config_dir: Path | None = None, digests: bool = False
+) -> Config:
     """Return the configuration of one run. The arguments are those of `configs`."""
-    return configs(words, config_dir, several=False)[0][1]
+    return configs(words, config_dir, digests, several=False)[0][1]
 
 
 def configs(
-    words: list[str], config_dir: Path | None = None, several: bool = True
+    words: list[str],
+    config_dir: Path | None = None,
+    digests: bool = False,
+    several: bool = True,
 ) -> list[tuple[list[str], Config]]:
-    """Return the words and the configuration of each combination of values;
-    `config_dir` has further YAML files.
+    """Return the words and the configuration of each combination of values.
+
+    Args:
+        words: key=value.
+        config_dir: has further YAML files.
+        digests: whether to find a text and a tokenizer that are files of the user, and
+            give the configuration their digests.
+        several: whether a key may have several values.
     """
     folders: tuple[Path, ...] = ()
     if config_dir:
@@ -53,6 +65,7 @@ def configs(
                 " runs each of them"
             )
 
+    from posbench.data.sources import identified  # it imports pyarrow
     from posbench.launch import point  # it imports Hydra
 
     if folders:
@@ -61,7 +74,10 @@ def configs(
     for combination in itertools.product(*axes.values()):
         typed = dict(zip(axes, combination, strict=True))
         words = [f"{key}={text}" for key, text in typed.items()]
-        configurations.append((words, point.config_of(typed, folders)))
+        config = point.config_of(typed, folders)
+        if digests:
+            config = dataclasses.replace(config, data=identified(config.data))
+        configurations.append((words, config))
     for _, config in configurations:  # from here on it takes torch
         point.check(config)
     return configurations

@@ -61,22 +61,13 @@ def from_config(
     return Plan(config, config.folder, tuple(command))
 
 
-def with_digests(config: Config) -> Config:
-    """Return a configuration that has the digests of its text and its tokenizer, if
-    these are files of the user. Raises UserError if they are not there.
-    """
-    from posbench.data import sources
-
-    return dataclasses.replace(config, data=sources.identified(config.data))
-
-
 def resolve_one(words: list[str], config_dir: Path | None = None) -> Plan:
     """Return the plan of one run; UserError if a new one would have no row with one of
     its extensions. A sweep's encodings need not all have one.
     """
     from posbench.launch import compose  # it imports Hydra, which a rank does not need
 
-    config = with_digests(compose.single(words, config_dir))
+    config = compose.single(words, config_dir, digests=True)
     plan = from_config(config, words, config_dir)
     if not plan.folder.exists():
         from posbench.evaluation.requests import refuse_missing_extensions
@@ -93,8 +84,8 @@ def resolve(sets: list[list[str]], config_dir: Path | None = None) -> list[Plan]
 
     plans: dict[str, Plan] = {}
     for overrides in sets:
-        for words, config in compose.configs(overrides, config_dir):
-            plan = from_config(with_digests(config), words, config_dir)
+        for words, config in compose.configs(overrides, config_dir, digests=True):
+            plan = from_config(config, words, config_dir)
             first_plan = plans.setdefault(plan.id, plan)
             if first_plan.folder != plan.folder:
                 raise UserError(

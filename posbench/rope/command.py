@@ -9,14 +9,11 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from posbench import encodings, files
-from posbench.config import shipped
-from posbench.config.overrides import LENGTH, value
 from posbench.config.schema import Config
 from posbench.data import hub
 from posbench.encodings.rope import Rotary, frequencies
-from posbench.errors import UserError, unknown
+from posbench.errors import UserError
 from posbench.launch import compose
-from posbench.options import by_name
 from posbench.rope import engines, overrides
 from posbench.rope.imports import transformers
 from posbench.rope.keys import OF_IMAGES, Settings
@@ -37,6 +34,7 @@ from posbench.rope.reading import (
     titled,
 )
 from posbench.rope.traced import FAR
+from posbench.rope.words import encoding_choices
 from posbench.run import RECORD, find
 from posbench.run.folder import load_config
 from posbench.run.model import model_of, tokenizer_of
@@ -54,24 +52,17 @@ class Read(NamedTuple):
     lines: list[str]  # which keys are read, and what engines do with them
 
 
-def main(words: Sequence[str]) -> tuple[dict[str, list[Rope]], list[int]]:
-    """Describe one configuration, or compare two. Returns the RoPE of each, and the
-    lengths that are asked for.
+def main(
+    schemes: Sequence[tuple[str, list[str]]], lengths: Sequence[int]
+) -> dict[str, list[Rope]]:
+    """Describe one configuration, or compare two; return the RoPE of each.
 
     Args:
-        words: config.json files, folders or names of models, runs, or names of
-            encodings, each with its options, `head_dim=` and `train_length=4096` after
-            it, or overrides after a configuration; `length=16384` is for all.
+        schemes: config.json files, folders or names of models, runs, or names of
+            encodings, each with its options, `head_dim=` and `train_length=4096`, or
+            with overrides of a configuration.
+        lengths: what is asked for, in tokens.
     """
-    words = overrides.joined_words(words)
-    of_all = [word for word in words if word.startswith("length=")]
-    schemes = by_name([word for word in words if word not in of_all])
-    if not 1 <= len(schemes) <= 2 or len(of_all) > 1:
-        raise UserError(
-            "expected a config.json, a model, a run or a rotary encoding, or two to"
-            " compare; length= once"
-        )
-    lengths = _lengths(of_all)
     every = []
     for name, options in schemes:
         every.append(ropes_of(name, options))
@@ -91,18 +82,7 @@ def main(words: Sequence[str]) -> tuple[dict[str, list[Rope]], list[int]]:
         first, second = compared
         lines = compare_ropes(first, second, lengths)
         print("\n".join(lines))
-    return {read.label: read.ropes for read in every}, lengths
-
-
-def _lengths(words: Sequence[str]) -> list[int]:
-    """Return the lengths in tokens of `length=16384`; none without it."""
-    text = "".join(words).removeprefix("length=")
-    lengths: list[int] = value(LENGTH, text)
-    if not all(type(length) is int and length >= 1 for length in lengths):
-        raise UserError(
-            f"length is {text}: expected lengths in tokens, such as 4096,16384"
-        )
-    return lengths
+    return {read.label: read.ropes for read in every}
 
 
 def ropes_of(name: str, options: Sequence[str], keys: bool = True) -> Read:
@@ -110,23 +90,13 @@ def ropes_of(name: str, options: Sequence[str], keys: bool = True) -> Read:
     also which keys of a file are read.
     """
     label = " ".join([name, *options])
-    choices = [*encodings.names(), *shipped.choices("encoding", (), shipped.EVERY)]
-    if name in choices:
+    if name in encoding_choices():
         config = _configured(name, options)
         return Read(label, [_of_encoding(config.build_encoding(), config)], [], [])
 
     path = find.of_id(Path(name))
     file = path if path.suffix == ".json" else path / "config.json"
-    is_run = (path / RECORD).is_file()
-    is_file = path.suffix == ".json" or file.is_file()
-    if not (is_run or is_file or find.is_model(name)):
-        raise unknown(
-            "configuration",
-            name,
-            choices,
-            "expected a config.json, a model, a run or an encoding",
-        )
-    if is_run:
+    if (path / RECORD).is_file():
         if options:
             raise UserError(f"'{options[0]}' is not for a run, which is as it is")
         config = load_config(path)
@@ -134,7 +104,7 @@ def ropes_of(name: str, options: Sequence[str], keys: bool = True) -> Read:
         if [*encoding.parameters()]:  # perhaps learned frequencies
             encoding = model_of(path, config, tokenizer_of(path)).encoding
         return Read(label, [_of_encoding(encoding, config)], [], [])
-    if not is_file:
+    if path.suffix != ".json" and not file.is_file():
         folder, _ = hub.model_folder(name, ["config.json"])
         file = folder / "config.json"
     settings = overrides.overridden(files.read_json(file, has_nan=True), options)
