@@ -1102,6 +1102,8 @@ def test_pairs_that_turn_are_counted_at_the_trained_length():
 
 WRONG_WORDS = [
     ("one.json --rope-scal yarn", "did you mean '--rope-scale'"),
+    ("one.json --rope-scale", "expected a value after it"),
+    ("one.json --override-kv llama.rope.freq_base", "KEY=TYPE:VALUE after it"),
     ("one.json --hf-overrides yarn", "overrides are yarn: expected JSON"),
     ("one.json llama.rope.freq_bas=1", "did you mean 'rope.freq_base'"),
     ("one.json llama.attention.sliding_window=8", "unknown GGUF key 'attention.slid"),
@@ -1114,7 +1116,7 @@ WRONG_WORDS = [
     ("alibi", "no configuration of RoPE"),
     ("xpos", "no configuration of RoPE"),
     ("rop", "did you mean 'rope'"),
-    ("none.json", "cannot read none.json: "),
+    ("none.json", "none.json: no such file"),
 ]
 
 

@@ -278,13 +278,14 @@ def _warning_lines(frame: pd.DataFrame, runs: pd.DataFrame) -> list[str]:
     lines = []
     unreadable = runs[runs["run_status"] == "unreadable"]
     not_done = runs[~runs["run_status"].isin(["done", "unreadable"])]
-    if len(not_done):  # `2 failed, 1 stopped, the first: out of memory`
+    if len(not_done):  # `2 failed, 1 stopped; RUN: out of memory`
         counts = not_done["run_status"].value_counts()
         endings = ", ".join(f"{number} {status}" for status, number in counts.items())
         line = f"Of {plural(len(runs), 'run')} not done: {endings}"
-        reasons = not_done["run_reason"].dropna()
-        if len(reasons):
-            line += f", the first: {' '.join(reasons.iloc[0].split())}"
+        explained = not_done.dropna(subset="run_reason")
+        if len(explained):
+            first = explained.iloc[0]
+            line += f"; {first['run']}: {' '.join(first['run_reason'].split())}"
         lines.append(line)
     for folder, reason in zip(
         unreadable["folder"], unreadable["run_reason"], strict=True

@@ -54,6 +54,9 @@ def joined_words(words: Sequence[str]) -> list[str]:
             raise unknown("flag", flag, (*FLAGS, *JSONS, GGUF_FLAG))
         if not equals:
             value = next(rest, "")
+        if not value or (flag == GGUF_FLAG and "=" not in value):
+            expected = "ARCHITECTURE.KEY=TYPE:VALUE" if flag == GGUF_FLAG else "a value"
+            raise UserError(f"{flag} {value}: expected {expected} after it")
         if flag == GGUF_FLAG:
             found.append(re.sub("=(float|int|str|bool):", "=", value))
         else:

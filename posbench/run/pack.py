@@ -106,7 +106,8 @@ def unpack(path: Path, outputs: Path) -> list[Path]:
             with zipfile.ZipFile(path) as archive:
                 archive.extractall(new)  # which leaves none outside of it
         except (zipfile.BadZipFile, OSError) as error:
-            raise UserError(f"{path}: {error}: expected a file of --pack") from None
+            reason = getattr(error, "strerror", None) or error
+            raise UserError(f"{path}: {reason}: expected a file of --pack") from None
         found = sorted(record.parent for record in new.glob(f"*/*/{RECORD}"))
         if not found:
             raise UserError(f"{path} has no runs: expected a file of --pack")
