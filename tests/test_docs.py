@@ -719,12 +719,13 @@ def test_the_rates_of_reader_are_those_of_its_rows():
         "T5": "t5",
         "ALiBi": "alibi",
         "NoPE": "none",
+        "sinusoids": "sinusoidal",
     }.items():
         of_rates = at_128.loc[at_128["encoding"] == name, "nll"]
         cells = [f"{loss:.3f}" for loss in of_rates]
         best = of_rates.reset_index(drop=True).idxmin()
         cells[best] = f"**{cells[best]}**"
-        assert f"{title} {', '.join(cells)}" in page
+        assert f"{title} {', '.join(cells)}" in words_of_results()
     assert "RoPE in batches of 1,024 tokens has 2.646" in page
     of_batches = rows[(batches == "8") & (rows["length"] == 128)]
     assert of_batches["nll"].round(3).tolist() == [2.646]
