@@ -124,6 +124,12 @@ def test_a_claim_that_cannot_be_tested_is_one_line(tmp_path, changed, message):
         claim.read(["mine"], tmp_path)
 
 
+def test_a_claim_asks_for_lengths_at_which_its_runs_are_evaluated(tmp_path):
+    write(tmp_path, runs=[{"alibi": "ratio=1,2"}], test="alibi 4x < 1")
+    with pytest.raises(UserError, match=r"asks for alibi at 4x: .* 1x, 2x$"):
+        reproduce.plans_of_claims(claim.read(["mine"], tmp_path), [], tmp_path)
+
+
 def test_a_claim_whose_name_is_a_number_is_one_line(tmp_path):
     write(tmp_path, name=1)
     with pytest.raises(UserError, match=r"several\.yaml: the name 1 is no text"):

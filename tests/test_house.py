@@ -24,9 +24,9 @@ ROOT = Path(__file__).parents[1]
 SATELLITES = ("reports", "huggingface", "rope", "show", "claims", "bench", "check")
 CEILINGS = {
     "core": 107_601,  # the aim: 84,000
-    "satellites": 56_029,  # the aim: 45,000
+    "satellites": 56_166,  # the aim: 45,000
     "scripts": 9_845,
-    "tests": 165_100,
+    "tests": 165_147,
 }
 # The same for each scheme: an encoding that is added brings the room that it needs.
 PER_SCHEME = {"encodings": 499, "oracles": 294}  # the aim for encodings: 480

@@ -218,6 +218,16 @@ class Entry:
             return self.claim.seeds
         return SEEDS_OF_TASK if self.claim.more_seeds else SEEDS
 
+    def ratios_of(self, run: str) -> set[float]:
+        """Return the multiples of the trained length at which a run is asked for."""
+        ratios = set[float]()
+        for test in self.tests:
+            ratios |= {term.ratio for term in test.terms if term.run == run}
+        more = self.claim.more_seeds
+        if more and run in (more.of, more.than):
+            ratios.add(more.at)
+        return ratios
+
 
 def read(names: list[str], config_dir: Path | None = None) -> list[Entry]:
     """Return the claims of these names, or `all`. Raises UserError for an unknown name,

@@ -133,6 +133,13 @@ def plans_of_claims(
                     plan = plans.from_config(config, with_seed, config_dir)
                     by_text[text].append(plan)
             plans_of[entry.id][name] = by_text[text][: entry.seeds]
+            measured = plans_of[entry.id][name][0].config.evaluation.ratios
+            for ratio in sorted(entry.ratios_of(name) - {*measured}):
+                lengths = ", ".join(f"{each:g}x" for each in measured)
+                raise UserError(
+                    f"claim '{entry.id}' asks for {name} at {ratio:g}x: expected one of"
+                    f" its evaluation.ratios, {lengths}"
+                )
 
     for override in overrides:
         typed = "=".join(split(override))
