@@ -197,16 +197,20 @@ def unknown_key(
 
 
 def values(key: str, text: str) -> list[str]:
-    """Return the values of one override: several for `a,b`, else the one."""
+    """Return the values of one override: several for `a,b`, else the one. UserError for
+    a range, `0-4`.
+    """
     if key in GROUPS and text.startswith("["):
         text = text.removeprefix("[").removesuffix("]")
     # settings of evaluation make no further runs
     if key.startswith("evaluation."):
         return [text]
     items = _items(text)
+    type_ = schema.value_type(KEYS.get(key))
+    if type_.item == "number" and re.fullmatch(r"\d+(-|:|\.\.)\d+", text):
+        raise schema.refused(key, text, "a number, or in a sweep a list, seed=0,1,2")
     # betas=.9,.95 is one list, betas=[.9,.95],[.9,.99] are two
-    is_list = schema.value_type(KEYS.get(key)).is_list
-    if is_list and not all(item.startswith("[") for item in items):
+    if type_.is_list and not all(item.startswith("[") for item in items):
         return [text]
     return items
 
