@@ -560,6 +560,13 @@ def test_a_run_without_last_words_has_an_exit_code(job):
     assert outcome.message == "ended with exit code 2"
 
 
+def test_a_run_that_ended_without_its_work_is_not_done(job):
+    job.output.write_text("12:00:00 preparing\n")
+    outcome = pool.outcome(job, 0, None)
+    assert outcome == ("failed", "error", "it said last: 12:00:00 preparing")
+    assert pool.record_of(job).status == "failed"
+
+
 def test_a_run_that_another_process_has_is_in_use(job):
     assert pool.outcome(job, 75, None) == IN_USE
 

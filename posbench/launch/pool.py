@@ -293,7 +293,8 @@ def outcome(
     `old_record`: `run.json` before the process started; `received`: the signals that
     made this process stop it.
     """
-    if code == 0:
+    # code of the user may end the process with 0
+    if code == 0 and is_trained(plan):
         return DONE
     if code == InUse.exit_code:
         return IN_USE
@@ -378,7 +379,7 @@ def send_signal(processes: Iterable[BaseProcess], number: int) -> None:
 
 
 def last_error(output: Path) -> str:
-    """Return the error line that a process printed, or else its last line."""
+    """Return the error line that a process printed, or else its last line, as such."""
     if not output.is_file():
         return ""
     text = output.read_text(encoding="utf-8", errors="replace")
@@ -387,4 +388,6 @@ def last_error(output: Path) -> str:
         is_error = line.startswith("error: ")
         if line.strip() and (is_error or not last.startswith("error: ")):
             last = line
+    if last and not last.startswith("error: "):
+        return f"it said last: {last}"
     return last.removeprefix("error: ")
