@@ -3,6 +3,7 @@
 import contextlib
 import errno
 import io
+import sys
 
 import pandas as pd
 import pytest
@@ -51,6 +52,13 @@ def test_a_full_disk_behind_the_output_is_one_line(capsys):
 
     line = "error: cannot write all of the output: No space left on device\n"
     assert capsys.readouterr().err == line
+
+
+def test_what_a_users_code_says_as_it_exits_is_the_error(capsys):
+    code = exits.run(lambda: sys.exit("needs a table"))
+
+    assert code == 1
+    assert capsys.readouterr().err == "error: needs a table\n"
 
 
 def test_a_python_without_docstrings_says_what_help_lacks(monkeypatch, capsys):

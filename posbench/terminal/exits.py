@@ -42,9 +42,9 @@ def run(command: Callable[[], object]) -> int:
             # a reader that stops, as `| head` does, ends only the output
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
             return 0
-        return (
-            error.code if isinstance(error.code, int) else int(error.code is not None)
-        )
+        if error.code is None or isinstance(error.code, int):
+            return error.code or 0
+        return report(PosbenchError(error.code))  # the words of a user's own code
     except BaseException as error:  # panics of Rust code are not an Exception
         return report(error)
 
