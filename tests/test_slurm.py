@@ -20,7 +20,7 @@ WORDS = [
 ]
 SBATCH = """#!/bin/bash
 printf '%s\\n' "$@" > given
-echo 7
+echo '7;cluster'
 """
 
 

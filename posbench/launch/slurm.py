@@ -84,5 +84,6 @@ def submit(todo: list[Plan], options: list[str]) -> None:
         message = error.stderr.strip() or str(error)
         raise UserError(message.splitlines()[0]) from None
     tasks = console.plural(len(todo), "task")
-    print(f"Slurm job {done.stdout.strip()} has {tasks}, logs in {folder}.")
+    job = done.stdout.strip().partition(";")[0]  # where there are several clusters
+    print(f"Slurm job {job} has {tasks}, logs in {folder}.")
     print("The same sweep later does what is missing and reports.")
