@@ -45,6 +45,9 @@ def main(
     torch.set_num_threads(1)
     schemes = by_name(names)
     if phrase and words:
+        for name, options in schemes:
+            if _is_run(name, options):
+                raise UserError(f"{name}: --phrase draws encodings, and no runs")
         # each is used before the next is made
         builders = (builder(*scheme) for scheme in schemes)
         pictures = [panels.phrase_picture(builders, phrase, words)]

@@ -358,7 +358,7 @@ def phrase_picture(
     phrase moves.
     """
     words = phrase.lower().split()
-    asked = {*pair.lower().split(",")} & {*words}
+    asked = {*pair.lower().replace(",", " ").split()} & {*words}
     places = sorted(words.index(word) for word in asked)
     if len(places) != 2 or len(words) >= SHAPE.train_length:
         raise UserError(
