@@ -183,7 +183,7 @@ MISTAKES = [
         "(it is posbench sweep: --n-jobs=N runs at a time, --slurm=OPTIONS on a cluster)",
     ),
     ("train seed=abc", "seed is 'abc': expected a whole number"),
-    ("train seed=0-4", "seed is '0-4': expected a number, or in a sweep a list,"),
+    ("train seed=0-4", "seed is '0-4': expected a number, or in a sweep several"),
     (
         "train training.tokens=1Q",
         "training.tokens is '1Q': expected a whole number, such as 1e6 or 1M",

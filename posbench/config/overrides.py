@@ -208,7 +208,7 @@ def values(key: str, text: str) -> list[str]:
     items = _items(text)
     type_ = schema.value_type(KEYS.get(key))
     if type_.item == "number" and re.fullmatch(r"\d+(-|:|\.\.)\d+", text):
-        raise schema.refused(key, text, "a number, or in a sweep a list, seed=0,1,2")
+        raise schema.refused(key, text, "a number, or in a sweep several: 0,1,2")
     # betas=.9,.95 is one list, betas=[.9,.95],[.9,.99] are two
     if type_.is_list and not all(item.startswith("[") for item in items):
         return [text]

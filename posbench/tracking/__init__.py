@@ -86,7 +86,7 @@ class Tracker:
         except Exception as error:  # a tracker may raise anything: no run ends by it
             if is_own_mistake(error):
                 raise
-            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+            reason = " ".join(str(error).split()) or type(error).__name__
             logger.warning(
                 "tracking: %s: the run folder has all rows%s", reason, self._advice
             )
