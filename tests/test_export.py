@@ -101,6 +101,7 @@ def assert_generates_as(ours: GPT, theirs: Any) -> None:
     for cache in ({}, {"use_cache": False}):
         made = theirs.generate(
             ids,
+            attention_mask=torch.ones_like(ids),  # as a tokenizer gives it
             max_new_tokens=8,
             min_new_tokens=8,
             do_sample=False,

@@ -94,9 +94,10 @@ class PosbenchForCausalLM(transformers.PreTrainedModel, transformers.GenerationM
         return CausalLMOutput(loss=loss, logits=logits)
 
     def prepare_inputs_for_generation(
-        self, input_ids: Any, *_: Any, **options: Any
+        self, input_ids: Any, *_: Any, attention_mask: Any = None, **options: Any
     ) -> Any:
-        return {"input_ids": input_ids, "attention_mask": options.get("attention_mask")}
+        # `generate` refuses an argument that this does not name
+        return {"input_ids": input_ids, "attention_mask": attention_mask}
 
 
 def _initial_model(config: Any) -> GPT:
