@@ -197,6 +197,25 @@ def test_an_encoding_has_a_stock_architecture_if_the_list_says_so(name, tiny_con
             export.stock(model, config)
 
 
+@pytest.fixture
+def fox_as_code(tiny_config, tmp_path) -> tuple[GPT, Path]:
+    """A run's model, and the folder that holds it as posbench's own class."""
+    config = configured(tiny_config, {"name": "fox"}, {})
+    run = written(tmp_path, config)
+    export.export(run, tmp_path / "out", code=True)
+    return trained(run), tmp_path / "out"
+
+
+@pytest.mark.parametrize("name", ["past_key_values", "position_ids", "inputs_embeds"])
+def test_a_model_as_code_refuses_what_it_would_not_read(name, fox_as_code):
+    _, folder = fox_as_code
+    theirs = loaded(folder)
+    ids = torch.arange(8)[None]
+
+    with pytest.raises(ValueError, match=f"{name}: .* expected input_ids only"):
+        theirs(ids, **{name: ids})
+
+
 def leave_a_tensor_out(tensors):
     tensors.pop("model.layers.1.mlp.up_proj.weight")
 

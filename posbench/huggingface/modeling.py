@@ -25,6 +25,8 @@ REMARK = (
     " and refuses padding: all inputs of a batch have one length."
 )
 
+_REFUSED = ("position_ids", "inputs_embeds", "past_key_values")
+
 
 class PosbenchConfig(transformers.PretrainedConfig):  # type: ignore[no-untyped-call, misc, unused-ignore]
     """The settings of `exported_settings`: a run's sections `model` and `encoding`, and
@@ -70,7 +72,7 @@ class PosbenchForCausalLM(transformers.PreTrainedModel, transformers.GenerationM
         **options: Any,
     ) -> CausalLMOutput:
         """Return logits of ids (B, T), and the loss of labels (B, T), which it shifts;
-        ValueError for padding.
+        ValueError for padding or a cache.
 
         `logits_to_keep`: of the last so many tokens; 0: of all.
         """
@@ -79,11 +81,11 @@ class PosbenchForCausalLM(transformers.PreTrainedModel, transformers.GenerationM
                 "padding: posbench's models read whole sequences; expected inputs of"
                 " one length"
             )
-        for name in ("position_ids", "inputs_embeds"):
+        for name in _REFUSED:
             if options.get(name) is not None:
                 raise ValueError(
-                    "posbench's models choose positions and embeddings by themselves:"
-                    " expected input_ids only"
+                    f"{name}: posbench's models read whole texts, from their beginning"
+                    " and without a cache; expected input_ids only"
                 )
         hidden = self.model.hidden(input_ids)  # (B, T, D)
         logits = self.model.logits(hidden[:, -logits_to_keep:])
