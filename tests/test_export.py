@@ -216,6 +216,21 @@ def test_a_model_as_code_refuses_what_it_would_not_read(name, fox_as_code):
         theirs(ids, **{name: ids})
 
 
+def test_the_loss_of_a_model_as_code_is_a_share_of_an_update(fox_as_code):
+    """Trainer adds up the losses of the batches that it accumulates."""
+    _, folder = fox_as_code
+    theirs = loaded(folder)
+    ids = torch.arange(30).view(3, 10)
+    whole = theirs(ids, labels=ids).loss
+
+    parts = [
+        theirs(batch, labels=batch, num_items_in_batch=torch.tensor(3 * 9)).loss
+        for batch in ids.split(1)
+    ]
+
+    assert sum(parts).item() == pytest.approx(whole.item(), rel=1e-5)
+
+
 def leave_a_tensor_out(tensors):
     tensors.pop("model.layers.1.mlp.up_proj.weight")
 

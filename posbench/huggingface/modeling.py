@@ -69,12 +69,16 @@ class PosbenchForCausalLM(transformers.PreTrainedModel, transformers.GenerationM
         attention_mask: Tensor | None = None,
         labels: Tensor | None = None,
         logits_to_keep: int = 0,
+        num_items_in_batch: Tensor | int | None = None,
         **options: Any,
     ) -> CausalLMOutput:
         """Return logits of ids (B, T), and the loss of labels (B, T), which it shifts;
         ValueError for padding or a cache.
 
-        `logits_to_keep`: of the last so many tokens; 0: of all.
+        Args:
+            logits_to_keep: of the last so many tokens; 0: of all.
+            num_items_in_batch: the labels of an update, over which `Trainer` takes the
+                mean if it accumulates several batches; None: the mean of these.
         """
         if attention_mask is not None and not attention_mask.all():
             raise ValueError(
@@ -92,7 +96,12 @@ class PosbenchForCausalLM(transformers.PreTrainedModel, transformers.GenerationM
         loss = None
         if labels is not None:
             every = self.model.logits(hidden) if logits_to_keep else logits
-            loss = self.loss_function(every, labels, vocab_size=every.shape[-1])
+            loss = self.loss_function(
+                every,
+                labels,
+                vocab_size=every.shape[-1],
+                num_items_in_batch=num_items_in_batch,
+            )
         return CausalLMOutput(loss=loss, logits=logits)
 
     def prepare_inputs_for_generation(
