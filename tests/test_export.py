@@ -231,6 +231,23 @@ def test_the_loss_of_a_model_as_code_is_a_share_of_an_update(fox_as_code):
     assert sum(parts).item() == pytest.approx(whole.item(), rel=1e-5)
 
 
+def test_a_model_as_code_has_the_loaders_dtype_and_its_encoding_fp32(fox_as_code):
+    ours, folder = fox_as_code
+    auto = transformers.AutoModelForCausalLM
+    theirs = auto.from_pretrained(folder, dtype=torch.bfloat16).eval()
+    ids = torch.arange(20)[None]
+
+    for name, weight in theirs.model.named_parameters():
+        expected = torch.bfloat16
+        if name.startswith("encoding."):
+            expected = torch.float32
+        assert weight.dtype == expected, name
+    with torch.inference_mode():
+        wanted = ours(ids)
+        difference = (theirs(ids).logits - wanted).abs().max()
+    assert 0 < difference < 0.05 * wanted.abs().max()
+
+
 def leave_a_tensor_out(tensors):
     tensors.pop("model.layers.1.mlp.up_proj.weight")
 

@@ -112,15 +112,20 @@ class PosbenchForCausalLM(transformers.PreTrainedModel, transformers.GenerationM
 
 
 def _initial_model(config: Any) -> GPT:
-    """Return the model with initial weights, on the CPU and in fp32 whatever the
-    loader's defaults are.
+    """Return the model with initial weights, on the CPU whatever the loader's device
+    is; in the loader's dtype, but for the encoding, whose angles and biases need fp32.
     """
     model = validate(ModelConfig, config.model)
     options = dict(config.encoding)
     name = options.pop("name")
+    asked = torch.get_default_dtype()  # the loader sets it
     with local_torch_dtype(torch.float32), torch.device("cpu"):
         shape = model.shape(config.train_length, tuple(config.vocabulary))
-        return GPT(model, config.vocab_size, encodings.build(name, shape, options))
+        gpt = GPT(model, config.vocab_size, encodings.build(name, shape, options))
+    for part in gpt.children():
+        if part is not gpt.encoding:
+            part.to(asked)
+    return gpt
 
 
 def exported_settings(config: Config, vocabulary: tuple[str, ...]) -> dict[str, Any]:
