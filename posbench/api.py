@@ -245,18 +245,19 @@ class LoadedRun:
         return f"<run {self.id}: {self.status}, learned {self.learned}; {self.folder}>"
 
 
-def load(run: str | Path) -> LoadedRun:
-    """Read a run, finished or not, by its folder or id. Raises UserError if there is
-    none or it cannot be read.
+def load(run: LoadedRun | str | Path) -> LoadedRun:
+    """Read a run, finished or not, by its folder or id; a run that was read is read
+    again. Raises UserError if there is none or it cannot be read.
     """
-    return LoadedRun(find.run_folder(Path(run)))
+    return LoadedRun(find.run_folder(_path_of(run)))
 
 
-def runs(*paths: str | Path) -> pd.DataFrame:
+def runs(*paths: LoadedRun | str | Path) -> pd.DataFrame:
     """Return a table with a row per run. A run that cannot be read is left out with a
     warning.
 
-    `paths`: run folders, study folders and globs, `outputs/**`; default: `outputs`.
+    `paths`: run folders, study folders, globs, `outputs/**`, and what `load` returned;
+    default: `outputs`.
 
     Returns:
         `learned` and `beats_reader` (yes, no, not resolved) say whether a run beats the
@@ -267,7 +268,7 @@ def runs(*paths: str | Path) -> pd.DataFrame:
         more than `uses` tokens: the loss at so many is above `nll_1x` by a lower bound
         of over 0.02.
     """
-    frame = results.read(map(Path, paths or ["outputs"]))
+    frame = results.read(map(_path_of, paths or ["outputs"]))
     unreadable = frame["run_status"] == "unreadable"
     for run in frame[unreadable].itertuples():
         warnings.warn(
@@ -306,7 +307,7 @@ def plot(
     """
     from posbench.reports import charts
 
-    frame = results.read(map(_folder_of, runs))
+    frame = results.read(map(_path_of, runs))
     for run in frame[frame["run_status"] == "unreadable"].itertuples():
         raise UserError(f"{run.folder}: {run.run_reason}")
     each_seed_once = frame[~frame["repeated"]]
@@ -314,7 +315,7 @@ def plot(
 
 
 def report(
-    *paths: str | Path,
+    *paths: LoadedRun | str | Path,
     out: str | Path | None = None,
     least: float | None = None,
     reference: str | None = None,
@@ -324,7 +325,8 @@ def report(
     as `runs` does.
 
     Args:
-        paths: run folders, study folders, globs, kept studies (`*.parquet`).
+        paths: run folders, study folders, globs, kept studies (`*.parquet`), and what
+            `load` returned.
         out: folder for the files; None: `report` in the study's folder.
         least: the smallest difference, in nats per token, that gets a word.
         reference: label, encoding or extension that others are compared with. None:
@@ -333,8 +335,9 @@ def report(
     """
     from posbench import reports
 
-    reports.main(paths, out, least, reference, figure)
-    return runs(*paths)
+    places = [_path_of(path) for path in paths]
+    reports.main(places, out, least, reference, figure)
+    return runs(*places)
 
 
 def train(
@@ -381,7 +384,7 @@ def evaluate(
             length=[128, 256].
     """
     words = _words(overrides, settings)
-    path = _folder_of(run)
+    path = _path_of(run)
     with _shown_log():
         if find.is_model(str(path)):
             from posbench.huggingface.evaluate import evaluate_model
@@ -485,10 +488,14 @@ def _typed_value(value: Any) -> str:
     return str(value)
 
 
-def _folder_of(run: LoadedRun | str | Path) -> Path:
+def _path_of(run: LoadedRun | str | Path) -> Path:
     if isinstance(run, LoadedRun):
         return run.folder
-    return Path(run)
+    if isinstance(run, str | Path):
+        return Path(run)
+    raise UserError(
+        f"{run!r} is no run: expected a path, an id, or what posbench.load returns"
+    )
 
 
 def _load_logged(folder: Path) -> LoadedRun:

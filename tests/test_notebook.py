@@ -302,6 +302,23 @@ def test_values_that_the_command_line_refuses_are_refused(study, work, message):
         work(folder)
 
 
+def test_a_run_that_was_read_is_an_argument_as_its_folder_is(study, tmp_path):
+    (folder,) = study.glob("alibi-s0-*")
+    run = posbench.load(folder)
+
+    assert posbench.load(run).folder == run.folder
+    table = posbench.runs(folder)
+    pd.testing.assert_frame_equal(posbench.runs(run), table)
+    reported = posbench.report(run, out=tmp_path / "report")
+    pd.testing.assert_frame_equal(reported, table)
+
+
+@pytest.mark.parametrize("work", [posbench.runs, posbench.report, posbench.plot])
+def test_runs_in_a_list_are_refused_in_one_line(study, work):
+    with pytest.raises(UserError, match="is no run: expected a path, an id"):
+        work([study])
+
+
 def test_overrides_in_one_string_are_refused():
     with pytest.raises(UserError, match=r"overrides are a list, a string each: \["):
         posbench.train("encoding=rope seed=1")
