@@ -18,6 +18,7 @@ import torch
 from posbench import encodings, machine
 from posbench.config.overrides import KEYS
 from posbench.config.schema import AnyConfig, value_type
+from posbench.config.shipped import GROUPS
 from posbench.data.tokenizer import Tokenizer
 from posbench.errors import RunFailed, UserError
 from posbench.evaluation.job import evaluate_run
@@ -453,12 +454,27 @@ def _words(
             if "encoding.name" in parts:  # it is typed encoding=NAME
                 parts = {"encoding": parts.pop("encoding.name"), **parts}
             words += _words((), parts, several)
-        elif several and isinstance(value, Sequence) and not isinstance(value, str):
+            continue
+        is_sequence = isinstance(value, Sequence) and not isinstance(value, str)
+        if is_sequence and several:
             items = [_typed_value(_quoted(key, item)) for item in value]
             words.append(Typed(f"{key}={','.join(items)}"))
+        elif is_sequence and _holds_one(key):
+            raise UserError(
+                f"{key} is a list: expected one value; posbench.sweep runs each of"
+                " several"
+            )
         else:
             words.append(Typed(f"{key}={_typed_value(_quoted(key, value))}"))
     return words
+
+
+def _holds_one(key: str) -> bool:
+    """Return whether a key has one choice, number or text for a run, and no list."""
+    if key in GROUPS:
+        return True
+    type_ = value_type(KEYS.get(key))
+    return type_.item != "yaml" and not type_.is_list
 
 
 def _quoted(key: str, value: Any) -> Any:

@@ -275,6 +275,19 @@ def test_a_list_is_the_values_of_a_sweep():
     assert words == ["encoding=rope,alibi", "seed=0,1"]
 
 
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"encoding": ["rope", "alibi"]},
+        {"seed": range(2)},
+        {"training": {"learning_rate": (1e-3, 1e-2)}},
+    ],
+)
+def test_several_values_for_one_run_name_the_sweep(settings):
+    with pytest.raises(UserError, match=r"is a list: .* posbench\.sweep runs each"):
+        posbench.train(**settings)
+
+
 def test_any_text_in_a_value_comes_back():
     entries = [{"name": "bipe", "separators": [".", "\n", "1", ","]}, {"base": 5.5}]
     typed = api._typed_value(entries)
