@@ -455,6 +455,8 @@ def _words(
                 parts = {"encoding": parts.pop("encoding.name"), **parts}
             words += _words((), parts, several)
             continue
+        if hasattr(value, "tolist"):  # an array
+            value = value.tolist()
         is_sequence = isinstance(value, Sequence) and not isinstance(value, str)
         if is_sequence and several:
             items = [_typed_value(_quoted(key, item)) for item in value]
@@ -494,6 +496,8 @@ def _typed_value(value: Any) -> str:
     """Return a value as it is typed at the command line: a class as its name."""
     if isinstance(value, type):
         return encodings.register(value).name
+    if isinstance(value, LoadedRun):  # start=run
+        return str(value.folder)
     if isinstance(value, str):
         return value
     if isinstance(value, Sequence):

@@ -281,11 +281,19 @@ def test_a_list_is_the_values_of_a_sweep():
         {"encoding": ["rope", "alibi"]},
         {"seed": range(2)},
         {"training": {"learning_rate": (1e-3, 1e-2)}},
+        {"model": {"n_layers": np.arange(2)}},
     ],
 )
 def test_several_values_for_one_run_name_the_sweep(settings):
     with pytest.raises(UserError, match=r"is a list: .* posbench\.sweep runs each"):
         posbench.train(**settings)
+
+
+def test_numbers_of_other_libraries_are_numbers():
+    settings = {"seed": np.int64(1), "length": np.array([16, 24])}
+    words = api._words([], settings)
+    assert words == ["seed=1", "length=[16,24]"]
+    assert api._words([], {"seed": np.arange(2)}, several=True) == ["seed=0,1"]
 
 
 def test_any_text_in_a_value_comes_back():
