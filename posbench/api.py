@@ -336,6 +336,8 @@ def report(
     """
     from posbench import reports
 
+    if figure not in ("panels", "curve"):
+        raise UserError(f"figure is {figure!r}: expected 'panels' or 'curve'")
     places = [_path_of(path) for path in paths]
     reports.main(places, out, least, reference, figure)
     return runs(*places)

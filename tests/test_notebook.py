@@ -309,6 +309,7 @@ def test_any_text_in_a_value_comes_back():
         (lambda run: posbench.evaluate(run.parent), "has several runs: name one"),
         (lambda run: posbench.report(run, least=-1), "least is -1: expected 0 or more"),
         (lambda run: posbench.report(run, least=np.nan), "least is nan: expected 0"),
+        (lambda run: posbench.report(run, figure="bars"), "figure is 'bars': expected"),
         (lambda run: posbench.sweep(seed=[0, 1], n_jobs=0), "n_jobs is 0: expected 1"),
         (lambda run: posbench.sweep(seed=[0, 1], n_jobs=-1), "n_jobs is -1: expected"),
         (
