@@ -62,6 +62,11 @@ def export(run: Path, folder: Path, code: bool = False) -> str:
     if folder.is_symlink() or (folder.exists() and not is_empty):
         raise UserError(f"{folder} exists: expected a new folder or an empty one")
     config = load_config(run)
+    if config.encoding.file:
+        raise UserError(
+            "posbench exports its own encodings, this one is in a file:"
+            f" {config.encoding.file}"
+        )
     tokenizer = tokenizer_of(run)
     model = model_of(run, config, tokenizer)
     if code:
@@ -94,16 +99,9 @@ def export(run: Path, folder: Path, code: bool = False) -> str:
 
 
 def as_posbench(model: GPT, config: Config, tokenizer: Tokenizer) -> Exported:
-    """Return a trained model as posbench's own class; UserError if its encoding is not
-    posbench's.
-    """
+    """Return a trained model as posbench's own class."""
     from posbench.huggingface import modeling  # it imports transformers
 
-    if config.encoding.file:
-        raise UserError(
-            "code=true exports posbench's own encodings, this one is in a file:"
-            f" {config.encoding.file}"
-        )
     settings = modeling.exported_settings(config, tokenizer.texts)
     tensors = {}
     for name, tensor in model.state_dict().items():
