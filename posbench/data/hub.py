@@ -84,7 +84,7 @@ def _builder(config: DataConfig, commit: str | None) -> Any:
 
 
 @contextlib.contextmanager
-def one_line(name: str | None) -> Iterator[None]:
+def one_line(name: str | None, problem: str = "cannot be read") -> Iterator[None]:
     """Turn an error of the libraries in the block into a UserError of one line: what
     cannot be read, and the root cause.
     """
@@ -97,7 +97,7 @@ def one_line(name: str | None) -> Iterator[None]:
         if error.__cause__ and not isinstance(error, errors.HfHubHTTPError):
             cause = error.__cause__
         reason = " ".join(str(cause).split())
-        raise UserError(f"'{name}' cannot be read: {reason[:400]}") from None
+        raise UserError(f"'{name}' {problem}: {reason[:400]}") from None
 
 
 def model_folder(
@@ -107,7 +107,7 @@ def model_folder(
     and the model's commit.
     """
     repository, _, tag = name.partition("@")
-    with one_line(name):
+    with one_line(name, "is no folder here, and cannot be read from the hub"):
         place = huggingface_hub.snapshot_download(
             repository, revision=tag or None, allow_patterns=[*patterns]
         )
