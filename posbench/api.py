@@ -118,7 +118,7 @@ class LoadedRun:
     """
 
     def __init__(self, folder: Path) -> None:
-        self.folder = folder
+        self.folder = folder.absolute()  # also after a change of directory
         self.config: AnyConfig = load_any(folder)
         self.record = load_record(folder)
         self._rows = evaluation_rows(folder)

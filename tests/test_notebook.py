@@ -179,7 +179,7 @@ def test_training_and_evaluating_return_the_run_and_print_nothing(here, capsys):
     assert capsys.readouterr().out == ""
     assert run.status == "done"
     (folder,) = Path("outputs/text").glob("rope-s0-*")
-    assert run.folder == folder
+    assert run.folder == folder.absolute()
     curve = run.curve()
     longer_curve = more.curve()
     assert set(curve.length) == {16, 32}
@@ -333,6 +333,18 @@ def test_a_run_that_was_read_is_an_argument_as_its_folder_is(study, tmp_path):
     pd.testing.assert_frame_equal(posbench.runs(run), table)
     reported = posbench.report(run, out=tmp_path / "report")
     pd.testing.assert_frame_equal(reported, table)
+
+
+def test_a_run_is_read_after_a_change_of_directory(trained, tmp_path, monkeypatch):
+    monkeypatch.chdir(trained.parent)
+    run = posbench.load(trained.name)
+    lines = len(run.metrics())
+
+    monkeypatch.chdir(tmp_path)
+
+    assert len(run.metrics()) == lines > 0
+    assert run.model()(run.ids("a")).shape[:2] == (1, 2)
+    assert posbench.load(run).id == run.id
 
 
 @pytest.mark.parametrize("work", [posbench.runs, posbench.report, posbench.plot])
