@@ -460,10 +460,12 @@ def _words(
         if hasattr(value, "tolist"):  # an array
             value = value.tolist()
         is_sequence = isinstance(value, Sequence) and not isinstance(value, str)
+        type_ = value_type(KEYS.get(key))
+        has_items = key not in GROUPS and (type_.is_list or type_.item == "yaml")
         if is_sequence and several:
             items = [_typed_value(_quoted(key, item)) for item in value]
             words.append(Typed(f"{key}={','.join(items)}"))
-        elif is_sequence and _holds_one(key):
+        elif is_sequence and not has_items:
             raise UserError(
                 f"{key} is a list: expected one value; posbench.sweep runs each of"
                 " several"
@@ -471,14 +473,6 @@ def _words(
         else:
             words.append(Typed(f"{key}={_typed_value(_quoted(key, value))}"))
     return words
-
-
-def _holds_one(key: str) -> bool:
-    """Return whether a key has one choice, number or text for a run, and no list."""
-    if key in GROUPS:
-        return True
-    type_ = value_type(KEYS.get(key))
-    return type_.item != "yaml" and not type_.is_list
 
 
 def _quoted(key: str, value: Any) -> Any:
