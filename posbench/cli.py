@@ -678,10 +678,11 @@ def export(run: ExportedRun, folder: NewFolder, code: OwnClass = "code=false") -
     """
     from posbench.run import find
 
-    if code not in ("code=true", "code=false") or "=" in folder.name:
+    if "=" in folder.name:
+        raise UserError(f"'{folder}' stands where the new folder is expected")
+    if code not in ("code=true", "code=false"):
         raise UserError(
-            f"after RUN come '{folder}' and '{code}': expected a folder, then code=true"
-            " or nothing"
+            f"after RUN and DIR comes '{code}': expected code=true or nothing"
         )
     path = find.run_folder(run)
 

@@ -150,7 +150,7 @@ MISTAKES = [
     ),
     (
         "export rope-s0 code=true",
-        "after RUN come 'code=true' and 'code=false': expected a folder",
+        "'code=true' stands where the new folder is expected",
     ),
     ("train protocl=fixed_target", "unknown key 'protocl': did you mean 'protocol'?"),
     ("train lr=3", "unknown key 'lr' (it is training.learning_rate)"),
@@ -644,7 +644,7 @@ def test_a_mistake_in_what_to_evaluate_leaves_the_run_as_it_was(capsys):
         "tracking=none": "a finished run keeps its own: leave out tracking=none",
         "extension=yarn:fctor=2": "'yarn' has no option 'fctor'",
         "extension=yarn:length=64": "'yarn' has no option 'length'",
-        "extension=search,yarn": "'posbench evaluate' also takes search, alone",
+        "extension=search,yarn": "extension=search' compares several",
         "task=repeat": "probe=passkey to evaluate with a probe)",
         "probe=repeet": "unknown probe 'repeet': did you mean 'repeat'?",
     }
@@ -918,9 +918,11 @@ def test_a_run_that_was_moved_aside_is_deleted_if_it_is_named_itself(two_runs):
     assert not aside.exists()
 
 
-def test_the_nearest_folder_is_suggested_and_no_file(capsys):
+def test_the_nearest_folder_with_runs_is_suggested(capsys):
     Path("nothing.png").touch()
-    Path("noth").mkdir()
+    Path("nothin").mkdir()
+    Path("noth/run").mkdir(parents=True)
+    Path("noth/run/run.json").touch()
     assert posbench("runs", "nothing") == 2
     assert "did you mean 'noth'?" in error_line(capsys)
 

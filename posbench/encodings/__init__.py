@@ -176,7 +176,8 @@ def refuse_extension(name: str) -> None:
             "extension",
             name,
             EXTENSIONS,
-            "'posbench list' shows all; 'posbench evaluate' also takes search, alone",
+            "'posbench list' shows all; 'posbench evaluate RUN extension=search'"
+            " compares several",
         )
 
 

@@ -25,7 +25,13 @@ REMARK = (
     " and refuses padding: all inputs of a batch have one length."
 )
 
-_REFUSED = ("position_ids", "inputs_embeds", "past_key_values")
+_REFUSED = (
+    "position_ids",
+    "inputs_embeds",
+    "past_key_values",
+    "output_hidden_states",
+    "output_attentions",
+)
 
 
 class PosbenchConfig(transformers.PretrainedConfig):  # type: ignore[no-untyped-call, misc, unused-ignore]
@@ -86,10 +92,11 @@ class PosbenchForCausalLM(transformers.PreTrainedModel, transformers.GenerationM
                 " one length"
             )
         for name in _REFUSED:
-            if options.get(name) is not None:
+            option = options.get(name)
+            if option is not None and option is not False:
                 raise ValueError(
                     f"{name}: posbench's models read whole texts, from their beginning"
-                    " and without a cache; expected input_ids only"
+                    " and without a cache, and return logits; expected input_ids only"
                 )
         hidden = self.model.hidden(input_ids)  # (B, T, D)
         logits = self.model.logits(hidden[:, -logits_to_keep:])

@@ -27,7 +27,7 @@ def run_folders(paths: Collection[Path], or_else: str = "") -> list[Path]:
             matches = list(map(Path, glob.glob(str(path))))
         if not matches:
             beside = [*path.parent.glob("[!.]*/"), *Path("outputs").glob("[!.]*/*/")]
-            hint = did_you_mean(str(path), map(str, beside))
+            hint = did_you_mean(str(path), map(str, filter(_runs_in, beside)))
             if not hint:
                 hint = (
                     ": expected run folders or study folders, such as outputs/demo, or"
