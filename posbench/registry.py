@@ -69,6 +69,19 @@ def constructor(name: str, path: Path) -> ast.arguments | None:
     return None
 
 
+def keywords(name: str, paths: Iterable[Path]) -> list[str]:
+    """Return the options of the function of this name in these files: its arguments
+    with a default. Imports nothing.
+    """
+    for path in paths:
+        for node in parsed(path).body:
+            if isinstance(node, ast.FunctionDef) and node.name == name:
+                needed = len(node.args.args) - len(node.args.defaults)
+                options = [*node.args.args[needed:], *node.args.kwonlyargs]
+                return [option.arg for option in options]
+    return []
+
+
 @functools.cache
 def parsed(path: Path) -> ast.Module:
     """Return the statements of a file, in `body`."""

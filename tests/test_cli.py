@@ -2,6 +2,7 @@
 into an empty folder.
 """
 
+import dataclasses
 import inspect
 import io
 import json
@@ -23,8 +24,10 @@ import yaml
 from support import posbench
 
 from posbench import encodings, listing, tasks
+from posbench.config.overrides import refuse_variants
 from posbench.config.schema import load_saved
 from posbench.data import tokens
+from posbench.encodings import extend
 from posbench.encodings.base import Shape
 from posbench.errors import OptionError
 from posbench.evaluation import probes
@@ -667,6 +670,9 @@ def test_a_mistake_in_what_to_evaluate_leaves_the_run_as_it_was(capsys):
         (["encoding=heads", "encoding.heads=[{name: fx}]"], "unknown encoding 'fx'"),
         (["extension=yarnn"], "unknown extension 'yarnn': did you mean 'yarn'?"),
         (["probe=repeet"], "unknown probe 'repeet': did you mean 'repeat'?"),
+        (["extension=yarn:facto=4"], "'yarn' has no option 'facto'"),
+        (["probe=passkey:key=4"], "'passkey' has no option 'key'"),
+        (["data=text", "data.path=none.txt"], "data.path: no file matches 'none.txt'"),
         (["device=gpu"], "runtime.device is 'gpu': expected auto or cpu"),
         (["encoding=nofile.py:Mine"], "there is no file nofile.py"),
     ],
@@ -682,6 +688,7 @@ def test_a_mistake_in_train_is_refused_without_torch(words, message):
         ("ratio=2x", "evaluation.ratios is '2x'"),
         ("extension=yarnn", "unknown extension 'yarnn': did you mean 'yarn'?"),
         ("probe=repeet", "unknown probe 'repeet': did you mean 'repeat'?"),
+        ("extension=yarn:facto=4", "it accepts factor, ramp, alpha, beta,"),
     ],
 )
 def test_a_mistake_in_evaluate_is_refused_without_torch(tmp_path, word, message):
@@ -694,6 +701,18 @@ def test_a_mistake_in_evaluate_is_refused_without_torch(tmp_path, word, message)
 def test_a_mistyped_encoding_is_refused_without_torch(words):
     says = "unknown encoding 'ropee': did you mean 'rope'?"
     assert says in refusal_without_torch([*words, "ropee"])
+
+
+@pytest.mark.parametrize("words", [["yarrn"], ["none.json"], ["rope", "length=x"]])
+def test_a_mistake_in_rope_is_refused_without_torch(words):
+    assert "error: " in refusal_without_torch(["rope", *words])
+
+
+def test_options_of_extensions_are_read_as_their_functions_declare_them():
+    settings = compose.single([]).evaluation
+    for name, method in extend.methods().items():
+        every = ":".join(f"{option}=1" for option in [*method.options, "layers"])
+        refuse_variants(dataclasses.replace(settings, extensions=(f"{name}:{every}",)))
 
 
 def refusal_without_torch(words: list[str]) -> str:

@@ -23,10 +23,10 @@ ROOT = Path(__file__).parents[1]
 # posbench. A ceiling rises only in a commit that says why.
 SATELLITES = ("reports", "huggingface", "rope", "show", "claims", "bench", "check")
 CEILINGS = {
-    "core": 107_821,  # the aim: 84,000
+    "core": 108_063,  # the aim: 84,000
     "satellites": 56_259,  # the aim: 45,000
     "scripts": 10_457,
-    "tests": 166_060,
+    "tests": 166_208,
 }
 # The same for each scheme: an encoding that is added brings the room that it needs.
 PER_SCHEME = {"encodings": 499, "oracles": 294}  # the aim for encodings: 480

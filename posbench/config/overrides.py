@@ -13,10 +13,12 @@ import shlex
 from collections.abc import Collection, Mapping
 from typing import Any
 
+from posbench import registry
 from posbench.config import schema
-from posbench.config.schema import Config, ValueType
+from posbench.config.schema import Config, EvaluationConfig, ValueType
 from posbench.config.shipped import EVERY, GROUPS, choices
 from posbench.errors import UserError, nearest
+from posbench.options import refuse_unknown
 from posbench.typed import rewritten
 
 # the first is no key: it sets the second
@@ -320,7 +322,25 @@ def apply(config: Config, words: list[str]) -> Config:
     evaluation = plain["evaluation"]
     if LENGTH in settings:
         evaluation["ratios"] = ratios(evaluation.pop("length"), config)
-    return schema.validate(Config, plain)
+    changed = schema.validate(Config, plain)
+    refuse_variants(changed.evaluation)
+    return changed
+
+
+def refuse_variants(evaluation: EvaluationConfig) -> None:
+    """Raise UserError for an option that an extension or a probe does not have. Imports
+    neither.
+    """
+    encodings = registry.folder("encodings")
+    of_extensions = [encodings / "rope.py", encodings / "extend.py"]
+    for text in evaluation.extensions:
+        name, options = parse_choice(text)
+        accepted = registry.keywords(name, of_extensions)
+        refuse_unknown(options, [*accepted, "layers"], name)
+    for text in evaluation.probes:
+        name, options = parse_choice(text)
+        file = registry.folder(registry.PROBES) / f"{name}.py"
+        refuse_unknown(options, registry.keywords("rows", [file]), name)
 
 
 def ratios(lengths: list[Any], config: Config) -> list[float]:

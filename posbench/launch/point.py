@@ -25,7 +25,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from posbench import encodings
 from posbench.config.digest import relative_path
-from posbench.config.overrides import KEYS, LENGTH, ratios, value
+from posbench.config.overrides import KEYS, LENGTH, ratios, refuse_variants, value
 from posbench.config.schema import NAME_BYTES, Config, in_names, validate
 from posbench.config.shipped import (
     GROUPS,
@@ -290,6 +290,7 @@ def check(config: Config) -> None:
     """Refuse options that are wrong, weights or problems that do not fit, and positions
     that cannot be shifted.
     """
+    refuse_variants(config.evaluation)
     encodings.refuse_values(config.encoding.name, config.encoding.options)
     encoding = config.build_encoding()
     data = config.data
