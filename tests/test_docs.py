@@ -392,6 +392,17 @@ def test_training_on_is_that_of_the_rows():
     assert sorted(printed) == sorted(known)
 
 
+def test_the_rates_of_training_on_with_muon_are_those_of_the_rows():
+    section = text_of("docs/longer.md").partition("| share | AdamW: YaRN |")[2]
+    rows = read([ROOT / "docs" / "rows" / "extend_rates.parquet"])
+    at_512 = rows[(rows["length"] == 512) & (rows["tokens"] > 0)]
+    losses = at_512.sort_values("learning_rate", ascending=False).groupby("encoding")
+    lines = rows_of(section.partition("\n\n")[0])[1:]
+    for place, name in {3: "yarn", 4: "rope"}.items():
+        printed = [line[place].strip("*") for line in lines]
+        assert printed == [f"{loss:.3f}" for loss in losses.get_group(name)["nll"]]
+
+
 @pytest.mark.slow
 def test_faults_of_engines_differ_as_posbench_rope_says():
     pytest.importorskip("transformers")
