@@ -23,6 +23,8 @@ _RATE = "training.learning_rate"
 _SCHEME = ("encoding.", "model.attention.", _RATE)
 # In a scheme, `start` itself is the training length of the run that it began from.
 _START = "start"
+_LAYERS = "encoding.layers"
+_FROM_LAYERS = "start.options.layers"
 # Of the run that one began from.
 _STARTS = ("start.encoding", "start.tokens", "start.options", "start.text_sha256")
 # The digest of a text stands for the other settings of `data`.
@@ -155,7 +157,26 @@ def _words(schemes: Sequence[str]) -> dict[str, dict[str, str]]:
             value = values.get(key)
             if as_json(value) != usual[key]:
                 words[scheme][key] = f"{names[key]}={setting_text(value)}"
+        began_with = values.get(_FROM_LAYERS, [])
+        if began_with and len(values.get(_LAYERS, [])) == len(began_with):
+            words[scheme].pop(_FROM_LAYERS, None)
+            changed = _changed_text(values[_LAYERS], began_with)
+            words[scheme][_LAYERS] = f"{setting_text(began_with)}{changed}"
     return words
+
+
+def _changed_text(layers: Sequence[Any], before: Sequence[Any]) -> str:
+    """Return what differs from the layers that a run began with: `: yarn factor=4 in 1
+    of 4`.
+    """
+    changes = []
+    for layer, old in zip(layers, before, strict=True):
+        old_words = setting_text([old]).split()
+        words = setting_text([layer]).split()
+        changes.append(" ".join(word for word in words if word not in old_words))
+    counts = Counter(filter(None, changes))
+    texts = [f"{text} in {n} of {len(layers)}" for text, n in counts.items()]
+    return f": {', '.join(texts)}" if texts else ""
 
 
 def _short(key: str) -> str:
@@ -230,7 +251,8 @@ def setting_text(value: Any) -> str:
         for layer in value:
             words = [str(layer["name"])]
             for key in sorted(layer.keys() - {"name"}):
-                words.append(f"{key}={setting_text(layer[key])}")
+                if layer[key] not in ({}, []):
+                    words.append(f"{key}={setting_text(layer[key])}")
             texts.append(" ".join(words))
         groups = []
         for text, alike in itertools.groupby(texts):
