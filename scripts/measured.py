@@ -11,12 +11,13 @@ from posbench.results.frame import read
 ROWS = Path(__file__).parents[1] / "docs" / "rows"
 STUDIES = {
     "six": "with Muon, five seeds",
+    "catalogue_muon": "with Muon, seed 1",
     "six_reader": "five seeds",
     "six_wide": "larger, five seeds",
     "catalogue": "seed 0",
     "catalogue_again": "seed 1",
 }
-COLUMNS = ("nll", "rise_2x", "rise_4x", "rise_8x")
+CHANGES = ("rise_2x", "rise_4x", "rise_8x")
 HEAD = """
 | | loss at 1x | change at 2x | at 4x | at 8x |
 |---|---:|---:|---:|---:|
@@ -65,17 +66,14 @@ def table_of_study(study: str) -> pd.DataFrame:
 
 
 def _row(name: str, values: pd.Series) -> str:
-    cells = []
-    for column in COLUMNS:
-        is_measured = column in values.index
-        cell = _number(values[column], column != "nll") if is_measured else ""
-        cells.append(cell)
+    cells = [f"{values['nll']:.3f}"]
+    for column in CHANGES:
+        cells.append(signed(values[column]) if column in values.index else "")
     return f"| {name} | {' | '.join(cells)} |"
 
 
-def _number(value: float, signed: bool) -> str:
-    if pd.isna(value):
+def signed(change: float) -> str:
+    """Return a change of the loss with its sign."""
+    if pd.isna(change):
         return "undefined"
-    if signed:
-        return f"{round(value, 3) + 0:+.3f}"  # no -0.000
-    return f"{value:.3f}"
+    return f"{round(change, 3) + 0:+.3f}"  # no -0.000

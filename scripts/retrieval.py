@@ -85,7 +85,7 @@ def correlation(table: pd.DataFrame) -> tuple[float, float, float]:
     interval: a bootstrap over schemes.
     """
     complete = table.dropna()
-    return _bootstrapped(_spearman, complete["right"], complete["rise"])
+    return bootstrapped(spearman, complete["right"], complete["rise"])
 
 
 def correlation_within(table: pd.DataFrame) -> tuple[float, float, float]:
@@ -94,10 +94,10 @@ def correlation_within(table: pd.DataFrame) -> tuple[float, float, float]:
     """
     complete = table.dropna()
     kinds = pd.factorize(complete["kind"])[0]
-    return _bootstrapped(_within, complete["right"], complete["rise"], kinds)
+    return bootstrapped(_within, complete["right"], complete["rise"], kinds)
 
 
-def _bootstrapped(statistic: Any, *columns: Any) -> tuple[float, float, float]:
+def bootstrapped(statistic: Any, *columns: Any) -> tuple[float, float, float]:
     """Return a statistic of schemes, and its 95 % interval."""
     interval = stats.bootstrap(
         columns,
@@ -110,7 +110,7 @@ def _bootstrapped(statistic: Any, *columns: Any) -> tuple[float, float, float]:
     return statistic(*columns), interval.low, interval.high
 
 
-def _spearman(right: Any, rise: Any) -> float:
+def spearman(right: Any, rise: Any) -> float:
     return float(stats.spearmanr(right, rise).statistic)
 
 
@@ -177,6 +177,6 @@ if __name__ == "__main__":
     print("within kinds:", interval.format(*correlation_within(schemes)))
     for kind, of_kind in schemes.dropna().groupby("kind"):
         if len(of_kind) >= 10:
-            alone = _spearman(of_kind["right"], of_kind["rise"])
+            alone = spearman(of_kind["right"], of_kind["rise"])
             print(f"{kind}, {len(of_kind)}: {alone:.2f}")
     Path(sys.argv[1]).write_bytes(image_bytes(figure(schemes), "png"))

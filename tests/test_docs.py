@@ -392,6 +392,36 @@ def test_training_on_is_that_of_the_rows():
     assert sorted(printed) == sorted(known)
 
 
+@pytest.mark.parametrize(
+    ("script", "function", "page", "count"),
+    [
+        ("extended_patterns", "table_lines", "docs/longer.md", 15),
+        ("optimizers", "agreement_lines", "docs/results.md", 6),
+    ],
+)
+def test_tables_of_scripts_are_those_of_the_rows(
+    script, function, page, count, monkeypatch
+):
+    monkeypatch.syspath_prepend(str(support.SCRIPTS))
+    lines = getattr(support.script(script), function)()
+    assert len(lines) == count
+    for line in lines:
+        assert line in text_of(page)
+
+
+def test_other_encodings_with_muon_are_those_of_the_rows():
+    losses = table_of_catalogue("catalogue_muon")["nll"]
+    assert losses.idxmin() == "fox_pro"
+    gap = losses["rope"] - losses["fox_pro"]
+    said = f"({losses['fox_pro']:.3f} with Muon, {gap:.2f} below RoPE)"
+    assert said in words_of_results()
+
+    six = read([ROOT / "docs" / "rows" / "six.parquet"])
+    in_fp32 = compare(six[six["seed"] == 1]).frame.set_index("label")["nll"]
+    largest = (in_fp32 - losses).abs().max()
+    assert f"by at most {largest:.3f} from the same seed in fp32" in words_of_results()
+
+
 def test_the_rates_of_training_on_with_muon_are_those_of_the_rows():
     section = text_of("docs/longer.md").partition("| share | AdamW: YaRN |")[2]
     rows = read([ROOT / "docs" / "rows" / "extend_rates.parquet"])

@@ -23,10 +23,10 @@ ROOT = Path(__file__).parents[1]
 # posbench. A ceiling rises only in a commit that says why.
 SATELLITES = ("reports", "huggingface", "rope", "show", "claims", "bench", "check")
 CEILINGS = {
-    "core": 108_063,  # the aim: 84,000
+    "core": 108_263,  # the aim: 84,000
     "satellites": 56_259,  # the aim: 45,000
-    "scripts": 10_457,
-    "tests": 166_208,
+    "scripts": 10_813,
+    "tests": 166_591,
 }
 # The same for each scheme: an encoding that is added brings the room that it needs.
 PER_SCHEME = {"encodings": 499, "oracles": 294}  # the aim for encodings: 480
@@ -36,7 +36,7 @@ DENSER = {"cli": 11.9, "encodings": 13.0, "model": 12.0, "show": 12.0, "tasks": 
 # Private functions that one place calls: a reader jumps for each, so each must be an
 # idea of its own.
 USED_ONCE = 130
-WORDS = {"docs": 25_505, "README": 1_000}
+WORDS = {"docs": 26_502, "README": 1_000}
 COMMANDS = """bench check evaluate export list prepare properties report reproduce rope runs
     sample show sweep sync train"""
 PUBLIC = """Encoding LoadedRun attention attention_logits attention_output

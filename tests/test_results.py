@@ -119,6 +119,14 @@ def broken(tmp_path):
     return read([tmp_path])
 
 
+def test_a_run_from_a_pattern_is_labelled_by_what_changed_in_it():
+    rows = rows_of_study("extend_patterns")
+    labels = set(rows["label"])
+    pattern = "layered 3 rope window=64 + rope"
+    assert {pattern, f"{pattern}: yarn factor=4 in 1 of 4"} <= labels
+    assert len(labels) == 23
+
+
 def test_options_of_one_name_set_two_schemes_apart(tmp_path):
     truth = Truth(3.6, 0.1)
     inner = {"inner": "temperature", "inner_options": {}}

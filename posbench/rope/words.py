@@ -26,8 +26,23 @@ def schemes_of(words: Sequence[str]) -> tuple[list[tuple[str, list[str]]], list[
             "expected a config.json, a model, a run or a rotary encoding, or two to"
             " compare; length= once"
         )
+    choices = encoding_choices()
     for name, _ in schemes:
-        _refuse_nothing(name)
+        path = find.of_id(Path(name))
+        if path.suffix == ".json":
+            if not path.is_file():
+                neighbours = [file.name for file in path.parent.glob("*.json")]
+                nearest = did_you_mean(path.name, neighbours)
+                raise UserError(f"{path}: no such file{nearest}")
+            continue
+        is_folder = (path / RECORD).is_file() or (path / "config.json").is_file()
+        if not (name in choices or is_folder or find.is_model(name)):
+            raise unknown(
+                "configuration",
+                name,
+                choices,
+                "expected a config.json, a model, a run or an encoding",
+            )
 
     text = "".join(of_all).removeprefix("length=")
     lengths: list[int] = value(LENGTH, text)
@@ -36,25 +51,6 @@ def schemes_of(words: Sequence[str]) -> tuple[list[tuple[str, list[str]]], list[
             f"length is {text}: expected lengths in tokens, such as 4096,16384"
         )
     return schemes, lengths
-
-
-def _refuse_nothing(name: str) -> None:
-    """Raise UserError if a name stands for nothing."""
-    choices = encoding_choices()
-    path = find.of_id(Path(name))
-    if path.suffix == ".json" and not path.is_file():
-        neighbours = [file.name for file in path.parent.glob("*.json")]
-        nearest = did_you_mean(path.name, neighbours)
-        raise UserError(f"{path}: no such file{nearest}")
-    is_folder = (path / RECORD).is_file() or (path / "config.json").is_file()
-    is_named = name in choices or is_folder or find.is_model(name)
-    if not is_named and path.suffix != ".json":
-        raise unknown(
-            "configuration",
-            name,
-            choices,
-            "expected a config.json, a model, a run or an encoding",
-        )
 
 
 def encoding_choices() -> list[str]:
