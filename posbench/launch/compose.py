@@ -65,7 +65,6 @@ def configs(
                 " runs each of them"
             )
 
-    from posbench.data.sources import identified  # it imports pyarrow
     from posbench.launch import point  # it imports Hydra
 
     if folders:
@@ -76,6 +75,8 @@ def configs(
         words = [f"{key}={text}" for key, text in typed.items()]
         config = point.config_of(typed, folders)
         if digests:
+            from posbench.data.sources import identified  # it imports pyarrow
+
             config = dataclasses.replace(config, data=identified(config.data))
         configurations.append((words, config))
     for _, config in configurations:  # from here on it takes torch
