@@ -73,12 +73,13 @@ def configs(
     for combination in itertools.product(*axes.values()):
         typed = dict(zip(axes, combination, strict=True))
         words = [f"{key}={text}" for key, text in typed.items()]
-        config = point.config_of(typed, folders)
-        if digests:
-            from posbench.data.sources import identified  # it imports pyarrow
+        configurations.append((words, point.config_of(typed, folders)))
+    if digests:
+        from posbench.data.sources import identified  # it imports pyarrow
 
-            config = dataclasses.replace(config, data=identified(config.data))
-        configurations.append((words, config))
+        for place, (words, config) in enumerate(configurations):
+            known = dataclasses.replace(config, data=identified(config.data))
+            configurations[place] = words, known
     for _, config in configurations:  # from here on it takes torch
         point.check(config)
     return configurations
