@@ -19,7 +19,7 @@ help: ## this list
 demo: $(VENV)/.core ## train rope on the built-in corpus and draw its extrapolation curve (about five minutes, the environment included)
 	$(BIN)/posbench train
 
-compare: $(VENV)/.core ## six schemes side by side, two at a time, with curves and a report (about four minutes, the environment included)
+compare: $(VENV)/.core ## six schemes side by side, two at a time, with curves and a report (about six minutes where the processor has AVX-512)
 	$(BIN)/posbench sweep sweep=compare --n-jobs 2
 
 install: $(VENV)/.core ## the environment that the commands need
