@@ -69,16 +69,26 @@ def constructor(name: str, path: Path) -> ast.arguments | None:
     return None
 
 
+def function(name: str, path: Path) -> ast.arguments | None:
+    """Return what the function of this name in a file declares; None if there is none.
+    Imports nothing.
+    """
+    for node in parsed(path).body:
+        if isinstance(node, ast.FunctionDef) and node.name == name:
+            return node.args
+    return None
+
+
 def keywords(name: str, paths: Iterable[Path]) -> list[str]:
     """Return the options of the function of this name in these files: its arguments
     with a default. Imports nothing.
     """
     for path in paths:
-        for node in parsed(path).body:
-            if isinstance(node, ast.FunctionDef) and node.name == name:
-                needed = len(node.args.args) - len(node.args.defaults)
-                options = [*node.args.args[needed:], *node.args.kwonlyargs]
-                return [option.arg for option in options]
+        declared = function(name, path)
+        if declared:
+            needed = len(declared.args) - len(declared.defaults)
+            options = [*declared.args[needed:], *declared.kwonlyargs]
+            return [option.arg for option in options]
     return []
 
 

@@ -1,6 +1,5 @@
 """Make the table of docs/longer.md on extending patterns of layers, from kept rows.
-
-python scripts/extended_patterns.py docs/rows/extend_patterns.parquet
+python scripts/extended_patterns.py
 """
 
 import json
@@ -65,8 +64,8 @@ def _pattern(settings: str) -> str:
 
 def _method(command: str) -> str:
     """Return what was done to a pattern, `yarn:global`; nothing for training alone."""
-    found = re.search(r"encoding=([\w.:=]+):layers=(\w+)", command)
-    return f"{found[1]}:{found[2]}" if found else ""
+    extension = re.search(r"encoding=([\w.:=]+):layers=(\w+)", command)
+    return f"{extension[1]}:{extension[2]}" if extension else ""
 
 
 def _losses(rows: pd.DataFrame) -> "pd.Series[float]":

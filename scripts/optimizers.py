@@ -20,7 +20,6 @@ CLEAR = 0.05  # nats; the losses of two seeds of a scheme mostly differ by less
 class Agreement(NamedTuple):
     """How far two lists of numbers order the same schemes alike."""
 
-    schemes: int
     correlation: tuple[float, float, float]  # Spearman's, and its 95 % interval
     clear: int  # pairs that differ by CLEAR in both
     reversed: int  # of these, those whose order is the other way round
@@ -36,7 +35,6 @@ def agreement(first: "pd.Series[float]", second: "pd.Series[float]") -> Agreemen
     is_clear = np.all(np.abs(differences) >= CLEAR, axis=1)
     is_reversed = np.prod(differences, axis=1) < 0
     return Agreement(
-        len(both),
         bootstrapped(spearman, both["first"], both["second"]),
         int(is_clear.sum()),
         int((is_clear & is_reversed).sum()),
@@ -54,10 +52,10 @@ def agreement_lines() -> list[str]:
     for column, title in COLUMNS.items():
         adamw = second.loc[shared, column]
         for name, other in {"another seed": first, "Muon": muon}.items():
-            found = agreement(other[column], adamw)
-            low, high = found.correlation[1:]
-            correlation = f"{found.correlation[0]:.2f} \\[{low:.2f}, {high:.2f}\\]"
-            pairs = f"{found.reversed} of {found.clear:,}"
+            agreed = agreement(other[column], adamw)
+            spearman_r, low, high = agreed.correlation
+            correlation = f"{spearman_r:.2f} \\[{low:.2f}, {high:.2f}\\]"
+            pairs = f"{agreed.reversed} of {agreed.clear:,}"
             lines.append(f"| {title} | {name} | {correlation} | {pairs} |")
     return lines
 

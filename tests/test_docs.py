@@ -413,8 +413,8 @@ def test_other_encodings_with_muon_are_those_of_the_rows():
     losses = table_of_catalogue("catalogue_muon")["nll"]
     assert losses.idxmin() == "fox_pro"
     gap = losses["rope"] - losses["fox_pro"]
-    said = f"({losses['fox_pro']:.3f} with Muon, {gap:.2f} below RoPE)"
-    assert said in words_of_results()
+    sentence = f"({losses['fox_pro']:.3f} with Muon, {gap:.2f} below RoPE)"
+    assert sentence in words_of_results()
 
     six = read([ROOT / "docs" / "rows" / "six.parquet"])
     in_fp32 = compare(six[six["seed"] == 1]).frame.set_index("label")["nll"]

@@ -23,7 +23,7 @@ ROOT = Path(__file__).parents[1]
 # posbench. A ceiling rises only in a commit that says why.
 SATELLITES = ("reports", "huggingface", "rope", "show", "claims", "bench", "check")
 CEILINGS = {
-    "core": 108_282,  # the aim: 84,000
+    "core": 108_309,  # the aim: 84,000
     "satellites": 56_259,  # the aim: 45,000
     "scripts": 10_813,
     "tests": 166_591,

@@ -245,10 +245,8 @@ def refuse_values(name: str, options: Mapping[str, Any]) -> None:
     constructor = registry.constructor(name, path)
     declared = [constructor]
     if constructor is None:  # a rule, whose class `rope.scaling` makes from two parts
-        declared = [registry.constructor("Scaled", path)]
-        for node in registry.parsed(path).body:
-            if isinstance(node, ast.FunctionDef) and node.name == name:
-                declared.append(node.args)
+        rule = registry.function(name, path)
+        declared = [registry.constructor("Scaled", path), rule]
 
     known = vars(typing) | vars(annotated_types) | vars(posbench.options)
     hints = {}

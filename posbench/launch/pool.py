@@ -379,7 +379,7 @@ def send_signal(processes: Iterable[BaseProcess], number: int) -> None:
 
 
 def last_error(output: Path) -> str:
-    """Return the error line that a process printed, or else its last line, as such."""
+    """Return the error line that a process printed, or else its last line, named so."""
     if not output.is_file():
         return ""
     text = output.read_text(encoding="utf-8", errors="replace")
